@@ -1,9 +1,11 @@
 # One image for worker, relay and oncely. The build needs no database: sqlx-data.json holds what the queries need.
 FROM rust:1.95.0-bookworm AS build
 WORKDIR /build
-COPY Cargo.toml Cargo.lock build.rs sqlx.toml sqlx-data.json oncely.default.toml README.md ./
+COPY Cargo.toml Cargo.lock sqlx.toml sqlx-data.json oncely.default.toml README.md ./
 COPY migrations migrations
+COPY crates crates
 COPY src src
+COPY stores stores
 # Members of the workspace, so that Cargo can read it; nothing of them is built.
 COPY bench bench
 COPY testbed testbed

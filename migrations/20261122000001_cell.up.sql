@@ -283,10 +283,10 @@ comment on function oncely.worker_name is
     'it was stands in login.';
 
 -- from functions/error_class.sql
--- As the worker reads SQLSTATEs (pg::class_of in src/pg/error.rs); a test goes through all of them with both. 2200H (an
--- exhausted sequence) strikes every message alike, so it is the environment's, and so is what another transaction
--- holds. A client that tells oncely.fail of a refusal (ONC07) wants the message given up; one that takes it for an
--- answer completes its claim with it. ONC17 is reserved: not in this cell (see oncely.claim).
+-- As the worker reads SQLSTATEs (class_of in crates/postgres/src/error.rs); a test goes through all of them with both.
+-- 2200H (an exhausted sequence) strikes every message alike, so it is the environment's, and so is what another
+-- transaction holds. A client that tells oncely.fail of a refusal (ONC07) wants the message given up; one that takes
+-- it for an answer completes its claim with it. ONC17 is reserved: not in this cell (see oncely.claim).
 create or replace function oncely.error_class(code text) returns text
 language sql immutable parallel safe
 set search_path = pg_catalog, pg_temp

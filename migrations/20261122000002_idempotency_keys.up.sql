@@ -196,7 +196,7 @@ comment on function oncely.same_payload is
     'policies, which nobody can compare; null where one is missing.';
 
 -- from functions/decide.sql
--- The same rule as the worker's (src/decide.rs); a test goes through all cases with both.
+-- The same rule as the worker's (crates/core/src/decide.rs); a test goes through all cases with both.
 create or replace function oncely.decide(
     status oncely.key_status, known bytea, fingerprint bytea, is_leased boolean, on_conflict text
 ) returns text

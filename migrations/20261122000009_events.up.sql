@@ -467,7 +467,8 @@ begin
         raise exception using errcode = 'ONC05',
             message = 'the message_id and the ordering_key of an event must not be empty: leave them out';
     end if;
-    -- Any session may set it: it lowers the limit. What is larger than 16 MiB no relay reads (src/pg/event_relay.rs).
+    -- Any session may set it: it lowers the limit. No relay reads what is larger than 16 MiB
+    -- (crates/postgres/src/event_relay.rs).
     most := least(coalesce(nullif(current_setting('oncely.max_event_bytes', true), ''), '16777216')::bigint, 16777216);
     if octet_length(payload) > most then
         raise exception using errcode = 'ONC04',

@@ -94,9 +94,9 @@ begin
                 'oncely.refuse, '
                 'oncely.write_replies, oncely.is_at_work, oncely.beat, oncely.leave, oncely.record_stats, '
                 'oncely.mirror_keys, oncely.signing_keys, '
-                'oncely.claim_lease, oncely.take_leases, oncely.renew_leases, oncely.begin_step, oncely.checkpoint, '
-                'oncely.refuse_step, oncely.complete_lease, oncely.complete_leases, oncely.fail_lease, '
-                'oncely.release_lease, oncely.step_key'),
+                'oncely.claim_lease, oncely.take_leases, oncely.renew_lease, oncely.renew_leases, oncely.begin_step, '
+                'oncely.checkpoint, oncely.refuse_step, oncely.complete_lease, oncely.complete_leases, '
+                'oncely.fail_lease, oncely.release_lease, oncely.step_key'),
             ('oncely_worker', emitting),
 
             -- Moves what is on its way, and keeps the tables small. SELECT … FOR UPDATE takes the privilege to update

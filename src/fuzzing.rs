@@ -1,7 +1,7 @@
-//! What a message's bytes go through before any handler, in one call without servers: decode → identify → classify. For the
-//! fuzzer in `fuzz/` and for property tests.
+//! Processing of a message's bytes before any handler, in one call without servers: decode → identify → classify. For the fuzzer in `fuzz/`
+//! and for property tests.
 
-// A broken law must be seen; and nothing but tests calls this.
+// A violation must panic; only tests call this.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::time::Duration;
@@ -10,19 +10,21 @@ use lapin::message::Delivery;
 use lapin::types::ShortString;
 use serde_json::Value;
 
-use crate::amqp::{fit, fit_properties, read};
-use crate::decide::{FailureDecision, KeyDecision, KeyRecord, KeyStatus, OnConflict, after_failure, decide};
-use crate::extract::{Property, Source, identify};
-use crate::fault::Fault;
-use crate::fingerprint::{Fingerprint, FingerprintPolicy};
-use crate::identity::{Identity, IdentityPart, MAX_BYTES};
-use crate::message::RawMessage;
-use crate::own_headers;
-use crate::pg::class_of;
-use crate::retry::RetryPolicy;
-use crate::signing::{SignedIdentity, SigningKeys};
+use oncely_amqp::{fit, fit_properties, read};
+use oncely_core::decide::{
+    FailureDecision, KeyDecision, KeyRecord, KeyStatus, OnConflict, after_failure, decide,
+};
+use oncely_core::extract::{Property, Source, identify};
+use oncely_core::fault::Fault;
+use oncely_core::fingerprint::{Fingerprint, FingerprintPolicy};
+use oncely_core::identity::{Identity, IdentityPart, MAX_BYTES};
+use oncely_core::message::RawMessage;
+use oncely_core::own_headers;
+use oncely_core::retry::RetryPolicy;
+use oncely_core::signing::{SignedIdentity, SigningKeys};
+use oncely_postgres::class_of;
 
-/// A message as a fuzzer writes it: length and bytes of the properties, of the routing key, then the body.
+/// Encodes a message in the fuzzer's form: length and bytes of the properties, of the routing key, then the body.
 #[must_use]
 pub fn encode(properties: &[u8], routing_key: &[u8], body: &[u8]) -> Vec<u8> {
     let mut encoded = Vec::new();
@@ -42,17 +44,17 @@ fn part<'a>(input: &mut &'a [u8]) -> &'a [u8] {
     part
 }
 
-/// Does with a message (see [`encode`]) all that is done before a handler runs, under every source and policy.
+/// Processes a message (see [`encode`]) up to the call of a handler, under every source and policy.
 ///
 /// # Panics
-/// Where a law is broken.
+/// If an invariant is violated.
 pub fn decode_identify_classify(input: &[u8]) {
     let mut rest = input;
     let (properties, routing_key) = (part(&mut rest), part(&mut rest));
     let mut properties = properties.to_vec();
     let _ = fit_properties(&mut properties);
     let Ok((_, properties)) = lapin::protocol::basic::parse_properties(properties.as_slice()) else { return };
-    // As the AMQP client does: what is not UTF-8 is no text.
+    // As in the AMQP client, bytes that are not UTF-8 are no text.
     let routing_key = String::from_utf8_lossy(routing_key);
     let Ok(routing_key) = ShortString::try_new(routing_key) else { return };
     let mut delivery = Delivery::mock(1, "".into(), routing_key, false, rest.to_vec());
@@ -87,7 +89,7 @@ fn holds_nul(value: &Value) -> bool {
     }
 }
 
-/// One of each kind.
+/// Returns one source of each kind.
 fn sources() -> [Source; 8] {
     [
         Source::Property(Property::MessageId),
@@ -108,7 +110,9 @@ fn identified(message: &RawMessage, identity: &Identity) {
         assert!(!part.to_string().chars().any(char::is_control), "it is shown escaped");
     }
     let key = SigningKeys::derive(None, [], b"fuzzing");
-    if let Some(crate::message::HeaderValue::Text(signature)) = message.headers.get(own_headers::IDENTITY) {
+    if let Some(oncely_core::message::HeaderValue::Text(signature)) =
+        message.headers.get(own_headers::IDENTITY)
+    {
         assert!(
             key.open(signature, &identity.consumer, &message.body).is_err(),
             "a signature can't be guessed"
@@ -128,17 +132,17 @@ fn payloads(body: &[u8]) {
     for policy in
         [FingerprintPolicy::Body, FingerprintPolicy::CanonicalJson, pointers, FingerprintPolicy::None]
     {
-        let print = policy.of(body);
-        assert_eq!(print, policy.of(body));
+        let print = policy.fingerprint(body);
+        assert_eq!(print, policy.fingerprint(body));
         let is_json = serde_json::from_slice::<&serde_json::value::RawValue>(body).is_ok();
-        let spaced = policy.of(&[b" ", body, b"\n"].concat());
+        let spaced = policy.fingerprint(&[b" ", body, b"\n"].concat());
         let alike = policy == FingerprintPolicy::None || policy != FingerprintPolicy::Body && is_json;
         assert_eq!(print == spaced, alike, "white space round JSON does not count, and is all that does not");
         known(print);
     }
 }
 
-/// What is known of a key decides, and never lets another payload run.
+/// Checks that a known key decides, and never lets another payload run.
 fn known(print: Option<Fingerprint>) {
     for status in [KeyStatus::InProgress, KeyStatus::Completed, KeyStatus::Failed] {
         let fingerprint = print.map(|Fingerprint(mut other)| {
@@ -175,10 +179,10 @@ fn classify(code: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fault::FaultClass;
+    use oncely_core::fault::FaultClass;
     use proptest::prelude::*;
 
-    /// The classes of SQLSTATE by their table in the documentation of [`class_of`], written another way.
+    /// Classifies a SQLSTATE by the table in the documentation of [`class_of`], in an independent implementation.
     fn by_the_table(code: &str) -> Option<FaultClass> {
         const OUTAGE: [&str; 2] = ["08", "57"];
         const ENVIRONMENT: [&str; 9] = ["53", "58", "42", "3F", "3D", "28", "XX", "F0", "HV"];
@@ -217,7 +221,7 @@ mod tests {
         assert_eq!(looked_at, 36 * 36 * 9);
     }
 
-    /// Properties with flags for what follows, so that many get past the parser.
+    /// Generates properties with flags for the following bytes, so that many pass the parser.
     fn properties() -> impl Strategy<Value = Vec<u8>> {
         let text = || prop::collection::vec(any::<u8>(), 0..40);
         let value = prop_oneof![

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 use oncely::identity::{Identity, IdentityPart};
-use oncely::lease::{Claim, Claimed, Held, LeaseStore as _, RedisSettings, RedisStore, fingerprint};
+use oncely::lease::{Claim, ClaimOutcome, LeaseId, LeaseStore as _, fingerprint};
+use oncely::redis_store::{RedisSettings, RedisStore};
 use redis::aio::MultiplexedConnection;
 use tokio::task::JoinSet;
 
@@ -118,10 +119,10 @@ impl Client {
                     retention: Duration::from_secs(KEPT),
                     max_crashes: 3,
                 };
-                let Claimed::Granted(grant) = store.claim(&claim).await? else {
+                let ClaimOutcome::Granted(grant) = store.claim(&claim).await? else {
                     anyhow::bail!("not granted")
                 };
-                let held = Held { identity: identity.clone(), token: grant.token };
+                let held = LeaseId { identity: identity.clone(), token: grant.token };
                 store.complete(&held, Some(&serde_json::from_str(RESPONSE)?)).await?;
                 return Ok(());
             }

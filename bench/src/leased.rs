@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use oncely::lease::{Finish, Lease, LeasedHandler};
+use oncely::handler::{Finish, Lease, LeasedHandler};
 use oncely::{Config, HandlerError, Message, Worker, shutdown, telemetry};
 
 #[derive(Debug, Args)]

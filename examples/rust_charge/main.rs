@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use oncely::lease::{Call, Finish, Lease, LeasedHandler, Repeat, Step, StepError};
+use oncely::handler::{Finish, Lease, LeasedHandler};
+use oncely::lease::{Call, Repeat, Step, StepError};
 use oncely::{Config, HandlerError, Message, Worker, shutdown, telemetry};
 use serde::Deserialize;
 use serde_json::json;

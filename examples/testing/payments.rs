@@ -3,7 +3,7 @@
 
 // ANCHOR: setup
 use oncely::handler::handler_fn;
-use oncely::testing::{Harness, Incoming, Outcome, Step};
+use oncely::testing::{Harness, IncomingMessage, KillPoint, TestOutcome};
 use oncely::{Config, Context, HandlerError, Message, Worker};
 use serde_json::json;
 use sqlx::Connection as _;
@@ -27,8 +27,8 @@ fn worker(config: Config) -> anyhow::Result<Worker> {
     Ok(Worker::builder(config).handler("payments", handler_fn(pay)).build()?)
 }
 
-fn payment(order: &str, amount: i64) -> Incoming {
-    Incoming::json(&json!({ "amount": amount })).message_id(order).header("x-tenant-id", "acme")
+fn payment(order: &str, amount: i64) -> IncomingMessage {
+    IncomingMessage::json(&json!({ "amount": amount })).message_id(order).header("x-tenant-id", "acme")
 }
 // ANCHOR_END: setup
 
@@ -62,7 +62,7 @@ async fn payments(sql: &mut sqlx::PgConnection, order: &str) -> sqlx::Result<i64
 pub(crate) async fn a_payment_is_made_once_wherever_the_worker_dies(url: &str) -> anyhow::Result<()> {
     let (config, mut sql) = database(url).await?;
     let mut test = Harness::connect(worker(config)?).await?;
-    for step in Step::ALL {
+    for step in KillPoint::ALL {
         let order = format!("order {step:?}");
         let message = payment(&order, 20);
         test.kill_at(step, "payments", &message).await?;
@@ -80,7 +80,7 @@ pub(crate) async fn what_comes_twice_or_cannot_be_paid(url: &str) -> anyhow::Res
     let mut test = Harness::connect(worker(config)?).await?;
     let message = payment("order-1182", 20);
     assert!(test.deliver("payments", &message).await?.is_completed());
-    assert_eq!(test.deliver("payments", &message).await?, Outcome::Duplicate);
+    assert_eq!(test.deliver("payments", &message).await?, TestOutcome::Duplicate);
     let other = test.deliver("payments", &payment("order-1182", 25)).await?;
     assert_eq!(other.dead_lettered(), Some(oncely::reason::Reason::KeyConflict));
     assert_eq!(payments(&mut sql, "order-1182").await?, 1);

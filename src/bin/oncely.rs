@@ -2,9 +2,10 @@
 
 use std::process::ExitCode;
 
-use oncely::{cli, exit};
+use oncely_cli as cli;
+use oncely_ops::exit;
 
 fn main() -> ExitCode {
     cli::complete();
-    cli::run(cli::parse()).unwrap_or_else(|error| exit::failed(&error))
+    cli::run(cli::parse()).unwrap_or_else(|error| exit::report_error(&error))
 }

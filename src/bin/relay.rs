@@ -5,16 +5,17 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use oncely::config::DEFAULT_FILE;
-use oncely::{cli, exit};
+use oncely_cli as cli;
+use oncely_ops::exit;
 
-/// Publishes events to RabbitMQ, mirrors completed keys to Redis, collects old rows, makes audit partitions
+/// Publish events to RabbitMQ, mirror completed keys to Redis, collect old rows, create audit partitions
 #[derive(Debug, Parser)]
 #[command(
     name = "relay",
     version,
     after_help = "Several relays may run. Stops on SIGTERM or Ctrl-C and exits 0. The same as `oncely relay`."
 )]
-struct Arguments {
+struct RelayArguments {
     /// The configuration file
     #[arg(long, env = "ONCELY_CONFIG", default_value = DEFAULT_FILE)]
     config: PathBuf,
@@ -22,5 +23,5 @@ struct Arguments {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    cli::relay::run(&Arguments::parse().config).await.unwrap_or_else(|error| exit::failed(&error))
+    cli::relay::run(&RelayArguments::parse().config).await.unwrap_or_else(|error| exit::report_error(&error))
 }

@@ -143,7 +143,7 @@ async fn an_observer_that_is_killed_at_every_step_counts_nothing_twice_without_s
     let unsure = "select count(*) from oncely.audit where outcome = 'observed' and reason = 'unsure'";
     let (mut keys, mut noted_twice) = (0, 0);
     let steps: Vec<&str> =
-        oncely::failpoint::STEPS.iter().copied().filter(|step| step.starts_with("observe.")).collect();
+        oncely_failpoint::STEPS.iter().copied().filter(|step| step.starts_with("observe.")).collect();
     assert_eq!(steps.len(), 4);
     for step in steps {
         let mut observer = world.start_with("worker", step, &[("FAILPOINT", step.to_owned())]);

@@ -3,49 +3,51 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// From the upper rooms, which know no I/O and no clock, down to the programs: a room may use those before it.
-const ROOMS: [&[&str]; 21] = [
-    &[
-        "identity",
-        "message",
-        "event",
-        "retry",
-        "fault",
-        "json",
-        "fingerprint",
-        "settlement",
-        "shown",
-        "mask",
-        "own_headers",
-        "durations",
-        "trace_parent",
-        "units",
-        "backoff",
-    ],
-    &["reason"],
-    &["extract", "outcome", "decide", "blame", "signing", "letter", "encryption"],
-    &["failpoint"],
-    &["server_url", "tls", "url_file"],
-    &["pg"],
-    &["handler"],
-    &["config"],
-    &["http_server", "telemetry", "shutdown", "watchdog", "metrics", "witnesses"],
-    &["traces"],
-    &["amqp", "mirror"],
-    &["lease"],
-    &["preflight"],
-    &["vitals", "doctor"],
-    &["process", "maintenance", "heartbeat"],
-    &["worker", "relay", "http"],
-    &["overview", "testing"],
-    &["exit"],
-    &["letters", "status", "story", "trail", "erasure"],
-    &["console", "gateway"],
-    // A fuzzer looks into many rooms.
-    &["cli", "lib", "fuzzing"],
+/// Crates that hold several modules; each other crate is one module.
+const OF_SEVERAL_MODULES: [&str; 6] = ["core", "net", "ops", "process", "relay", "worker"];
+
+/// Dependencies that only some crates may have. What a crate may use of the others, Cargo says: its manifest lists them, and circles are refused.
+const DEPENDENCIES: [(&str, &[&str]); 9] = [
+    ("axum", &["console", "http", "lease", "process"]),
+    ("clap", &["cli"]),
+    ("comfy-table", &["cli"]),
+    ("lapin", &["amqp", "cli", "console", "doctor", "ops", "relay", "worker"]),
+    ("maud", &["console"]),
+    ("ratatui", &["cli"]),
+    ("redis", &["mirror"]),
+    (
+        "sqlx",
+        &[
+            "cli", "console", "doctor", "handler", "http", "lease", "mirror", "ops", "postgres", "process",
+            "relay", "worker",
+        ],
+    ),
+    (
+        "tokio",
+        &[
+            "amqp",
+            "cli",
+            "console",
+            "doctor",
+            "failpoint",
+            "gateway",
+            "handler",
+            "http",
+            "lease",
+            "mirror",
+            "net",
+            "ops",
+            "postgres",
+            "process",
+            "relay",
+            "traces",
+            "worker",
+        ],
+    ),
 ];
 
-fn files(folder: &Path) -> Vec<PathBuf> {
+/// All sources below a folder.
+pub(crate) fn files(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -58,8 +60,31 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-fn source() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("src")
+/// The folders of the product's crates, by name: those below `crates` and `stores`, without the stores that are workspaces of their own.
+fn crates() -> BTreeMap<String, PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut found = BTreeMap::new();
+    for folder in ["crates", "stores"] {
+        for entry in std::fs::read_dir(root.join(folder)).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+            let manifest = std::fs::read_to_string(path.join("Cargo.toml")).unwrap();
+            if !manifest.contains("[workspace]") {
+                found.insert(name, path.join("src"));
+            }
+        }
+    }
+    found
+}
+
+/// All sources of the product's crates.
+pub(crate) fn sources() -> Vec<PathBuf> {
+    crates().values().flat_map(|folder| files(folder)).collect()
+}
+
+/// The folder of a crate's sources.
+pub(crate) fn source(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("crates").join(name).join("src")
 }
 
 /// A file's code without its tests.
@@ -69,41 +94,49 @@ fn code(path: &Path) -> String {
 }
 
 /// The same without the lines that are comments.
-fn statements(path: &Path) -> String {
+pub(crate) fn statements(path: &Path) -> String {
     let code = code(path);
     let lines: Vec<&str> = code.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
     lines.join("\n")
 }
 
-fn room(module: &str) -> Option<usize> {
-    ROOMS.iter().position(|room| room.contains(&module))
+/// The crate and the path in it of a source.
+fn place(path: &Path) -> (String, Vec<String>) {
+    let inside = path.strip_prefix(env!("CARGO_MANIFEST_DIR")).unwrap().with_extension("");
+    let mut parts = inside.components().map(|part| part.as_os_str().to_str().unwrap().to_owned());
+    let (_, name, _) = (parts.next(), parts.next().unwrap(), parts.next());
+    (name, parts.collect())
 }
 
-fn module(path: &Path) -> String {
-    let inside = path.strip_prefix(source()).unwrap();
-    let first = inside.components().next().unwrap().as_os_str().to_str().unwrap();
-    first.trim_end_matches(".rs").to_owned()
+/// The module that a source belongs to: its crate, or the first folder or file in one of several modules.
+pub(crate) fn module(path: &Path) -> String {
+    let (name, inside) = place(path);
+    if OF_SEVERAL_MODULES.contains(&name.as_str()) { inside[0].clone() } else { name }
+}
+
+/// A name of a dependency in the list of a manifest that compiles into the crate.
+fn depends(manifest: &str, dependency: &str) -> bool {
+    let list = manifest.split("\n[dependencies]\n").nth(1).unwrap_or_default();
+    let list = list.split("\n[").next().unwrap_or_default();
+    list.lines().any(|line| line.split(['.', ' ', '=']).next() == Some(dependency))
 }
 
 #[test]
-fn imports_point_one_way() {
-    let mut looked_at = 0;
-    for path in files(&source()) {
-        let module = module(&path);
-        if module == "bin" {
-            continue;
-        }
-        let Some(own) = room(&module) else {
-            panic!("{module} has no room in this test: put it where it belongs")
-        };
-        for used in paths(&statements(&path), "crate::") {
-            looked_at += 1;
-            let used = &used[0];
-            let Some(theirs) = room(used) else { panic!("{}: {used} has no room", path.display()) };
-            assert!(theirs <= own, "{}: {module} must not use {used}", path.display());
+fn dependencies_are_where_they_belong() {
+    let mut seen = BTreeSet::new();
+    for (name, folder) in crates() {
+        let manifest = std::fs::read_to_string(folder.with_file_name("Cargo.toml")).unwrap();
+        for (dependency, allowed) in DEPENDENCIES {
+            if depends(&manifest, dependency) {
+                assert!(allowed.contains(&name.as_str()), "oncely-{name} must not depend on {dependency}");
+                seen.insert((dependency, name.clone()));
+            }
         }
     }
-    assert!(looked_at > 100);
+    let listed = DEPENDENCIES
+        .iter()
+        .flat_map(|(dependency, names)| names.iter().map(move |name| (*dependency, (*name).to_owned())));
+    assert_eq!(seen, listed.collect(), "a crate no longer needs a dependency that the list allows");
 }
 
 /// The files that each file names in its code: by `crate::` or `super::`, through the `pub use` of a folder's mod.rs where there is one.
@@ -117,20 +150,17 @@ struct Graph {
 impl Graph {
     fn read() -> Self {
         let mut graph = Self { modules: BTreeMap::new(), exports: BTreeMap::new() };
-        for path in files(&source()) {
-            let inside = path.strip_prefix(source()).unwrap().with_extension("");
-            let mut module: Vec<String> =
-                inside.components().map(|part| part.as_os_str().to_str().unwrap().to_owned()).collect();
-            if module[0] == "bin" || module == ["lib"] {
-                continue;
-            }
-            if module.last().is_some_and(|last| last == "mod") {
+        for path in sources() {
+            let (name, inside) = place(&path);
+            let mut module = vec![name];
+            module.extend(inside);
+            if module.last().is_some_and(|last| last == "mod" || last == "lib") {
                 module.pop();
             }
             graph.modules.insert(module, path);
         }
         for (module, path) in &graph.modules {
-            if path.ends_with("mod.rs") {
+            if is_folder(path) {
                 for used in paths(&code(path), "use ") {
                     let (file, name) = (&used[0], used.last().unwrap());
                     let mut from = module.clone();
@@ -148,12 +178,15 @@ impl Graph {
     fn named_by(&self, module: &[String], path: &Path) -> BTreeSet<Vec<String>> {
         let text = statements(path);
         let mut named = BTreeSet::new();
-        for (start, depth) in [("crate::", module.len()), ("super::super::", 2), ("super::", 1)] {
+        for (start, depth) in [("crate::", 0), ("super::super::", 2), ("super::", 1)] {
             for mut used in paths(&text, start) {
                 if used[0] == "super" || depth > module.len() {
                     continue;
                 }
-                let mut whole = module[..module.len() - depth].to_vec();
+                let mut whole = match start {
+                    "crate::" => module[..1].to_vec(),
+                    _ => module[..module.len() - depth].to_vec(),
+                };
                 whole.append(&mut used);
                 let Some(length) = (1..=whole.len()).rev().find(|n| self.modules.contains_key(&whole[..*n]))
                 else {
@@ -164,13 +197,18 @@ impl Graph {
                 let exported = name.and_then(|name| self.exports.get(&(found.clone(), name.clone())));
                 match exported {
                     Some(file) => named.insert(file.clone()),
-                    None => !self.modules[&found].ends_with("mod.rs") && named.insert(found),
+                    None => !is_folder(&self.modules[&found]) && named.insert(found),
                 };
             }
         }
         named.remove(module);
         named
     }
+}
+
+/// A folder's or a crate's own file, which names its files.
+fn is_folder(path: &Path) -> bool {
+    path.ends_with("mod.rs") || path.ends_with("lib.rs")
 }
 
 /// The paths after `start`, `{…}` taken apart.
@@ -233,8 +271,10 @@ fn no_folders_of_a_room_import_each_other() {
     let mut seen = BTreeSet::new();
     for (module, path) in &graph.modules {
         for named in graph.named_by(module, path) {
-            // Room, folder, file.
-            if let ([room, folder, _, ..], [of, other, _, ..]) = (&module[..], &named[..])
+            // Module, folder, file.
+            let outer = usize::from(OF_SEVERAL_MODULES.contains(&module[0].as_str()));
+            if let ([room, folder, _, ..], [of, other, _, ..]) =
+                (module.get(outer..).unwrap_or_default(), named.get(outer..).unwrap_or_default())
                 && room == of
                 && folder != other
             {
@@ -249,23 +289,10 @@ fn no_folders_of_a_room_import_each_other() {
 }
 
 #[test]
-fn the_upper_rooms_know_no_io_and_no_clock() {
-    for path in files(&source()) {
-        if room(&module(&path)).is_none_or(|room| room > 2) {
-            continue;
-        }
+fn the_core_knows_no_io_and_no_clock() {
+    for path in files(&source("core")) {
         let text = code(&path);
-        for word in [
-            "sqlx",
-            "lapin",
-            "redis::",
-            "tokio",
-            "Utc::now",
-            "Instant::now",
-            "SystemTime",
-            "std::fs",
-            "std::env",
-        ] {
+        for word in ["Utc::now", "Instant::now", "SystemTime", "std::fs", "std::env"] {
             assert!(!text.contains(word), "{} uses {word}", path.display());
         }
     }
@@ -284,8 +311,8 @@ fn sql_on_our_tables_is_in_one_place() {
         tables.extend(made.filter_map(|rest| Some(format!("oncely.{}", rest.split([' ', '(']).next()?))));
     }
     assert!(tables.len() > 10 && tables.contains("oncely.events"), "{tables:?}");
-    for path in files(&source()) {
-        if module(&path) == "pg" {
+    for path in sources() {
+        if module(&path) == "postgres" {
             continue;
         }
         let text = code(&path).to_lowercase();
@@ -297,22 +324,13 @@ fn sql_on_our_tables_is_in_one_place() {
     }
 }
 
-/// Whoever brings another cache changes one room.
-#[test]
-fn redis_is_spoken_to_in_one_room() {
-    for path in files(&source()) {
-        let is_of_the_mirror = module(&path) == "mirror";
-        // Not a room's own module of that name.
-        let names = statements(&path).replace("redis::look(", "").contains("redis::");
-        assert!(is_of_the_mirror || !names, "{} speaks to Redis", path.display());
-    }
-}
-
 /// A lane's session rests in its handler's search_path: there a transaction of ours begins with our own.
 #[test]
 fn a_lanes_transactions_begin_with_our_search_path() {
     let mut plain = Vec::new();
-    for path in files(&source().join("worker")).into_iter().chain([source().join("pg/suspect.rs")]) {
+    for path in
+        files(&source("worker").join("worker")).into_iter().chain([source("postgres").join("suspect.rs")])
+    {
         let text = code(&path);
         let begins = text.lines().filter(|line| line.contains("connection.begin()"));
         plain.extend(begins.map(|line| format!("{}: {}", path.display(), line.trim())));

@@ -9,7 +9,7 @@ pub(crate) fn stdout(output: &std::process::Output) -> String {
 }
 
 fn migrations() -> usize {
-    oncely::pg::MIGRATOR.iter().filter(|migration| migration.migration_type.is_up_migration()).count()
+    oncely_postgres::MIGRATOR.iter().filter(|migration| migration.migration_type.is_up_migration()).count()
 }
 
 #[tokio::test]
@@ -292,7 +292,7 @@ async fn a_migration_is_taken_back_where_somebody_agrees() {
     let world = World::new().await;
     let refused = world.oncely(&["migrate", "revert"]).await;
     assert_eq!(refused.status.code(), Some(4), "nobody agreed");
-    let last = oncely::pg::MIGRATOR.iter().rfind(|m| m.migration_type.is_up_migration()).unwrap();
+    let last = oncely_postgres::MIGRATOR.iter().rfind(|m| m.migration_type.is_up_migration()).unwrap();
     let reverted = world.oncely(&["migrate", "revert", "--yes"]).await;
     assert!(reverted.status.success(), "{}", String::from_utf8_lossy(&reverted.stderr));
     let info = world.oncely(&["migrate", "info"]).await;

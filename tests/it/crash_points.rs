@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::process::ExitStatusExt as _;
 use std::time::Duration;
 
-use oncely::failpoint::STEPS;
+use oncely_failpoint::STEPS;
 use sqlx::Row as _;
 use testbed::{Broker, Process, Redis};
 

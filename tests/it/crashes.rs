@@ -50,7 +50,7 @@ async fn a_message_whose_failure_meets_another_payload_of_its_key_is_not_dropped
         let failing = r#"{"do": "wait_number", "number": "7"}"#;
         world.publish("payments", message("acme", &key), failing).await;
         world.wait_for(WAITING, 1).await;
-        gate.pass_one().await;
+        gate.pass(&mut world).await;
         world.wait_for(WAITING, 1).await;
         // The same key with another payload waits for the first one's end, and may have it before the first one's failure
         // is recorded.

@@ -27,7 +27,7 @@ fn files(name: &str) -> Vec<(String, String)> {
 
 /// What a command line does, as the program itself reads it.
 fn is_understood(words: &[&str]) {
-    let read = oncely::cli::command().try_get_matches_from(words);
+    let read = oncely_cli::command().try_get_matches_from(words);
     assert!(read.is_ok(), "{words:?}: {}", read.unwrap_err());
 }
 

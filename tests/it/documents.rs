@@ -41,7 +41,7 @@ fn named(text: &str) -> BTreeSet<&str> {
 #[test]
 fn every_test_that_proves_a_failure_mode_is_there() {
     let mut there = BTreeSet::new();
-    for folder in ["tests", "testbed/tests", "src"] {
+    for folder in ["tests", "testbed/tests", "crates", "stores", "src"] {
         functions(&root().join(folder), &mut there);
     }
     // What each role can't do, line by line.
@@ -393,7 +393,7 @@ fn the_pages_name_the_outcomes_and_reasons_that_programs_get() {
         assert!(claim.contains(&format!("outcome := '{outcome}'")), "claim never answers {outcome}");
     }
     let reasons = first_column(&read("docs/src/how-to/events.md"), "| reason | why |");
-    let code = read("src/relay/events.rs");
+    let code = read("crates/relay/src/relay/events.rs");
     for reason in &reasons {
         assert!(code.contains(&format!("\"{reason}\"")), "the relay never says {reason}");
     }

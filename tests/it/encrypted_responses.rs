@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use oncely::encryption::{Cipher, CipherError, KeyRing, Place, Sealed};
+use oncely::encryption::{Cipher, CipherError, EncryptedValue, KeyRing, Place};
+use oncely::handler::{Finish, Lease, LeasedHandler};
 use oncely::handler::{Json, handler_fn};
-use oncely::lease::{Finish, Lease, LeasedHandler, Repeat, Step, StepError};
-use oncely::worker::Stopped;
+use oncely::lease::{Repeat, Step, StepError};
+use oncely::worker::StopOutcome;
 use oncely::{Context, HandlerError, Message, Worker};
 use serde_json::{Value, json};
 use testbed::eventually;
@@ -103,7 +104,7 @@ async fn the_database_holds_no_response_and_no_result_and_whoever_has_the_key_se
     world.publish("charges", message("acme", "c1"), "{}").await;
     world.wait_for(COMPLETED, 2).await;
     stop.cancel();
-    assert_eq!(running.await.unwrap(), Stopped::Clean);
+    assert_eq!(running.await.unwrap(), StopOutcome::Clean);
     // The second run read what the first one had stored.
     assert_eq!(charges.calls.load(Ordering::Relaxed), 1);
 
@@ -162,7 +163,7 @@ async fn a_result_that_another_process_encrypted_is_waited_for_and_its_call_is_n
     world.publish("charges", message("acme", "c1"), "{}").await;
     world.wait_for(COMPLETED, 1).await;
     stop.cancel();
-    assert_eq!(running.await.unwrap(), Stopped::Clean);
+    assert_eq!(running.await.unwrap(), StopOutcome::Clean);
     let open = "update oncely.idempotency_keys
         set status = 'IN_PROGRESS', completed_at = null, response = null, attempts = 1 where key = 'c1'";
     sqlx::query(open).execute(&mut world.sql).await.unwrap();
@@ -190,7 +191,7 @@ async fn a_result_that_another_process_encrypted_is_waited_for_and_its_call_is_n
     let spent = "select count(*) from oncely.audit where key = 'c1' and outcome = 'retried' and attempt > 1";
     assert_eq!(world.count(spent).await, 0);
     stop.cancel();
-    assert_eq!(running.await.unwrap(), Stopped::Clean);
+    assert_eq!(running.await.unwrap(), StopOutcome::Clean);
     assert_eq!(charges.calls.load(Ordering::Relaxed), 1);
     assert_eq!(world.count("select count(*) from oncely.dead_letters").await, 0);
     keys(&world, &["b", "a"]);
@@ -199,7 +200,7 @@ async fn a_result_that_another_process_encrypted_is_waited_for_and_its_call_is_n
         .wait_for("select count(*) from oncely.idempotency_keys where key = 'c1' and status = 'COMPLETED'", 1)
         .await;
     stop.cancel();
-    assert_eq!(running.await.unwrap(), Stopped::Clean);
+    assert_eq!(running.await.unwrap(), StopOutcome::Clean);
     assert_eq!(charges.calls.load(Ordering::Relaxed), 1);
 }
 
@@ -256,7 +257,7 @@ async fn charge(world: &mut World, charges: &Charges, key: &'static str, then: &
     world.publish("charges", message("acme", key), "{}").await;
     world.wait_for(then, 1).await;
     stop.cancel();
-    assert_eq!(running.await.unwrap(), Stopped::Clean);
+    assert_eq!(running.await.unwrap(), StopOutcome::Clean);
 }
 
 const LETTERS: &str = "select count(*) from oncely.dead_letters";
@@ -339,7 +340,7 @@ async fn no_reply_carries_what_was_encrypted_before_and_what_looks_so_is_told_as
     world.publish("receipts", message("acme", "r1"), "{}").await;
     world.wait_for(COMPLETED, 1).await;
     stop.cancel();
-    assert_eq!(running.await.unwrap(), Stopped::Clean);
+    assert_eq!(running.await.unwrap(), StopOutcome::Clean);
     world.reconfigure("encrypt_responses = true", "replies = true");
     let (stop, running) = start(&world);
     let relay = world.start("relay");
@@ -353,7 +354,7 @@ async fn no_reply_carries_what_was_encrypted_before_and_what_looks_so_is_told_as
     assert_eq!(answer("looks").await, looks);
     assert_eq!(answer("looks").await, looks, "a duplicate");
     stop.cancel();
-    assert_eq!(running.await.unwrap(), Stopped::Clean);
+    assert_eq!(running.await.unwrap(), StopOutcome::Clean);
     world.stop(relay).await;
 }
 
@@ -364,14 +365,14 @@ struct Fickle {
 }
 
 impl Cipher for Fickle {
-    fn seal(&self, place: &Place<'_>, plain: &[u8]) -> Result<Sealed, CipherError> {
+    fn seal(&self, place: &Place<'_>, plain: &[u8]) -> Result<EncryptedValue, CipherError> {
         match self.is_able.load(Ordering::SeqCst) {
             true => self.ring.seal(place, plain),
             false => Err(CipherError::Other("the key is not at hand".to_owned())),
         }
     }
 
-    fn open(&self, place: &Place<'_>, sealed: &Sealed) -> Result<Vec<u8>, CipherError> {
+    fn open(&self, place: &Place<'_>, sealed: &EncryptedValue) -> Result<Vec<u8>, CipherError> {
         self.ring.open(place, sealed)
     }
 }
@@ -398,7 +399,7 @@ async fn nothing_is_called_whose_result_could_not_be_encrypted() {
     is_able.store(true, Ordering::SeqCst);
     world.wait_for(COMPLETED, 1).await;
     stop.cancel();
-    assert_eq!(running.await.unwrap(), Stopped::Clean);
+    assert_eq!(running.await.unwrap(), StopOutcome::Clean);
     assert_eq!(charges.calls.load(Ordering::Relaxed), 1);
     assert_eq!(world.count("select attempts::bigint from oncely.idempotency_keys").await, 2);
 }

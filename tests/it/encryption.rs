@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use oncely::Worker;
-use oncely::encryption::{Cipher, CipherError, Place, Sealed};
+use oncely::encryption::{Cipher, CipherError, EncryptedValue, Place};
 use oncely::handler::handler_fn;
-use oncely::testing::{Harness, Incoming};
+use oncely::testing::{Harness, IncomingMessage};
 use serde_json::{Value, json};
 
 use crate::support::{World, message};
@@ -225,15 +225,15 @@ struct Rented {
 }
 
 impl Cipher for Rented {
-    fn seal(&self, place: &Place<'_>, plain: &[u8]) -> Result<Sealed, CipherError> {
+    fn seal(&self, place: &Place<'_>, plain: &[u8]) -> Result<EncryptedValue, CipherError> {
         if self.is_away {
             return Err(CipherError::Other("the service is away".to_owned()));
         }
         assert!(String::from_utf8_lossy(&place.bytes()).contains("acme"));
-        Ok(Sealed { key: "rented".to_owned(), bytes: plain.iter().rev().copied().collect() })
+        Ok(EncryptedValue { key: "rented".to_owned(), bytes: plain.iter().rev().copied().collect() })
     }
 
-    fn open(&self, _: &Place<'_>, sealed: &Sealed) -> Result<Vec<u8>, CipherError> {
+    fn open(&self, _: &Place<'_>, sealed: &EncryptedValue) -> Result<Vec<u8>, CipherError> {
         Ok(sealed.bytes.iter().rev().copied().collect())
     }
 }
@@ -255,7 +255,7 @@ async fn a_programs_own_cipher_encrypts_and_what_it_cannot_is_not_stored_as_it_i
             .build()
             .unwrap();
         let mut test = Harness::connect(worker).await.unwrap();
-        let incoming = Incoming::json(&json!({ "iban": "DE02" }))
+        let incoming = IncomingMessage::json(&json!({ "iban": "DE02" }))
             .message_id(format!("away {is_away}"))
             .header("x-tenant-id", "acme");
         test.deliver("rust", &incoming).await.unwrap();

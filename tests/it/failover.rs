@@ -140,7 +140,7 @@ impl Forgotten {
         world.publish("payments", message("acme", "lost"), "{}").await;
         world.publish("payments", message("acme", "second"), r#"{"do": "wait"}"#).await;
         world.wait_for_ready(&world.queue("payments"), 0).await;
-        gate.pass_one().await;
+        gate.pass(&mut world).await;
         world.wait_for(WAITING, 1).await;
         Self { world, primary, standby, worker, relay, _redis: redis, _gate: gate }
     }
@@ -389,7 +389,7 @@ async fn an_epoch_that_changes_under_a_living_worker_keeps_no_batch_from_being_s
     world.publish("payments", message("acme", "k"), "{}").await;
     world.publish("payments", message("acme", "fresh"), "{}").await;
     world.wait_for_ready(&world.queue("payments"), 0).await;
-    gate.pass_one().await;
+    gate.pass(&mut world).await;
     world.wait_for("select count(*) from app.effects", 3).await;
     // The lane goes on.
     world.publish("payments", message("acme", "later"), "{}").await;

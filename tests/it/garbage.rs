@@ -140,7 +140,8 @@ async fn no_lock_that_any_login_may_take_stops_the_maintenance_or_a_requeue() {
 #[test]
 fn nothing_of_ours_takes_an_advisory_lock() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut folders = vec![root.join("src"), root.join("migrations")];
+    let mut folders =
+        vec![root.join("crates"), root.join("stores"), root.join("src"), root.join("migrations")];
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
@@ -168,7 +169,7 @@ async fn a_collection_finds_its_rows_through_the_partial_index() {
     .execute(&mut world.sql)
     .await
     .unwrap();
-    let statement = include_str!("../../src/pg/collect_completed.sql");
+    let statement = include_str!("../../crates/postgres/src/collect_completed.sql");
     let now = chrono::Utc::now();
     let with = |statement: String| {
         sqlx::query(sqlx::AssertSqlSafe(statement))
@@ -257,7 +258,7 @@ async fn a_key_that_is_taken_again_while_a_collection_waits_for_it_stays() {
     .unwrap();
     let mut collector = world.database.connect().await.unwrap();
     let collection = tokio::spawn(async move {
-        let statement = include_str!("../../src/pg/collect_completed.sql");
+        let statement = include_str!("../../crates/postgres/src/collect_completed.sql");
         sqlx::query(sqlx::AssertSqlSafe(statement))
             .bind("payments")
             .bind(chrono::Utc::now() - chrono::Duration::days(10))

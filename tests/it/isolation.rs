@@ -97,6 +97,43 @@ async fn two_messages_that_kill_their_process_take_no_innocent_with_them() {
 }
 
 #[tokio::test]
+async fn messages_that_have_to_run_alone_let_others_pass() {
+    let mut world = World::new().await;
+    world.consumer("payments", "batch = 20\nlanes = 1\nprefetch = 400");
+    world.apply_topology().await;
+    let queue = world.queue("payments");
+    let messages = |name: &str, body: &str, count: usize| {
+        let one =
+            |number| (queue.clone(), message("acme", &format!("{name}{number}")), body.as_bytes().to_vec());
+        (0..count).map(one).collect::<Vec<_>>()
+    };
+    // As after a process died with them at work.
+    sqlx::query(
+        "insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, crash_attempts, created_at)
+         select 'acme', 'payments', 'suspect' || n, 'IN_PROGRESS', 0, 1, now() from generate_series(0, 199) as n",
+    )
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    world.broker.publish_all("", messages("suspect", r#"{"do": "wait"}"#, 200)).await.unwrap();
+    testbed::Broker::bounce(&world.urls.rabbitmq, &queue, 200).await.unwrap();
+    let gate = Gate::shut(&world).await;
+    let worker = world.start("worker");
+    world.wait_for(WAITING, 1).await;
+    world.broker.publish_all("", messages("fresh", "{}", 10)).await.unwrap();
+    world.wait_for_ready(&world.queue("payments"), 0).await;
+    gate.open().await;
+    world.wait_for("select count(*) from app.effects", 210).await;
+    let before = "select count(*) from oncely.audit where outcome = 'completed' and key like 'suspect%'
+        and occurred_at < (select min(occurred_at) from oncely.audit where key like 'fresh%')";
+    let before = world.count(before).await;
+    // Ten batches of suspects are ahead of them, and sixteen run beside each at most.
+    assert!(before <= 176, "{before} suspects ran before the first of the others");
+    world.stop(worker).await;
+    assert_eq!(world.count("select count(*) from app.effects").await, 210);
+}
+
+#[tokio::test]
 async fn a_channel_that_goes_again_and_again_leaves_no_mark_on_what_it_delivered() {
     let mut world = World::new().await;
     world.consumer(
@@ -241,7 +278,8 @@ async fn a_copy_that_waited_for_the_count_of_a_live_run_counts_nothing() {
 
 /// The statement that counts runs; says how many it counted.
 async fn count_runs(session: &mut sqlx::PgConnection, keys: &[&str]) -> usize {
-    let source = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/pg/mark_suspects.sql");
+    let source =
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/postgres/src/mark_suspects.sql");
     let statement = std::fs::read_to_string(source).unwrap();
     let (pid, started): (i32, chrono::DateTime<chrono::Utc>) = sqlx::query_as(
         "select pid, coalesce(backend_start, now()) from pg_stat_activity where pid = pg_backend_pid()",

@@ -4,7 +4,7 @@
 use std::os::unix::process::ExitStatusExt as _;
 use std::time::Duration;
 
-use oncely::failpoint::STEPS;
+use oncely_failpoint::STEPS;
 use testbed::Provider;
 use testbed::checker::{Evidence, LEASED, Leases, Letter, Order, SCHEMA, Sent, Side, empty, judge};
 
@@ -12,6 +12,8 @@ use crate::support::World;
 
 /// How many runs there are when a process dies.
 const RUNS: [usize; 2] = [1, 32];
+/// How often one that fails beside others runs again before its failure is judged.
+const UNDECIDED: u32 = 2;
 /// Longer than a third of a lease, so that it is renewed meanwhile.
 const LONG: u64 = 2_500;
 
@@ -45,8 +47,8 @@ fn orders(step: &str, runs: usize) -> Vec<Order> {
     let others = [Side::Once, Side::Asked, Side::Pay, Side::Charge, Side::Mail].into_iter().cycle();
     let others =
         others.take(runs - fails).enumerate().map(|(number, side)| order(&number.to_string(), side, 0));
-    // Where others run, its first failure may wait for a witness, which one that is alone has not.
-    let tears = if runs > 1 { 2 } else { 1 };
+    // Where others run, it waits until one of them begins after its first failure and succeeds, or until it has been alone for a while.
+    let tears = if runs > 1 { 1 + UNDECIDED } else { 1 };
     others.chain((fails > 0).then(|| order("torn", Side::Pay, tears))).collect()
 }
 
@@ -55,7 +57,7 @@ async fn dies_at_every_step(runs: usize) {
     let provider = Provider::start().await.unwrap();
     let address = ("PROVIDER", provider.address().to_string());
     // One whose failure none of the others answers for runs again.
-    let gave_back = usize::from(runs > 1);
+    let gave_back = if runs > 1 { UNDECIDED as usize } else { 0 };
     let mut leases = Leases { max_crashes: 3, lease: 5.0, gave_back, ..Leases::default() };
     let mut sent = 0;
     let steps: Vec<&str> = STEPS.iter().copied().filter(|step| step.starts_with("lease.")).collect();

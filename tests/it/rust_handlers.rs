@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use futures::FutureExt as _;
 use oncely::handler::{Json, handler_fn};
-use oncely::worker::Stopped;
+use oncely::worker::StopOutcome;
 use oncely::{BatchHandler, Context, Handler, HandlerError, Message, Worker};
 use serde_json::{Value, json};
 use sqlx::{Connection as _, Executor as _, PgConnection};
@@ -59,15 +59,15 @@ impl Handler for Obedient {
     }
 }
 
-fn run(worker: Worker) -> (CancellationToken, JoinHandle<Stopped>) {
+fn run(worker: Worker) -> (CancellationToken, JoinHandle<StopOutcome>) {
     let stop = CancellationToken::new();
     let token = stop.clone();
     (stop, tokio::spawn(async move { worker.run(token.cancelled_owned()).await.expect("worker") }))
 }
 
-async fn end((stop, task): (CancellationToken, JoinHandle<Stopped>)) {
+async fn end((stop, task): (CancellationToken, JoinHandle<StopOutcome>)) {
     stop.cancel();
-    assert_eq!(task.await.unwrap(), Stopped::Clean);
+    assert_eq!(task.await.unwrap(), StopOutcome::Clean);
 }
 
 async fn world() -> World {

@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use oncely::handler::Json;
-use oncely::lease::{Call, Finish, Lease, LeasedHandler, Repeat};
+use oncely::handler::{Finish, Lease, LeasedHandler};
+use oncely::lease::{Call, Repeat};
 use oncely::reason::Reason;
-use oncely::testing::{Harness, HarnessError, Incoming, Outcome, Step};
+use oncely::testing::{Harness, HarnessError, IncomingMessage, KillPoint, TestOutcome};
 use oncely::{BatchHandler, Config, Context, Handler, HandlerError, Message, Worker};
 use serde_json::{Value, json};
 use sqlx::{Connection as _, Executor as _, PgConnection};
@@ -122,8 +123,8 @@ async fn harness(world: &World) -> Harness {
     Harness::connect(worker(world).0).await.unwrap()
 }
 
-fn incoming(key: &str, what: &str) -> Incoming {
-    Incoming::json(&json!({ "do": what })).message_id(key).header("x-tenant-id", "acme")
+fn incoming(key: &str, what: &str) -> IncomingMessage {
+    IncomingMessage::json(&json!({ "do": what })).message_id(key).header("x-tenant-id", "acme")
 }
 
 async fn effects(world: &mut World, key: &str) -> i64 {
@@ -135,11 +136,11 @@ async fn every_kind_of_handler_has_one_effect_wherever_its_process_dies() {
     let mut world = world().await;
     let mut test = harness(&world).await;
     for consumer in ["rust", "batch", "sql"] {
-        for step in Step::ALL {
+        for step in KillPoint::ALL {
             let key = format!("{consumer} {step:?}");
             let message = incoming(&key, "write");
             test.kill_at(step, consumer, &message).await.unwrap();
-            let committed = i64::from(step == Step::AfterCommit);
+            let committed = i64::from(step == KillPoint::AfterCommit);
             assert_eq!(effects(&mut world, &key).await, committed, "{key}: what was not committed is gone");
             let outcome = test.redeliver(consumer, &message).await.unwrap();
             assert!(
@@ -156,7 +157,7 @@ async fn a_handler_that_writes_through_another_connection_is_found() {
     let mut world = world().await;
     let mut test = harness(&world).await;
     let message = incoming("k", "elsewhere");
-    test.kill_at(Step::BeforeCommit, "rust", &message).await.unwrap();
+    test.kill_at(KillPoint::BeforeCommit, "rust", &message).await.unwrap();
     assert!(test.redeliver("rust", &message).await.unwrap().took_effect());
     assert_eq!(effects(&mut world, "k").await, 2, "one of them is not of the message's transaction");
 }
@@ -167,9 +168,9 @@ async fn a_handler_that_commits_behind_our_back_is_found() {
     let mut test = harness(&world).await;
     // The worker sees the first one itself, by its savepoint that is gone; the second covers its tracks.
     for what in ["commit", "commit_and_begin"] {
-        let early = test.kill_at(Step::BeforeCommit, "rust", &incoming(what, what)).await;
+        let early = test.kill_at(KillPoint::BeforeCommit, "rust", &incoming(what, what)).await;
         assert!(
-            matches!(&early, Err(HarnessError::CommittedByHandler { step: Step::BeforeCommit })),
+            matches!(&early, Err(HarnessError::CommittedByHandler { step: KillPoint::BeforeCommit })),
             "{what}: {early:?}"
         );
     }
@@ -199,30 +200,30 @@ async fn retries_go_by_the_harness_s_clock() {
         let message = incoming("k", "fail");
         for (attempt, seconds) in [(1, 10), (2, 60)] {
             match test.deliver(consumer, &message).await.unwrap() {
-                Outcome::Retried { attempt: run, delay, detail, .. } => {
+                TestOutcome::Retried { attempt: run, delay, detail, .. } => {
                     assert_eq!((run, delay), (attempt, Duration::from_secs(seconds)));
                     assert!(detail.starts_with("boom"), "{detail}");
                 }
                 other => panic!("{other:?}"),
             }
             let early = test.deliver(consumer, &message).await.unwrap();
-            assert!(matches!(early, Outcome::Postponed { .. }), "{early:?}");
+            assert!(matches!(early, TestOutcome::Postponed { .. }), "{early:?}");
             test.advance(Duration::from_secs(seconds));
         }
         let last = test.deliver(consumer, &message).await.unwrap();
         assert_eq!(last.dead_lettered(), Some(Reason::AttemptsExhausted), "{last:?}");
         let again = test.deliver(consumer, &message).await.unwrap();
         assert!(
-            matches!(again, Outcome::DeadLettered { attempt: 0, reason: Reason::AttemptsExhausted, .. }),
+            matches!(again, TestOutcome::DeadLettered { attempt: 0, reason: Reason::AttemptsExhausted, .. }),
             "{again:?}"
         );
     }
     assert_eq!(handler.calls.load(Ordering::Relaxed), 6, "by itself each time, too");
     let once = incoming("once", "fail_once");
-    assert!(matches!(test.deliver("rust", &once).await.unwrap(), Outcome::Retried { .. }));
+    assert!(matches!(test.deliver("rust", &once).await.unwrap(), TestOutcome::Retried { .. }));
     test.advance(Duration::from_secs(10));
     let done = test.deliver("rust", &once).await.unwrap();
-    assert_eq!(done, Outcome::Completed { attempt: 2, response: Some(json!({ "done": "once" })) });
+    assert_eq!(done, TestOutcome::Completed { attempt: 2, response: Some(json!({ "done": "once" })) });
 }
 
 #[tokio::test]
@@ -233,11 +234,11 @@ async fn nobody_answers_for_a_closed_warehouse_until_another_message_succeeds() 
         let bad = incoming("bad", what);
         for _ in 0..2 {
             let outcome = test.deliver(consumer, &bad).await.unwrap();
-            assert!(matches!(outcome, Outcome::Waiting { .. }), "{outcome:?}");
+            assert!(matches!(outcome, TestOutcome::Waiting { .. }), "{outcome:?}");
         }
         assert!(test.deliver(consumer, &incoming("good", "write")).await.unwrap().is_completed());
         let outcome = test.deliver(consumer, &bad).await.unwrap();
-        assert!(matches!(outcome, Outcome::Retried { attempt: 1, .. }), "{outcome:?}");
+        assert!(matches!(outcome, TestOutcome::Retried { attempt: 1, .. }), "{outcome:?}");
     }
     assert_eq!(effects(&mut world, "bad").await, 0);
 }
@@ -251,14 +252,14 @@ async fn a_batch_is_decided_message_by_message_where_one_fails() {
     for consumer in ["rust", "sql"] {
         let outcomes = test.deliver_batch(consumer, &messages).await.unwrap();
         let [a, b, copy, c] = &outcomes[..] else { panic!("{outcomes:?}") };
-        assert_eq!(a, &Outcome::Completed { attempt: 1, response: Some(json!({ "done": "a" })) });
-        assert!(matches!(b, Outcome::Retried { attempt: 1, .. }), "{b:?}");
-        assert_eq!(copy, &Outcome::Duplicate);
-        assert_eq!(c, &Outcome::Refused { attempt: 1, reason: "sold out".to_owned() });
+        assert_eq!(a, &TestOutcome::Completed { attempt: 1, response: Some(json!({ "done": "a" })) });
+        assert!(matches!(b, TestOutcome::Retried { attempt: 1, .. }), "{b:?}");
+        assert_eq!(copy, &TestOutcome::Duplicate);
+        assert_eq!(c, &TestOutcome::Refused { attempt: 1, reason: "sold out".to_owned() });
     }
     assert_eq!(effects(&mut world, "a").await, 2, "one of each consumer");
     let done = test.deliver_batch("batch", &["x", "y"].map(|key| incoming(key, "write"))).await.unwrap();
-    assert!(done.iter().all(Outcome::is_completed), "{done:?}");
+    assert!(done.iter().all(TestOutcome::is_completed), "{done:?}");
     assert_eq!(effects(&mut world, "x").await + effects(&mut world, "y").await, 2);
 }
 
@@ -283,12 +284,13 @@ async fn what_can_have_no_outcome_says_why() {
     assert!(matches!(&gone, Err(HarnessError::Away(_))), "{gone:?}");
 
     assert!(test.deliver("rust", &message).await.unwrap().is_completed());
-    let over = test.kill_at(Step::AfterHandler, "rust", &message).await;
+    let over = test.kill_at(KillPoint::AfterHandler, "rust", &message).await;
     assert!(
-        matches!(&over, Err(HarnessError::NotReached { step: Step::AfterHandler, outcome }) if outcome.is_duplicate()),
+        matches!(&over, Err(HarnessError::NotReached { step: KillPoint::AfterHandler, outcome }) if outcome.is_duplicate()),
         "{over:?}"
     );
-    let nameless = test.deliver("rust", &Incoming::new("{}").header("x-tenant-id", "acme")).await.unwrap();
+    let nameless =
+        test.deliver("rust", &IncomingMessage::new("{}").header("x-tenant-id", "acme")).await.unwrap();
     assert_eq!(nameless.dead_lettered(), Some(Reason::KeyMissing));
 
     world.reconfigure("app.handle", "app.not_there");
@@ -376,7 +378,7 @@ async fn leased() -> (World, Harness, Charges, Proxy) {
 #[tokio::test]
 async fn a_handler_that_runs_under_leases_gets_a_real_one_and_its_steps_are_not_repeated() {
     let (mut world, mut test, charges, _proxy) = leased().await;
-    let done = Outcome::Completed { attempt: 1, response: Some(json!({ "charge": 1 })) };
+    let done = TestOutcome::Completed { attempt: 1, response: Some(json!({ "charge": 1 })) };
     assert_eq!(test.deliver("charges", &incoming("k", "write")).await.unwrap(), done);
     let stored = "select concat_ws(' ', status, steps -> 'charge' ->> 'state', steps -> 'charge' ->> 'result', owner) from oncely.idempotency_keys";
     assert_eq!(world.text(stored).await.as_deref(), Some("COMPLETED done 1"));
@@ -387,14 +389,14 @@ async fn a_handler_that_runs_under_leases_gets_a_real_one_and_its_steps_are_not_
 
     // What failed behind its call goes on behind it.
     let failed = test.deliver("charges", &incoming("again", "fail_once")).await.unwrap();
-    assert!(matches!(failed, Outcome::Retried { attempt: 1, .. }), "{failed:?}");
+    assert!(matches!(failed, TestOutcome::Retried { attempt: 1, .. }), "{failed:?}");
     let again = loop {
         match test.deliver("charges", &incoming("again", "fail_once")).await.unwrap() {
-            Outcome::Postponed { delay } => tokio::time::sleep(delay).await,
+            TestOutcome::Postponed { delay } => tokio::time::sleep(delay).await,
             outcome => break outcome,
         }
     };
-    assert_eq!(again, Outcome::Completed { attempt: 2, response: Some(json!({ "charge": 2 })) });
+    assert_eq!(again, TestOutcome::Completed { attempt: 2, response: Some(json!({ "charge": 2 })) });
     assert_eq!(charges.of("again").len(), 1, "its result was stored");
 
     let rejected = test.deliver("charges", &incoming("rejected", "early")).await.unwrap();
@@ -403,30 +405,30 @@ async fn a_handler_that_runs_under_leases_gets_a_real_one_and_its_steps_are_not_
     let held = "select oncely.claim_lease('acme', 'charges', 'held', null, 'elsewhere')";
     sqlx::raw_sql(held).execute(&mut world.sql).await.unwrap();
     let waits = test.deliver("charges", &incoming("held", "write")).await.unwrap();
-    assert!(matches!(waits, Outcome::Postponed { .. }), "{waits:?}");
+    assert!(matches!(waits, TestOutcome::Postponed { .. }), "{waits:?}");
     let both = [incoming("b1", "write"), incoming("b2", "write"), incoming("b1", "write")];
     let outcomes = test.deliver_batch("charges", &both).await.unwrap();
-    assert_eq!(outcomes.iter().map(Outcome::is_completed).collect::<Vec<_>>(), [true, true, false]);
+    assert_eq!(outcomes.iter().map(TestOutcome::is_completed).collect::<Vec<_>>(), [true, true, false]);
     assert_eq!(world.count("select count(*) from app.effects").await, 4);
 }
 
 #[tokio::test]
 async fn a_run_under_a_lease_dies_at_every_step_and_the_next_one_goes_on() {
     let (mut world, mut test, charges, _proxy) = leased().await;
-    for step in Step::LEASED {
+    for step in KillPoint::LEASED {
         let key = format!("{step:?}");
         let message = incoming(&key, "write");
         test.kill_at(step, "charges", &message).await.unwrap_or_else(|error| panic!("{step:?}: {error}"));
         let held =
             format!("select count(*) from oncely.idempotency_keys where owner is not null and key = '{key}'");
-        assert_eq!(world.count(&held).await, i64::from(step != Step::AfterCommit), "{step:?}");
+        assert_eq!(world.count(&held).await, i64::from(step != KillPoint::AfterCommit), "{step:?}");
         let outcome = test.redeliver("charges", &message).await.unwrap();
-        assert_eq!(outcome.is_completed(), step != Step::AfterCommit, "{step:?}: {outcome:?}");
+        assert_eq!(outcome.is_completed(), step != KillPoint::AfterCommit, "{step:?}: {outcome:?}");
         assert!(outcome.took_effect(), "{step:?}: {outcome:?}");
         let calls = charges.of(&key);
-        assert_eq!(calls.len(), if step == Step::AfterCall { 2 } else { 1 }, "{step:?}");
+        assert_eq!(calls.len(), if step == KillPoint::AfterCall { 2 } else { 1 }, "{step:?}");
         assert!(calls.iter().all(|call| call.key == calls[0].key), "{step:?}");
-        let is_repeat = [Step::BeforeCall, Step::AfterCall].contains(&step);
+        let is_repeat = [KillPoint::BeforeCall, KillPoint::AfterCall].contains(&step);
         assert_eq!(calls.last().unwrap().is_repeat, is_repeat, "{step:?}");
         let effects = format!("select count(*) from app.effects where key = '{key}'");
         assert_eq!(world.count(&effects).await, 1, "{step:?}");
@@ -435,17 +437,17 @@ async fn a_run_under_a_lease_dies_at_every_step_and_the_next_one_goes_on() {
 
     // What must not be repeated is not.
     let message = incoming("never", "never");
-    test.kill_at(Step::AfterCall, "charges", &message).await.unwrap();
+    test.kill_at(KillPoint::AfterCall, "charges", &message).await.unwrap();
     let outcome = test.redeliver("charges", &message).await.unwrap();
     assert_eq!(outcome.dead_lettered(), Some(Reason::OutcomeUnknown), "{outcome:?}");
     assert_eq!(charges.of("never").len(), 1);
 
     // A step that it does not come to.
-    let missed = test.kill_at(Step::AfterCall, "charges", &incoming("early", "early")).await;
-    assert!(matches!(missed, Err(HarnessError::NotReached { step: Step::AfterCall, .. })), "{missed:?}");
+    let missed = test.kill_at(KillPoint::AfterCall, "charges", &incoming("early", "early")).await;
+    assert!(matches!(missed, Err(HarnessError::NotReached { step: KillPoint::AfterCall, .. })), "{missed:?}");
     assert!(test.deliver("charges", &incoming("after", "write")).await.unwrap().is_completed());
     let lanes = self::world().await;
-    let missed = harness(&lanes).await.kill_at(Step::BeforeCall, "rust", &incoming("k", "write")).await;
+    let missed = harness(&lanes).await.kill_at(KillPoint::BeforeCall, "rust", &incoming("k", "write")).await;
     assert!(matches!(missed, Err(HarnessError::NotReached { .. })), "{missed:?}");
 }
 

@@ -3,7 +3,8 @@
 mod provider;
 
 use anyhow::Context as _;
-use oncely::lease::{Call, Finish, Lease, LeasedHandler};
+use oncely::handler::{Finish, Lease, LeasedHandler};
+use oncely::lease::Call;
 use oncely::{Config, HandlerError, Message, Worker, shutdown, telemetry};
 use provider::{Order, Provider};
 use serde_json::json;

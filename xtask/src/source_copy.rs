@@ -101,9 +101,14 @@ impl SourceCopy {
         let wanted: BTreeSet<PathBuf> =
             names.split('\0').filter(|name| !name.is_empty()).map(PathBuf::from).collect();
         for name in &wanted {
+            let to = tree.join(name);
+            // Keeps a link: the copy may have a patch in the file or folder that it names.
+            if let Ok(target) = std::fs::read_link(from.join(name)) {
+                link(&target, &to)?;
+                continue;
+            }
             // One that is deleted and not yet committed so.
             let Ok(content) = std::fs::read(from.join(name)) else { continue };
-            let to = tree.join(name);
             if std::fs::read(&to).is_ok_and(|there| there == content) {
                 continue;
             }
@@ -139,11 +144,21 @@ fn git(root: &Path, arguments: &[&str]) -> anyhow::Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
+fn link(target: &Path, to: &Path) -> anyhow::Result<()> {
+    if std::fs::read_link(to).is_ok_and(|there| there == target) {
+        return Ok(());
+    }
+    std::fs::create_dir_all(to.parent().context("no folder")?)?;
+    let _ = std::fs::remove_file(to);
+    Ok(std::os::unix::fs::symlink(target, to)?)
+}
+
 /// What a patch has added, or what the sources no longer have.
 fn remove_others(folder: &Path, tree: &Path, wanted: &BTreeSet<PathBuf>) -> anyhow::Result<()> {
     for entry in std::fs::read_dir(folder)? {
-        let path = entry?.path();
-        if path.is_dir() {
+        let entry = entry?;
+        let path = entry.path();
+        if entry.file_type()?.is_dir() {
             remove_others(&path, tree, wanted)?;
         } else if !wanted.contains(path.strip_prefix(tree)?) {
             std::fs::remove_file(&path)?;

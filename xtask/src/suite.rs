@@ -61,6 +61,9 @@ pub(crate) async fn run(choice: &Choice, arguments: &[String]) -> anyhow::Result
     drop(servers);
     let seconds = started.elapsed().as_secs();
     let mut out = std::io::stdout();
+    for failure in &tally.failures {
+        writeln!(out, "\nFAILED {}", failure.join("\n    "))?;
+    }
     writeln!(out, "\n{seconds} s in all, on {versions}")?;
     writeln!(out, "{} passed, {} failed, {} skipped", tally.passed, tally.failed, tally.ignored)?;
     anyhow::ensure!(success, "a test failed");
@@ -72,17 +75,60 @@ pub(crate) async fn run(choice: &Choice, arguments: &[String]) -> anyhow::Result
     Ok(())
 }
 
-/// The sums of cargo's closing lines.
+/// How many lines of each panic are repeated at the end: where it was, and the values that the test compared.
+const REPEATED: usize = 12;
+
+/// The sums of cargo's closing lines, and the failures, to be repeated where a reader of a long log looks first.
 #[derive(Debug, Default)]
 struct Tally {
     passed: u32,
     failed: u32,
     ignored: u32,
+    /// A failed test's name, and the first lines of each panic: a test of panics has some of its own before the one that it failed with.
+    failures: Vec<Vec<String>>,
+    section: Section,
+}
+
+/// The part of cargo's output that a line belongs to.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+enum Section {
+    #[default]
+    Progress,
+    /// A failed test's output, before it panics, and the backtrace of a panic.
+    Output,
+    /// The lines of a panic that are still to be kept.
+    Panic(usize),
 }
 
 impl Tally {
-    /// `test result: ok. 87 passed; 0 failed; 0 ignored; …`
     fn count(&mut self, line: &str) {
+        self.note_failure(line);
+        self.add_sums(line);
+    }
+
+    /// Keeps the name of `---- name stdout ----`, and what follows `thread 'name' panicked at`.
+    fn note_failure(&mut self, line: &str) {
+        let name = line.strip_prefix("---- ").and_then(|rest| rest.strip_suffix(" stdout ----"));
+        if let Some(name) = name {
+            self.failures.push(vec![name.to_owned()]);
+            self.section = Section::Output;
+        } else if line == "failures:" {
+            self.section = Section::Progress;
+        } else if self.section == Section::Progress {
+            return;
+        } else if line.contains(" panicked at ") || line.starts_with("Error: ") {
+            self.section = Section::Panic(REPEATED);
+        } else if line == "stack backtrace:" {
+            self.section = Section::Output;
+        }
+        if let (Section::Panic(left), Some(failure)) = (self.section, self.failures.last_mut()) {
+            failure.push(line.to_owned());
+            self.section = if left > 1 { Section::Panic(left - 1) } else { Section::Output };
+        }
+    }
+
+    /// `test result: ok. 87 passed; 0 failed; 0 ignored; …`
+    fn add_sums(&mut self, line: &str) {
         let Some(result) = line.strip_prefix("test result: ") else { return };
         for part in result.split([';', '.']) {
             let mut words = part.split_whitespace();

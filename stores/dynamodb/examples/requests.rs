@@ -9,7 +9,7 @@ use aws_sdk_dynamodb::types::{
     AttributeDefinition, AttributeValue, BillingMode, KeySchemaElement, KeyType, ScalarAttributeType,
 };
 use oncely::identity::{Identity, IdentityPart};
-use oncely::lease::{Claim, Claimed, Held, LeaseStore as _, fingerprint};
+use oncely::lease::{Claim, ClaimOutcome, LeaseId, LeaseStore as _, fingerprint};
 use serde_json::json;
 
 const RESPONSE: &str = r#"{"success":true,"transactionId":"txn_123"}"#;
@@ -74,11 +74,11 @@ async fn ours(client: &Client, table: &str, count: u64, again: bool) -> anyhow::
             max_crashes: 3,
         };
         match store.claim(&claim).await? {
-            Claimed::Granted(grant) if !again => {
-                let held = Held { identity: identity.clone(), token: grant.token };
+            ClaimOutcome::Granted(grant) if !again => {
+                let held = LeaseId { identity: identity.clone(), token: grant.token };
                 store.complete(&held, Some(&serde_json::from_str(RESPONSE)?)).await?;
             }
-            Claimed::Done(Some(_)) if again => {}
+            ClaimOutcome::Done(Some(_)) if again => {}
             other => anyhow::bail!("{other:?}"),
         }
     }

@@ -28,7 +28,7 @@ use aws_sdk_dynamodb::types::{
     AttributeValue, KeyType, ReturnValuesOnConditionCheckFailure, ScalarAttributeType, TableDescription,
 };
 use oncely::identity::Identity;
-use oncely::lease::{Cell, CellStore, Cells, Facts, Failover, Replaced, StoreClock, StoreError};
+use oncely::lease::{Cell, CellStore, Cells, Facts, Failover, ReplaceOutcome, StoreClock, StoreError};
 use std::collections::HashMap;
 use uuid::Uuid;
 
@@ -148,7 +148,7 @@ impl Cells for Table {
         identity: &Identity,
         was: Option<Uuid>,
         new: &Cell,
-    ) -> Result<Replaced, StoreError> {
+    ) -> Result<ReplaceOutcome, StoreError> {
         let record = serde_json::to_string(&new.record).map_err(StoreError::unavailable)?;
         if record.len() > MAX_RECORD {
             return Err(StoreError::Refused(format!(
@@ -177,10 +177,10 @@ impl Cells for Table {
                 .expression_attribute_values(":was", AttributeValue::S(version.to_string())),
         };
         match put.customize().interceptor(self.date.clone()).send().await {
-            Ok(_) => Ok(Replaced::Done),
+            Ok(_) => Ok(ReplaceOutcome::Done),
             Err(error) => match error.as_service_error() {
                 Some(PutItemError::ConditionalCheckFailedException(failed)) => {
-                    Ok(Replaced::Other(failed.item().map(cell).transpose()?))
+                    Ok(ReplaceOutcome::Other(failed.item().map(cell).transpose()?))
                 }
                 _ => Err(unavailable(error)),
             },

@@ -12,7 +12,7 @@ use aws_sdk_dynamodb::types::{
 };
 use oncely::identity::{Identity, IdentityPart};
 use oncely::lease::conformance::{self, Clock};
-use oncely::lease::{Cell, CellStore, Cells, Claim, Facts, LeaseStore as _, Replaced, StoreError, fingerprint};
+use oncely::lease::{Cell, CellStore, Cells, Claim, Facts, LeaseStore as _, ReplaceOutcome, StoreError, fingerprint};
 use oncely_dynamodb::Table;
 use uuid::Uuid;
 
@@ -81,7 +81,7 @@ impl Cells for Ahead {
         identity: &Identity,
         was: Option<Uuid>,
         cell: &Cell,
-    ) -> Result<Replaced, StoreError> {
+    ) -> Result<ReplaceOutcome, StoreError> {
         self.table.replace(identity, was, cell).await
     }
 }
@@ -126,12 +126,12 @@ async fn a_write_that_was_tried_twice_is_known_as_ones_own() {
     let cells = ahead().await;
     let (identity, stored) = (order(), held(&cells).await);
     let mine = Cell { version: Uuid::new_v4(), record: stored.record.clone() };
-    assert_eq!(cells.replace(&identity, Some(stored.version), &mine).await.unwrap(), Replaced::Done);
+    assert_eq!(cells.replace(&identity, Some(stored.version), &mine).await.unwrap(), ReplaceOutcome::Done);
     assert_eq!(
         cells.replace(&identity, Some(stored.version), &mine).await.unwrap(),
-        Replaced::Other(Some(mine.clone()))
+        ReplaceOutcome::Other(Some(mine.clone()))
     );
-    assert_eq!(cells.replace(&identity, None, &stored).await.unwrap(), Replaced::Other(Some(mine)));
+    assert_eq!(cells.replace(&identity, None, &stored).await.unwrap(), ReplaceOutcome::Other(Some(mine)));
 }
 
 #[tokio::test]
@@ -139,9 +139,9 @@ async fn one_of_two_that_have_seen_the_same_takes_over() {
     let cells = ahead().await;
     let (identity, stored) = (order(), held(&cells).await);
     let [one, other] = [1, 2].map(|_| Cell { version: Uuid::new_v4(), record: stored.record.clone() });
-    assert_eq!(cells.replace(&identity, Some(stored.version), &one).await.unwrap(), Replaced::Done);
+    assert_eq!(cells.replace(&identity, Some(stored.version), &one).await.unwrap(), ReplaceOutcome::Done);
     let late = cells.replace(&identity, Some(stored.version), &other).await.unwrap();
-    assert_eq!(late, Replaced::Other(Some(one.clone())));
+    assert_eq!(late, ReplaceOutcome::Other(Some(one.clone())));
     assert_eq!(cells.read(&identity).await.unwrap(), Some(one));
 }
 

@@ -6,7 +6,7 @@ use sqlx::Row as _;
 
 use super::Arena;
 use super::config::RUNGS;
-use crate::checker::{Invariant, Letter, What, empty, judge};
+use crate::checker::{Invariant, Letter, Violation, What, empty, judge};
 
 /// Longest wait for the end of all work.
 const LIMIT: Duration = Duration::from_secs(150);
@@ -14,6 +14,22 @@ const LIMIT: Duration = Duration::from_secs(150);
 const WITNESSES: Duration = Duration::from_secs(5);
 /// Nothing moves for so long: nothing will, since each fault has ended.
 const STUCK: Duration = Duration::from_secs(45);
+
+/// Work that is not over.
+#[derive(Debug)]
+#[expect(dead_code, reason = "printed")]
+enum Undone {
+    /// The publisher has some left.
+    Unpublished,
+    /// Messages of the work queue.
+    Ready(u32),
+    Events,
+    /// Runs under leases.
+    Charges,
+    /// Messages without an end.
+    Messages(Violation),
+    MirrorQueue(i64),
+}
 
 impl Arena {
     /// Waits until everything published has ended, stops all processes, and takes what the queues still hold.
@@ -36,6 +52,7 @@ impl Arena {
         let start = Instant::now();
         let mut last = (Vec::new(), Instant::now());
         let mut done = false;
+        let mut undone = Undone::Unpublished;
         loop {
             self.supervise()?;
             self.look_at_tenants().await?;
@@ -46,7 +63,9 @@ impl Arena {
                 done = false;
             }
             if self.unpublished() == 0 && !done && last.1.elapsed() > quiet / 2 {
-                done = self.is_done().await?;
+                let found = self.undone().await?;
+                done = found.is_none();
+                undone = found.unwrap_or(undone);
                 if !done && start.elapsed() + WITNESSES < limit {
                     self.publish_witnesses();
                 }
@@ -55,6 +74,7 @@ impl Arena {
                 break;
             }
             if start.elapsed() > limit || last.1.elapsed() > STUCK {
+                eprintln!("draining ended after {:.0?} with work undone: {undone:?}", start.elapsed());
                 break;
             }
             tokio::time::sleep(Duration::from_millis(200)).await;
@@ -96,11 +116,14 @@ impl Arena {
         Ok(vec![row.get(0), row.get(1), row.get(2), row.get(3)])
     }
 
-    async fn is_done(&mut self) -> anyhow::Result<bool> {
-        if self.broker().await?.ready(&self.queue).await? > 0
-            || self.counts().await?.last().is_none_or(|events| *events > 0)
-        {
-            return Ok(false);
+    /// What is not over yet.
+    async fn undone(&mut self) -> anyhow::Result<Option<Undone>> {
+        let ready = self.broker().await?.ready(&self.queue).await?;
+        if ready > 0 {
+            return Ok(Some(Undone::Ready(ready)));
+        }
+        if self.counts().await?.last().is_none_or(|events| *events > 0) {
+            return Ok(Some(Undone::Events));
         }
         if self.config.watched {
             // A letter may be requeued before its copy has come to the queue: whoever sweeps then finds nothing of it. The next one does.
@@ -108,15 +131,18 @@ impl Arena {
         }
         self.take_dead_letters().await?;
         if !self.is_charged().await? {
-            return Ok(false);
+            return Ok(Some(Undone::Charges));
         }
         let mut connection = self.connect().await?;
         self.evidence.read_tables(&mut connection, &self.config.consumer).await?;
         // What is charged is not yet read.
         let lost = judge(&self.sent(), &self.evidence)
-            .iter()
-            .any(|violation| (violation.invariant, violation.what) == (Invariant::I2, What::Lost));
-        Ok(!lost && self.evidence.mirror_queue == 0)
+            .into_iter()
+            .find(|violation| (violation.invariant, violation.what) == (Invariant::I2, What::Lost));
+        if let Some(lost) = lost {
+            return Ok(Some(Undone::Messages(lost)));
+        }
+        Ok((self.evidence.mirror_queue > 0).then_some(Undone::MirrorQueue(self.evidence.mirror_queue)))
     }
 
     async fn take_dead_letters(&mut self) -> anyhow::Result<()> {

@@ -1,12 +1,15 @@
 //! What an operator does in the meantime: collects, requeues, discards, sweeps, settles, erases; and is broken off in the middle of it.
 
-use std::time::Duration;
+use std::pin::pin;
+use std::time::{Duration, Instant};
 
 use super::Arena;
 use crate::checker::FRAGILE;
 
 /// For one command.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// From one look at the others to the next, while it runs.
+const LOOK: Duration = Duration::from_millis(200);
 
 /// What an operator may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,12 +84,24 @@ impl Arena {
         command.kill_on_drop(true).stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped());
         let child = command.spawn()?;
         // Dropped, it is killed.
-        let Ok(output) = tokio::time::timeout(break_off.unwrap_or(PATIENCE), child.wait_with_output()).await
-        else {
-            if break_off.is_none() {
-                self.exits.push(format!("oncely {}: no end within {PATIENCE:?}", arguments.join(" ")));
+        let mut ended = pin!(child.wait_with_output());
+        let (begun, limit) = (Instant::now(), break_off.unwrap_or(PATIENCE));
+        let output = loop {
+            let left = limit.saturating_sub(begun.elapsed());
+            match tokio::time::timeout(left.min(LOOK), &mut ended).await {
+                Ok(output) => break output,
+                Err(_) if begun.elapsed() < limit => {
+                    self.supervise()?;
+                    self.look_at_tenants().await?;
+                    self.publish_witnesses();
+                }
+                Err(_) => {
+                    if break_off.is_none() {
+                        self.exits.push(format!("oncely {}: no end within {PATIENCE:?}", arguments.join(" ")));
+                    }
+                    return Ok(());
+                }
             }
-            return Ok(());
         };
         let output = output?;
         if output.status.code().is_none_or(|code| code == 101) {

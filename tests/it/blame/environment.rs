@@ -364,3 +364,64 @@ async fn whatever_sqlstates_all_messages_meet_for_a_while_none_spends_an_attempt
     world.stop(worker).await;
     assert_eq!(world.count("select count(*) from oncely.audit where outcome <> 'completed'").await, 0);
 }
+
+/// As [`RAISING_ALL`], for some tries of a consumer in a row: a fault of all its messages that begins and ends while they are at work.
+const RAISING_FOR_A_WHILE: &str = "create table app.codes (code text);
+    create table app.fault (consumer text, first bigint, past bigint);
+    create function app.raising_all(message oncely.message) returns jsonb language plpgsql as $$
+    declare
+        -- No rollback takes it back.
+        try bigint := nextval('app.tries_of_' || message.consumer);
+    begin
+        if exists (select from app.fault where consumer = message.consumer and try >= first and try < past) then
+            raise exception using errcode = (select code from app.codes order by random() limit 1), message = 'broken';
+        end if;
+        insert into app.effects (tenant, consumer, key, attempt)
+            values (message.tenant, message.consumer, message.key, message.attempt);
+        return null;
+    end $$;
+    create function app.raising_all(messages oncely.message[]) returns setof oncely.result language plpgsql as $$
+    begin
+        return query select m.seq, app.raising_all(m) from unnest(messages) as m;
+    end $$";
+
+#[tokio::test]
+async fn a_fault_of_all_that_begins_and_ends_at_any_message_spends_no_attempt() {
+    let mut world = World::new().await;
+    world.sql.execute(RAISING_FOR_A_WHILE).await.unwrap();
+    sqlx::query("insert into app.codes select unnest($1::text[])")
+        .bind(any_sqlstates())
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+    let consumers: Vec<String> = (0..16).map(|number| format!("consumer_{number}")).collect();
+    for (number, consumer) in consumers.iter().enumerate() {
+        let batch = if number % 2 == 0 { "" } else { ", batch = true" };
+        let settings = format!("handler = {{ function = \"app.raising_all\"{batch} }}");
+        world.consumer(consumer, &format!("{settings}\nretry = {{ delays = [\"50ms\"], max_attempts = 1 }}"));
+        let first = fastrand::i64(1..20);
+        let past = first + fastrand::i64(1..20);
+        eprintln!("{consumer}: tries {first}..{past} fail");
+        sqlx::query("insert into app.fault values ($1, $2, $3)")
+            .bind(consumer)
+            .bind(first)
+            .bind(past)
+            .execute(&mut world.sql)
+            .await
+            .unwrap();
+        let sequence = format!("create sequence app.tries_of_{consumer}");
+        world.sql.execute(sqlx::AssertSqlSafe(sequence)).await.unwrap();
+    }
+    world.apply_topology().await;
+    for number in 0..40 {
+        for consumer in &consumers {
+            world.publish(consumer, message("acme", &format!("k{number}")), "{}").await;
+        }
+    }
+    let worker = world.start("worker");
+    world.wait_for("select count(*) from oncely.audit", 640).await;
+    let charged = "select string_agg(a::text, E'\\n') from oncely.audit as a where outcome <> 'completed'";
+    assert_eq!(world.text(charged).await, None);
+    assert_eq!(world.count("select count(*) from app.effects where attempt = 1").await, 640);
+    world.stop(worker).await;
+}

@@ -24,7 +24,7 @@ async fn messages_that_use_up_their_time_keep_another_tenants_waiting_for_one_of
         .map(|(tenant, key, body)| (queue.clone(), message(tenant, &key), body.as_bytes().to_vec()));
     world.broker.publish_all("", messages.collect()).await.unwrap();
     world.wait_for_ready(&queue, 0).await;
-    gate.pass_one().await;
+    gate.pass(&mut world).await;
     world.wait_for("select count(*) from app.effects where tenant = 'globex'", 10).await;
     let charged = world.count("select count(*) from oncely.audit where tenant = 'acme'").await;
     assert!(charged <= 5, "{charged} used up their time before the others");
@@ -138,7 +138,7 @@ async fn a_slow_message_with_a_batch_of_its_own_leaves_the_other_lane_its_share_
     });
     world.broker.publish_all("", messages.collect()).await.unwrap();
     world.wait_for_ready(&queue, 12).await;
-    gate.pass_one().await;
+    gate.pass(&mut world).await;
     // One lane waits with seven; the other one does all the rest.
     world.wait_for("select count(*) from app.effects", 2 + 15).await;
     gate.open().await;

@@ -4,7 +4,7 @@ use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
-use oncely::doctor::{CHECKS, Limits, Verdict};
+use oncely_doctor::{CHECKS, Limits, Verdict};
 use serde_json::Value;
 
 use super::{of, only, says};
@@ -57,10 +57,10 @@ async fn a_section_with_problems_is_told_and_its_server_is_not_asked() {
     let mut world = world().await;
     world.configure("[rabbitmq]\ntimeout = \"soon\"");
     let (config, problems) = oncely::Config::examine(&world.file());
-    let scope = oncely::doctor::Scope::default();
+    let scope = oncely_doctor::Scope::default();
     let report = match config {
-        Some(config) => oncely::doctor::examine(&config, &problems, &scope).await,
-        None => oncely::doctor::unusable(&problems, &scope),
+        Some(config) => oncely_doctor::examine(&config, &problems, &scope).await,
+        None => oncely_doctor::unusable(&problems, &scope),
     };
     for (check, verdict) in [("config", Verdict::Error), ("mq.reach", Verdict::Skipped)] {
         assert_eq!(of(&report, check).verdict, verdict, "{report:#?}");

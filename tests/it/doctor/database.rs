@@ -1,6 +1,6 @@
 //! What the doctor says of a database: its settings, its tables, what they hold.
 
-use oncely::doctor::{Limits, Scope, Verdict};
+use oncely_doctor::{Limits, Scope, Verdict};
 use secrecy::SecretString;
 use testbed::PgBouncer;
 

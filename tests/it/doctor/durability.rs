@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use oncely::doctor::{Limits, Verdict};
+use oncely_doctor::{Limits, Verdict};
 use testbed::{Postgres, Urls};
 
 use super::{Case, case, go_through, only, run, says};

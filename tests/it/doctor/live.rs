@@ -1,6 +1,6 @@
 //! What the doctor says of processes and consumers by their heartbeats, and of the identities of the last hour.
 
-use oncely::doctor::{Limits, Verdict};
+use oncely_doctor::{Limits, Verdict};
 
 use super::{Case, case, go_through};
 use crate::support::World;
@@ -139,7 +139,7 @@ async fn identities_that_do_not_identify_are_told_and_no_key_is_shown() {
     world.consumer("payments", "");
     go_through(&mut world, IDENTITIES, Limits { decisions: 20, ..Limits::default() }).await;
     let scope = super::only("data.identity", Limits::default());
-    let report = oncely::doctor::examine(&world.config(), &oncely::config::Problems::default(), &scope).await;
+    let report = oncely_doctor::examine(&world.config(), &oncely::config::Problems::default(), &scope).await;
     assert!(format!("{report:?}").contains("of 40 decisions"), "{report:?}");
     assert!(!format!("{report:?}").contains("25000000"), "{report:?}");
 }

@@ -1,7 +1,7 @@
 //! What the doctor says of logins: those that may too little, and those that may too much.
 
 use oncely::config::Config;
-use oncely::doctor::{Limits, Role, Scope, Verdict};
+use oncely_doctor::{Limits, Role, Scope, Verdict};
 use secrecy::SecretString;
 
 use super::{all, of, only, run, says};

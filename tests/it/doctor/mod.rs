@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use oncely::config::{Config, Problems};
-use oncely::doctor::{CHECKS, Examined, Limits, Report, Scope, Verdict, examine};
+use oncely_doctor::{CHECKS, CheckResult, Limits, Report, Scope, Verdict, examine};
 use sqlx::AssertSqlSafe;
 use testbed::eventually;
 
@@ -50,7 +50,7 @@ async fn all(config: &Config) -> Report {
     examine(config, &Problems::default(), &Scope::default()).await
 }
 
-fn of<'a>(report: &'a Report, check: &str) -> &'a Examined {
+fn of<'a>(report: &'a Report, check: &str) -> &'a CheckResult {
     let found = report.checks.iter().find(|examined| examined.check.id == check);
     found.unwrap_or_else(|| panic!("{check} is not in the report"))
 }
@@ -109,8 +109,8 @@ async fn where_all_is_well_every_check_says_so_or_why_it_can_t_know() {
     // In a task of its own, as the relay runs it.
     let report = eventually("all is well", || async {
         let config = config.clone();
-        let report = tokio::spawn(async move { oncely::doctor::run(&config).await }).await.unwrap();
-        let is_fine = |examined: &&Examined| {
+        let report = tokio::spawn(async move { oncely_doctor::run(&config).await }).await.unwrap();
+        let is_fine = |examined: &&CheckResult| {
             examined.verdict == Verdict::Ok || FINE_ELSEWHERE.contains(&examined.check.id)
         };
         let bad: Vec<_> = report.checks.iter().filter(|examined| !is_fine(examined)).collect();

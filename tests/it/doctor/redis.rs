@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use oncely::config::Config;
-use oncely::doctor::{Limits, Verdict};
+use oncely_doctor::{Limits, Verdict};
 use secrecy::SecretString;
 use testbed::Redis;
 use testbed::proxy::{Mode, Protocol, Proxy};

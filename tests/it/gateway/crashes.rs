@@ -3,7 +3,7 @@
 use std::os::unix::process::ExitStatusExt as _;
 use std::time::Duration;
 
-use oncely::failpoint::STEPS;
+use oncely_failpoint::STEPS;
 
 use super::{PRINCIPAL, SHORT, Site, Upstream, post, reached, start, state};
 use crate::support::World;

@@ -14,6 +14,7 @@ mod secrets;
 mod settled;
 mod slow;
 mod stops;
+mod suspended;
 mod through;
 mod transport;
 mod unknown;

@@ -74,6 +74,25 @@ async fn a_twin_that_would_wait_too_long_is_told_when_to_come_back() {
 }
 
 #[tokio::test]
+async fn a_call_that_outlasts_its_lease_keeps_its_key() {
+    let mut site = Site::start("lease = \"2s\"\nmax_run = \"2m\"\nwait = \"1s\"").await;
+    let request = post("/do/hang", "k", "{}");
+    let (client, ask) = (site.client, request.clone());
+    let first = tokio::spawn(async move { client.ask(&ask).await });
+    site.upstream.wait_for_calls(1).await;
+    let renewed = "select count(*) from oncely.idempotency_keys
+         where key = 'k' and owner is not null and not_before > created_at + interval '4 seconds'";
+    site.world.wait_for(renewed, 1).await;
+    let twin = site.ask(&request).await;
+    assert_eq!(twin.status, 409, "{twin:?}");
+    site.upstream.go_on();
+    assert_eq!(first.await.unwrap().status, 201);
+    assert!(site.ask(&request).await.is_replayed());
+    assert_eq!(site.upstream.calls().len(), 1);
+    site.stop().await;
+}
+
+#[tokio::test]
 async fn the_same_key_is_another_request_with_another_body_path_or_principal() {
     let site = Site::start("").await;
     let of = |path: &str, principal: &str, body: &str| {

@@ -3,7 +3,7 @@
 use std::os::unix::process::ExitStatusExt as _;
 use std::time::Duration;
 
-use oncely::failpoint::STEPS;
+use oncely_failpoint::STEPS;
 
 use super::{Ask, Client, EFFECTS, KEYS};
 use crate::support::{World, http};

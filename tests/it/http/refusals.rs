@@ -129,7 +129,7 @@ async fn a_corrected_retry_runs() {
 async fn take(request: Request) -> Result<(StatusCode, String), StatusCode> {
     let extensions = request.extensions().clone();
     Json::from_request(request, &()).await?;
-    let run = Run::of(&extensions).map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)?;
+    let run = Run::from_extensions(&extensions).map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)?;
     Ok((StatusCode::CREATED, format!("run {}", run.attempt())))
 }
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 use oncely::identity::Identity;
 use oncely::lease::conformance::{self, CASES};
 use oncely::lease::{
-    BegunStep, Claim, Claimed, Facts, Failed, Failover, Failure, Grant, Held, KeyStatus, Known, LeaseStore,
-    Renewed, Step, StoreClock, StoreError,
+    BegunStep, Claim, ClaimOutcome, Facts, FailOutcome, Failover, Failure, Grant, KeySnapshot, KeyStatus,
+    LeaseId, LeaseStore, RenewOutcome, Step, StepStore, StoreClock, StoreError,
 };
 use redis::aio::MultiplexedConnection;
 use serde_json::{Value, json};
@@ -61,14 +61,14 @@ impl Article {
         command.query_async(&mut self.connection.clone()).await.map_err(unavailable)
     }
 
-    fn granted(&self) -> Claimed {
+    fn granted(&self) -> ClaimOutcome {
         let token = self.tokens.fetch_add(1, Ordering::Relaxed);
-        Claimed::Granted(Grant { token, attempt: 1, is_takeover: false })
+        ClaimOutcome::Granted(Grant { token, attempt: 1, is_takeover: false })
     }
 
     /// Who waits is told nothing of how long.
-    fn busy(claim: &Claim<'_>) -> Claimed {
-        Claimed::InFlight(claim.lease)
+    fn busy(claim: &Claim<'_>) -> ClaimOutcome {
+        ClaimOutcome::InFlight(claim.lease)
     }
 
     async fn lock(&self, key: &str, value: &str, time: Duration) -> Result<bool, StoreError> {
@@ -77,7 +77,7 @@ impl Article {
         Ok(self.run::<Option<String>>(&set).await?.is_some())
     }
 
-    async fn watch(&self, key: &str, claim: &Claim<'_>) -> Result<Claimed, StoreError> {
+    async fn watch(&self, key: &str, claim: &Claim<'_>) -> Result<ClaimOutcome, StoreError> {
         let mut own = connect(&self.url).await;
         for _ in 0..3 {
             redis::cmd("WATCH").arg(key).query_async::<()>(&mut own).await.map_err(unavailable)?;
@@ -99,9 +99,35 @@ impl Article {
 }
 
 /// A completed record.
-fn recorded(found: &str) -> Option<Claimed> {
+fn recorded(found: &str) -> Option<ClaimOutcome> {
     let record: Value = serde_json::from_str(found).unwrap();
-    (record["status"] == "COMPLETED").then(|| Claimed::Done(record.get("response").cloned()))
+    (record["status"] == "COMPLETED").then(|| ClaimOutcome::Done(record.get("response").cloned()))
+}
+
+impl StepStore for Article {
+    async fn renew(&self, held: &[LeaseId], _: Duration) -> Result<Vec<RenewOutcome>, StoreError> {
+        let mut renewed = Vec::new();
+        for held in held {
+            let left: i64 = self.run(redis::cmd("PTTL").arg(Self::keys(&held.identity).0)).await?;
+            renewed.push(match u64::try_from(left) {
+                Ok(left) => RenewOutcome::Until(Duration::from_millis(left)),
+                Err(_) => RenewOutcome::Lost,
+            });
+        }
+        Ok(renewed)
+    }
+
+    async fn begin_step(&self, _: &LeaseId, _: &Step, _: Uuid, _: Duration) -> Result<BegunStep, StoreError> {
+        no_steps()
+    }
+
+    async fn checkpoint(&self, _: &LeaseId, _: &str, _: &Value, _: Duration) -> Result<(), StoreError> {
+        no_steps()
+    }
+
+    async fn refuse_step(&self, _: &LeaseId, _: &str, _: u32, _: Duration) -> Result<u32, StoreError> {
+        no_steps()
+    }
 }
 
 impl LeaseStore for Article {
@@ -109,7 +135,7 @@ impl LeaseStore for Article {
         Facts { failover: Failover::Forgets, clock: StoreClock::Server }
     }
 
-    async fn claim(&self, claim: &Claim<'_>) -> Result<Claimed, StoreError> {
+    async fn claim(&self, claim: &Claim<'_>) -> Result<ClaimOutcome, StoreError> {
         let (lock, result) = Self::keys(claim.identity);
         match self.sample {
             Sample::LockAndResult => {
@@ -118,7 +144,7 @@ impl LeaseStore for Article {
                 }
                 let found: Option<String> = self.run(redis::cmd("GET").arg(&result)).await?;
                 Ok(match found {
-                    Some(found) => Claimed::Done(Some(serde_json::from_str(&found).unwrap())),
+                    Some(found) => ClaimOutcome::Done(Some(serde_json::from_str(&found).unwrap())),
                     None => Self::busy(claim),
                 })
             }
@@ -127,14 +153,14 @@ impl LeaseStore for Article {
                     return Ok(self.granted());
                 }
                 // "Acknowledge the message": whatever stands there.
-                Ok(Claimed::Done(None))
+                Ok(ClaimOutcome::Done(None))
             }
             Sample::Lua => {
                 let mut script = redis::cmd("EVAL");
                 script.arg(LUA).arg(1).arg(&lock).arg(claim.owner);
                 script.arg(u64::try_from(claim.lease.as_millis()).unwrap()).arg(3_600);
                 Ok(match self.run::<String>(&script).await?.as_str() {
-                    "DUPLICATE" => Claimed::Done(None),
+                    "DUPLICATE" => ClaimOutcome::Done(None),
                     "CONFLICT" => Self::busy(claim),
                     _ => self.granted(),
                 })
@@ -143,31 +169,7 @@ impl LeaseStore for Article {
         }
     }
 
-    async fn renew(&self, held: &[Held], _: Duration) -> Result<Vec<Renewed>, StoreError> {
-        let mut renewed = Vec::new();
-        for held in held {
-            let left: i64 = self.run(redis::cmd("PTTL").arg(Self::keys(&held.identity).0)).await?;
-            renewed.push(match u64::try_from(left) {
-                Ok(left) => Renewed::Until(Duration::from_millis(left)),
-                Err(_) => Renewed::Lost,
-            });
-        }
-        Ok(renewed)
-    }
-
-    async fn begin_step(&self, _: &Held, _: &Step, _: Uuid, _: Duration) -> Result<BegunStep, StoreError> {
-        no_steps()
-    }
-
-    async fn checkpoint(&self, _: &Held, _: &str, _: &Value, _: Duration) -> Result<(), StoreError> {
-        no_steps()
-    }
-
-    async fn refuse_step(&self, _: &Held, _: &str, _: u32, _: Duration) -> Result<u32, StoreError> {
-        no_steps()
-    }
-
-    async fn complete(&self, held: &Held, response: Option<&Value>) -> Result<(), StoreError> {
+    async fn complete(&self, held: &LeaseId, response: Option<&Value>) -> Result<(), StoreError> {
         let (lock, result) = Self::keys(&held.identity);
         let (key, value) = match self.sample {
             Sample::LockAndResult => (&result, response.unwrap_or(&Value::Null).to_string()),
@@ -184,19 +186,19 @@ impl LeaseStore for Article {
         Ok(())
     }
 
-    async fn fail(&self, held: &Held, _: &Failure<'_>) -> Result<Failed, StoreError> {
+    async fn fail(&self, held: &LeaseId, _: &Failure<'_>) -> Result<FailOutcome, StoreError> {
         self.run::<()>(redis::cmd("DEL").arg(Self::keys(&held.identity).0)).await?;
-        Ok(Failed::Retry { attempts: 1 })
+        Ok(FailOutcome::Retry { attempts: 1 })
     }
 
-    async fn release(&self, held: &Held) -> Result<bool, StoreError> {
+    async fn release(&self, held: &LeaseId) -> Result<bool, StoreError> {
         self.run::<()>(redis::cmd("DEL").arg(Self::keys(&held.identity).0)).await?;
         Ok(true)
     }
 
-    async fn look_up(&self, identity: &Identity) -> Result<Option<Known>, StoreError> {
+    async fn look_up(&self, identity: &Identity) -> Result<Option<KeySnapshot>, StoreError> {
         let found: bool = self.run(redis::cmd("EXISTS").arg(Self::keys(identity).0)).await?;
-        Ok(found.then_some(Known {
+        Ok(found.then_some(KeySnapshot {
             status: KeyStatus::InProgress,
             owner: None,
             token: 0,

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use oncely::lease::conformance;
-use oncely::lease::{RedisSettings, RedisStore};
+use oncely::redis_store::{RedisSettings, RedisStore};
 use testbed::Redis;
 
 use super::clocks::RedisClock;

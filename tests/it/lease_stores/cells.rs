@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use oncely::identity::Identity;
 use oncely::lease::{
-    Cell, CellStore, Cells, Facts, LeaseStore as _, Memory, MemoryClock, MemoryStore, Renewed, Replaced,
-    StoreError,
+    Cell, CellStore, Cells, Facts, LeaseStore as _, Memory, MemoryClock, MemoryStore, RenewOutcome,
+    ReplaceOutcome, StepStore as _, StoreError,
 };
 use uuid::Uuid;
 
@@ -45,7 +45,7 @@ impl Cells for Counted {
         identity: &Identity,
         was: Option<Uuid>,
         cell: &Cell,
-    ) -> Result<Replaced, StoreError> {
+    ) -> Result<ReplaceOutcome, StoreError> {
         self.writes.fetch_add(1, Ordering::Relaxed);
         self.cells.replace(identity, was, cell).await
     }
@@ -75,7 +75,7 @@ async fn whoever_holds_a_key_writes_without_reading_and_believes_only_what_stand
     // What it has written last still says that it holds the key: the write finds out.
     assert!(matches!(store.complete(&held, None).await, Err(StoreError::Lost)));
     assert_eq!(counted.take(), (1, 0));
-    assert_eq!(store.renew(&[held], LEASE).await.unwrap(), [Renewed::Lost]);
+    assert_eq!(store.renew(&[held], LEASE).await.unwrap(), [RenewOutcome::Lost]);
     other.complete(&heir, None).await.unwrap();
     assert_eq!(counted.take(), (1, 1));
 }

@@ -10,7 +10,7 @@ mod runner;
 
 use oncely::identity::{Identity, IdentityPart};
 use oncely::lease::conformance::{self, CASES, Clock};
-use oncely::lease::{Claim, Claimed, Held, LeaseStore, MemoryClock, MemoryStore, fingerprint};
+use oncely::lease::{Claim, ClaimOutcome, LeaseId, LeaseStore, MemoryClock, MemoryStore, fingerprint};
 use std::time::Duration;
 
 pub(crate) const LEASE: Duration = Duration::from_secs(30);
@@ -32,9 +32,9 @@ pub(crate) fn claim<'a>(identity: &'a Identity, owner: &'a str) -> Claim<'a> {
     }
 }
 
-pub(crate) async fn hold(store: &impl LeaseStore, identity: &Identity, owner: &str) -> Held {
+pub(crate) async fn hold(store: &impl LeaseStore, identity: &Identity, owner: &str) -> LeaseId {
     match store.claim(&claim(identity, owner)).await.unwrap() {
-        Claimed::Granted(grant) => Held { identity: identity.clone(), token: grant.token },
+        ClaimOutcome::Granted(grant) => LeaseId { identity: identity.clone(), token: grant.token },
         other => panic!("{other:?}"),
     }
 }

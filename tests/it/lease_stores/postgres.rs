@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use oncely::HandlerError;
-use oncely::lease::{Claimed, LeaseRunner, LeaseStore as _, PostgresStore, Ran, StoreError, fingerprint};
+use oncely::lease::{
+    ClaimOutcome, LeaseRunner, LeaseStore as _, PostgresStore, RunOutcome, StoreError, fingerprint,
+};
 use oncely::reason::Reason;
 use sqlx::postgres::PgPoolOptions;
 use testbed::eventually;
@@ -66,7 +68,7 @@ async fn who_may_not_consume_holds_nothing_and_who_may_needs_no_table() {
     sqlx::query(grant).bind(&login.name).execute(&mut world.sql).await.unwrap();
     let held = hold(&store, &key, "first").await;
     store.complete(&held, None).await.unwrap();
-    assert_eq!(store.claim(&claim(&key, "second")).await.unwrap(), Claimed::Done(None));
+    assert_eq!(store.claim(&claim(&key, "second")).await.unwrap(), ClaimOutcome::Done(None));
     let looked = store.look_up(&key).await;
     assert!(looked.is_err(), "a consumer reads no table: {looked:?}");
     drop(store);
@@ -83,12 +85,18 @@ async fn a_run_that_failed_as_often_as_it_may_is_given_up() {
         let fail = async |_| Err(HandlerError::transient("away"));
         let mut ran = runner.run(&key, fingerprint(b"{}"), fail).await.unwrap();
         if name == "delays" {
-            assert!(matches!(ran, Ran::Failed { .. }), "{ran:?}");
+            assert!(matches!(ran, RunOutcome::Failed { .. }), "{ran:?}");
             ran = runner.run(&key, fingerprint(b"{}"), fail).await.unwrap();
         }
-        assert!(matches!(ran, Ran::GivenUp { reason: Reason::AttemptsExhausted, .. }), "{name}: {ran:?}");
+        assert!(
+            matches!(ran, RunOutcome::GivenUp { reason: Reason::AttemptsExhausted, .. }),
+            "{name}: {ran:?}"
+        );
         let again = runner.run(&key, fingerprint(b"{}"), async |_| panic!("it ran")).await.unwrap();
-        assert!(matches!(again, Ran::GivenUp { reason: Reason::AttemptsExhausted, .. }), "{name}: {again:?}");
+        assert!(
+            matches!(again, RunOutcome::GivenUp { reason: Reason::AttemptsExhausted, .. }),
+            "{name}: {again:?}"
+        );
     }
     let given_up = "select count(*) from oncely.idempotency_keys where reason = 'attempts_exhausted'";
     assert_eq!(world.count(given_up).await, 2);
@@ -114,7 +122,7 @@ async fn what_a_claim_was_granted_whose_answers_were_lost_is_given_back() {
     assert_eq!(proxy.struck(), 3);
     world.wait_for(FREE, 1).await;
     let ran = runner.run(&key, fingerprint(b"{}"), async |_| Ok(None)).await.unwrap();
-    assert_eq!(ran, Ran::Done(None));
+    assert_eq!(ran, RunOutcome::Done(None));
 }
 
 #[tokio::test]
@@ -170,7 +178,7 @@ async fn a_silent_connection_costs_no_live_run_its_lease() {
         go.notify_one();
     };
     let (ran, ()) = tokio::join!(running, watching);
-    assert_eq!(ran.unwrap(), Ran::Done(None));
+    assert_eq!(ran.unwrap(), RunOutcome::Done(None));
 }
 
 #[tokio::test]

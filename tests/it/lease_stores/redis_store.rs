@@ -1,7 +1,8 @@
 //! The store in Redis.
 
 use oncely::lease::conformance::{self, Clock as _};
-use oncely::lease::{Claimed, Failover, LeaseStore as _, RedisSettings, RedisStore, Renewed, StoreError};
+use oncely::lease::{ClaimOutcome, Failover, LeaseStore as _, RenewOutcome, StepStore as _, StoreError};
+use oncely::redis_store::{RedisSettings, RedisStore};
 use redis::aio::MultiplexedConnection;
 use std::time::Duration;
 use testbed::{Redis, SentinelRedis, eventually};
@@ -69,7 +70,7 @@ async fn a_key_is_forgotten_after_its_retention_and_never_with_its_lease() {
     assert!((86_390..=86_400).contains(&ttl(&mut connection).await), "the retention, not the lease");
     clock.advance(Duration::from_secs(500)).await;
     assert!(
-        matches!(store.claim(&claim(&key, "second")).await.unwrap(), Claimed::Granted(grant) if grant.is_takeover)
+        matches!(store.claim(&claim(&key, "second")).await.unwrap(), ClaimOutcome::Granted(grant) if grant.is_takeover)
     );
     let _ = held;
     assert!((86_390..=86_400).contains(&ttl(&mut connection).await), "counted from the last word");
@@ -169,7 +170,7 @@ async fn functions_that_are_gone_are_loaded_again_and_need_no_right_where_they_a
     .await;
     let url = redis.url().replace("redis://", "redis://app:secret@");
     let user = RedisStore::open(RedisSettings::new(&url)).await.unwrap();
-    assert_eq!(user.claim(&claim(&key, "second")).await.unwrap(), Claimed::Done(None));
+    assert_eq!(user.claim(&claim(&key, "second")).await.unwrap(), ClaimOutcome::Done(None));
     run(&mut connection, &["FUNCTION", "FLUSH"]).await;
     assert!(RedisStore::open(RedisSettings::new(&url)).await.is_err());
     run(&mut connection, &["FUNCTION", "LOAD", &RedisStore::library()]).await;
@@ -219,7 +220,7 @@ async fn a_server_that_is_killed_is_unavailable_and_what_it_forgot_runs_again_un
     let next = hold(&store, &key, "second").await;
     assert!(next.token > held.token);
     assert!(matches!(store.complete(&held, None).await, Err(StoreError::Lost)));
-    assert_eq!(store.renew(&[held, next], LEASE).await.unwrap()[0], Renewed::Lost);
+    assert_eq!(store.renew(&[held, next], LEASE).await.unwrap()[0], RenewOutcome::Lost);
 }
 
 #[tokio::test]
@@ -267,7 +268,7 @@ async fn after_a_failover_what_the_replica_had_holds_and_what_it_lacked_is_claim
     })
     .await
     .unwrap();
-    assert_eq!(store.claim(&claim(&done, "second")).await.unwrap(), Claimed::Done(Some(7.into())));
+    assert_eq!(store.claim(&claim(&done, "second")).await.unwrap(), ClaimOutcome::Done(Some(7.into())));
     // Its functions came with the data, and the holder goes on.
     store.complete(&held, None).await.unwrap();
     let again = hold(&store, &lacking, "second").await;

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use oncely::HandlerError;
 use oncely::lease::{
-    Call, Claimed, LeaseRunner, LeaseStore as _, MemoryClock, MemoryStore, Ran, RedisSettings, RedisStore,
-    Renewed, Repeat, Run, Step, StepError, fingerprint,
+    Call, ClaimOutcome, LeaseRunner, LeaseStore as _, MemoryClock, MemoryStore, RenewOutcome, Repeat, Run,
+    RunOutcome, Step, StepError, StepStore as _, fingerprint,
 };
 use oncely::reason::Reason;
+use oncely::redis_store::{RedisSettings, RedisStore};
 use testbed::{Redis, eventually};
 use tokio::sync::Notify;
 
@@ -32,12 +33,15 @@ async fn work_runs_once_and_copies_get_its_response() {
         Ok(Some("done".into()))
     };
     let key = identity("order 1");
-    assert_eq!(runner.run(&key, fingerprint(PRINT), work).await.unwrap(), Ran::Done(Some("done".into())));
     assert_eq!(
         runner.run(&key, fingerprint(PRINT), work).await.unwrap(),
-        Ran::Duplicate(Some("done".into()))
+        RunOutcome::Done(Some("done".into()))
     );
-    assert_eq!(runner.run(&key, fingerprint(b"another"), work).await.unwrap(), Ran::Conflict);
+    assert_eq!(
+        runner.run(&key, fingerprint(PRINT), work).await.unwrap(),
+        RunOutcome::Duplicate(Some("done".into()))
+    );
+    assert_eq!(runner.run(&key, fingerprint(b"another"), work).await.unwrap(), RunOutcome::Conflict);
     assert_eq!(runs.load(Ordering::Relaxed), 1);
 }
 
@@ -59,9 +63,9 @@ async fn a_run_can_be_spawned_and_a_copy_meanwhile_is_in_flight() {
     });
     begun.notified().await;
     let copy = runner.run(&identity("order 1"), fingerprint(PRINT), async |_| Ok(None)).await.unwrap();
-    assert!(matches!(copy, Ran::InFlight(left) if left <= Duration::from_secs(30)), "{copy:?}");
+    assert!(matches!(copy, RunOutcome::InFlight(left) if left <= Duration::from_secs(30)), "{copy:?}");
     go.notify_one();
-    assert_eq!(running.await.unwrap().unwrap(), Ran::Done(None));
+    assert_eq!(running.await.unwrap().unwrap(), RunOutcome::Done(None));
 }
 
 const CHARGE: Step = Step::new("charge", Repeat::Within(Duration::from_secs(86_400)));
@@ -87,9 +91,12 @@ async fn a_failed_run_goes_on_where_it_was_and_calls_no_stored_step_again() {
     // ANCHOR_END: run
     let key = identity("order 1");
     let first = runner.run(&key, fingerprint(PRINT), work).await.unwrap();
-    assert!(matches!(first, Ran::Failed { delay: Duration::ZERO, .. }), "{first:?}");
+    assert!(matches!(first, RunOutcome::Failed { delay: Duration::ZERO, .. }), "{first:?}");
     let expected = oncely::lease::step_key(&key, "charge", 0).to_string();
-    assert_eq!(runner.run(&key, fingerprint(PRINT), work).await.unwrap(), Ran::Done(Some(expected.into())));
+    assert_eq!(
+        runner.run(&key, fingerprint(PRINT), work).await.unwrap(),
+        RunOutcome::Done(Some(expected.into()))
+    );
     assert_eq!(calls.load(Ordering::Relaxed), 1);
 }
 
@@ -107,9 +114,9 @@ async fn a_call_that_may_have_happened_and_must_not_be_repeated_gives_the_key_up
         Ok(None)
     };
     let next = runner.run(&key, fingerprint(PRINT), work).await.unwrap();
-    assert!(matches!(next, Ran::GivenUp { reason: Reason::OutcomeUnknown, .. }), "{next:?}");
+    assert!(matches!(next, RunOutcome::GivenUp { reason: Reason::OutcomeUnknown, .. }), "{next:?}");
     let last = runner.run(&key, fingerprint(PRINT), work).await.unwrap();
-    assert!(matches!(last, Ran::GivenUp { reason: Reason::OutcomeUnknown, .. }), "{last:?}");
+    assert!(matches!(last, RunOutcome::GivenUp { reason: Reason::OutcomeUnknown, .. }), "{last:?}");
 }
 
 #[tokio::test]
@@ -118,11 +125,17 @@ async fn a_refusal_is_the_answer_and_a_permanent_failure_gives_up() {
     let (sold_out, bad) = (identity("sold out"), identity("bad"));
     let refuse = async |_: Run<MemoryStore>| Err(HandlerError::refused("sold out"));
     let answer = Some(serde_json::json!({ "refused": "sold out" }));
-    assert_eq!(runner.run(&sold_out, fingerprint(PRINT), refuse).await.unwrap(), Ran::Done(answer.clone()));
-    assert_eq!(runner.run(&sold_out, fingerprint(PRINT), refuse).await.unwrap(), Ran::Duplicate(answer));
+    assert_eq!(
+        runner.run(&sold_out, fingerprint(PRINT), refuse).await.unwrap(),
+        RunOutcome::Done(answer.clone())
+    );
+    assert_eq!(
+        runner.run(&sold_out, fingerprint(PRINT), refuse).await.unwrap(),
+        RunOutcome::Duplicate(answer)
+    );
     let fail = async |_: Run<MemoryStore>| Err(HandlerError::permanent("no such account"));
     let ran = runner.run(&bad, fingerprint(PRINT), fail).await.unwrap();
-    assert!(matches!(ran, Ran::GivenUp { reason: Reason::HandlerRejected, .. }), "{ran:?}");
+    assert!(matches!(ran, RunOutcome::GivenUp { reason: Reason::HandlerRejected, .. }), "{ran:?}");
 }
 
 /// Real time, with the shortest lease there is.
@@ -144,13 +157,13 @@ async fn the_heartbeat_keeps_a_long_run_and_ends_with_it() {
         // Three leases long nobody else gets it.
         while began.elapsed() < Duration::from_secs(3) {
             let claimed = runner.store().claim(&claim(&key, "another")).await.unwrap();
-            assert!(matches!(claimed, Claimed::InFlight(_)), "{claimed:?} after {:?}", began.elapsed());
+            assert!(matches!(claimed, ClaimOutcome::InFlight(_)), "{claimed:?} after {:?}", began.elapsed());
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         go.notify_one();
     };
     let (ran, ()) = tokio::join!(running, watching);
-    assert_eq!(ran.unwrap(), Ran::Done(None));
+    assert_eq!(ran.unwrap(), RunOutcome::Done(None));
 
     // A run that is dropped: its key is given back, and nobody has died.
     let other = identity("order 2");
@@ -165,7 +178,7 @@ async fn the_heartbeat_keeps_a_long_run_and_ends_with_it() {
     }
     eventually("the lease is given back", || async {
         match runner.store().claim(&claim(&other, "heir")).await.unwrap() {
-            Claimed::Granted(grant) if !grant.is_takeover => Ok(()),
+            ClaimOutcome::Granted(grant) if !grant.is_takeover => Ok(()),
             claimed => Err(format!("{claimed:?}")),
         }
     })
@@ -189,7 +202,7 @@ async fn a_run_beyond_its_time_is_told_dropped_and_has_failed() {
         .await
         .unwrap();
     assert!(
-        matches!(&ran, Ran::Failed { error, delay: Duration::ZERO } if error.contains("max_run")),
+        matches!(&ran, RunOutcome::Failed { error, delay: Duration::ZERO } if error.contains("max_run")),
         "{ran:?}"
     );
     assert_eq!(told.load(Ordering::Relaxed), 1);
@@ -212,8 +225,11 @@ async fn a_run_that_takes_too_long_each_time_is_given_up() {
             .await
             .unwrap();
         match attempt {
-            6 => assert!(matches!(ran, Ran::GivenUp { reason: Reason::AttemptsExhausted, .. }), "{ran:?}"),
-            _ => assert!(matches!(ran, Ran::Failed { .. }), "{attempt}: {ran:?}"),
+            6 => assert!(
+                matches!(ran, RunOutcome::GivenUp { reason: Reason::AttemptsExhausted, .. }),
+                "{ran:?}"
+            ),
+            _ => assert!(matches!(ran, RunOutcome::Failed { .. }), "{attempt}: {ran:?}"),
         }
     }
 }
@@ -244,7 +260,7 @@ async fn callers_that_go_away_leave_no_death_behind() {
         assert!(!run.is_takeover());
         Ok(None)
     };
-    assert_eq!(runner.run(&key, fingerprint(PRINT), work).await.unwrap(), Ran::Done(None));
+    assert_eq!(runner.run(&key, fingerprint(PRINT), work).await.unwrap(), RunOutcome::Done(None));
 }
 
 #[tokio::test]
@@ -262,9 +278,9 @@ async fn whose_key_was_taken_over_records_nothing() {
         })
         .await
         .unwrap();
-    assert_eq!(ran, Ran::Lost);
+    assert_eq!(ran, RunOutcome::Lost);
     let renewed = runner.store().renew(&[heir.unwrap()], Duration::from_secs(30)).await.unwrap();
-    assert!(matches!(renewed[0], Renewed::Until(_)), "the heir holds it still");
+    assert!(matches!(renewed[0], RenewOutcome::Until(_)), "the heir holds it still");
 }
 
 /// Redis is gone between the call and its result: what has happened is said until it is stored.
@@ -297,8 +313,8 @@ async fn a_result_is_said_until_a_store_that_was_away_has_it() {
         redis.restart().await.unwrap();
     };
     let (ran, ()) = tokio::join!(running, failing);
-    assert_eq!(ran.unwrap(), Ran::Done(Some("ch_1".into())));
+    assert_eq!(ran.unwrap(), RunOutcome::Done(Some("ch_1".into())));
     assert_eq!(calls.load(Ordering::Relaxed), 1);
     let again = runner.run(&key, fingerprint(PRINT), async |_| panic!("it ran")).await.unwrap();
-    assert_eq!(again, Ran::Duplicate(Some("ch_1".into())));
+    assert_eq!(again, RunOutcome::Duplicate(Some("ch_1".into())));
 }

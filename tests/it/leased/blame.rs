@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use super::{COMPLETED, HandlerError, LeasedHandler, Message, Repeat, Running, Step, message, world_with};
-use oncely::lease::{Finish, Lease};
+use oncely::handler::{Finish, Lease};
 
 const RETRY: &str = "retry = { delays = [\"50ms\"], max_attempts = 3 }";
 const CALL: Step = Step::new("call", Repeat::Always);

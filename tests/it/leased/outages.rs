@@ -12,7 +12,7 @@ use super::{
 };
 use crate::support::{World, servers};
 use oncely::Worker;
-use oncely::lease::{Finish, Lease};
+use oncely::handler::{Finish, Lease};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use oncely::lease::{Finish, Lease, LeasedHandler};
+use oncely::handler::{Finish, Lease, LeasedHandler};
 use oncely::{HandlerError, Message};
 use sqlx::{Connection as _, PgConnection, Row as _};
 use testbed::eventually_within;

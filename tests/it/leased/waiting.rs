@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use super::{COMPLETED, HandlerError, LeasedHandler, Message, Running, message, world_with};
-use oncely::lease::{Finish, Lease};
+use oncely::handler::{Finish, Lease};
 
 const RETRY: &str = "retry = { delays = [\"50ms\"], max_attempts = 3 }";
 
@@ -83,6 +83,14 @@ async fn copies_that_can_not_be_published_hold_no_place() {
     assert_eq!(world.broker.ready(&world.queue("charges")).await.unwrap(), 0, "all have come");
     world.apply_topology().await;
     world.wait_for_ready(&dead, 32).await;
+    // The worker knows that the last copy has arrived, too.
+    let now = world.text("select now()::text").await.unwrap();
+    let settled = format!(
+        "select count(*) from oncely.processes
+         where last_seen_at > '{now}' and consumers -> 0 -> 'unacknowledged' ->> '{}' = '0'",
+        world.queue("charges")
+    );
+    world.wait_for(&settled, 1).await;
     running.end().await;
     assert_eq!(world.broker.ready(&world.queue("charges")).await.unwrap(), 0, "each was acknowledged");
 }

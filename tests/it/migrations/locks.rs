@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use oncely::pg::{KeptOut, LockedWork, MIGRATOR, TableLock, migration_locks};
+use oncely_postgres::{BlockedSessions, LockedWork, MIGRATOR, TableLock, migration_locks};
 use sqlx::migrate::Migration;
 use sqlx::{AssertSqlSafe, PgConnection, Row as _};
 use testbed::Database;
@@ -57,10 +57,10 @@ async fn relations(connection: &mut PgConnection) -> BTreeMap<i64, Relation> {
     rows.into_iter().map(relation).collect()
 }
 
-fn kept_out(mode: &str) -> Option<KeptOut> {
+fn kept_out(mode: &str) -> Option<BlockedSessions> {
     match mode {
-        "AccessExclusiveLock" => Some(KeptOut::Everybody),
-        "ExclusiveLock" | "ShareRowExclusiveLock" | "ShareLock" => Some(KeptOut::Writes),
+        "AccessExclusiveLock" => Some(BlockedSessions::Everybody),
+        "ExclusiveLock" | "ShareRowExclusiveLock" | "ShareLock" => Some(BlockedSessions::Writes),
         _ => None,
     }
 }
@@ -80,7 +80,7 @@ async fn done_by(connection: &mut PgConnection, statements: &str) -> Done {
     .unwrap();
     sqlx::raw_sql("rollback").execute(&mut *connection).await.unwrap();
 
-    let mut locks: BTreeMap<&str, (KeptOut, LockedWork)> = BTreeMap::new();
+    let mut locks: BTreeMap<&str, (BlockedSessions, LockedWork)> = BTreeMap::new();
     for row in &held {
         let (oid, mode): (i64, &str) = (row.get(0), row.get(1));
         let (Some(was), Some(who)) = (before.get(&oid), kept_out(mode)) else { continue };

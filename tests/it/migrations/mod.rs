@@ -7,7 +7,7 @@ mod waiting;
 use sqlx::migrate::Migration;
 
 fn up() -> impl Iterator<Item = &'static Migration> {
-    oncely::pg::MIGRATOR.iter().filter(|migration| migration.migration_type.is_up_migration())
+    oncely_postgres::MIGRATOR.iter().filter(|migration| migration.migration_type.is_up_migration())
 }
 
 fn file(migration: &Migration) -> String {

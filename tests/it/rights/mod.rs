@@ -4,6 +4,7 @@ mod attacks;
 mod bounds;
 mod grants;
 mod servers;
+mod statements;
 mod tenants;
 mod walk;
 mod work;

@@ -135,9 +135,10 @@ async fn the_books_users_of_rabbitmq_and_redis_can_do_all_the_work() {
     };
     publish(&site.world, "fresh", "{}").await;
     publish(&site.world, "again", r#"{"do": "fail_once"}"#).await;
+    // Two that fail wait for a success of another one.
+    site.world.wait_for("select count(*) from app.effects", 2).await;
     publish(&site.world, "never", r#"{"do": "fail"}"#).await;
     run(&mut site.world, "select oncely.emit('orders', 'order.created', 'order 1182')").await;
-    site.world.wait_for("select count(*) from app.effects", 2).await;
     site.world.wait_for("select count(*) from oncely.dead_letters where state = 'waiting'", 1).await;
     site.world.wait_for_ready("accounting", 1).await;
     site.world.wait_for("select count(*) from oncely.events", 0).await;

@@ -483,7 +483,7 @@ async fn policies_change_no_plan_of_a_worker_a_relay_an_operator_or_an_auditor()
     let tables: Vec<String> =
         sqlx::query(toggled).fetch_all(&mut world.sql).await.unwrap().iter().map(|row| row.get(0)).collect();
     assert!(tables.len() >= 7, "{tables:?}");
-    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/pg");
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/postgres/src");
     let mut files: Vec<_> = std::fs::read_dir(folder)
         .unwrap()
         .map(|entry| entry.unwrap().path())

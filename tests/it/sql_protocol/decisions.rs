@@ -1,10 +1,10 @@
 //! What is retried and given up, as the worker decides it.
 
-use oncely::decide::{KeyDecision, KeyRecord, KeyStatus, OnConflict, decide};
-use oncely::fault::FaultClass;
-use oncely::fingerprint::{Fingerprint, FingerprintPolicy};
-use oncely::pg::class_of;
 use oncely::reason::Reason;
+use oncely_core::decide::{KeyDecision, KeyRecord, KeyStatus, OnConflict, decide};
+use oncely_core::fault::FaultClass;
+use oncely_core::fingerprint::{Fingerprint, FingerprintPolicy};
+use oncely_postgres::class_of;
 use sqlx::Connection as _;
 
 use crate::support::World;
@@ -75,7 +75,7 @@ async fn sql_decides_as_rust_does() {
         .fetch_one(&mut world.sql)
         .await
         .unwrap();
-    assert_eq!(FingerprintPolicy::Body.of(b"{\"a\": 1}").unwrap().0.to_vec(), sql);
+    assert_eq!(FingerprintPolicy::Body.fingerprint(b"{\"a\": 1}").unwrap().0.to_vec(), sql);
     // What a client passes of another kind is compared with its like, and with no worker's.
     let sql = "select concat_ws(' ', oncely.same_payload(a, a), oncely.same_payload(a, b), oncely.same_payload(a, c), octet_length(a))
         from (

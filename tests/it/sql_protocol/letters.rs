@@ -279,7 +279,7 @@ async fn a_worker_and_a_client_of_one_queue_store_one_letter() {
         .fetch_one(&mut world.sql)
         .await
         .unwrap();
-    assert_eq!(sql, oncely::letter::letter_id(&identity, &[0, 255]));
+    assert_eq!(sql, oncely_core::letter::letter_id(&identity, &[0, 255]));
 }
 
 #[tokio::test]

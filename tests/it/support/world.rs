@@ -35,7 +35,7 @@ const TENANT: &str = "
 async fn migrated(urls: &Urls) -> Database {
     let database = Database::create(&urls.postgres).await.expect("database");
     let mut sql = database.connect().await.expect("connection");
-    oncely::pg::MIGRATOR.run(&mut sql).await.expect("migrations");
+    oncely_postgres::MIGRATOR.run(&mut sql).await.expect("migrations");
     sqlx::raw_sql(HANDLER).execute(&mut sql).await.expect("handler");
     sqlx::raw_sql(login::OF_PROGRAMS).execute(&mut sql).await.expect("logins");
     sql.close().await.expect("closed");

@@ -40,8 +40,9 @@ impl Model for World {
             Property::always(FAIR, |model: &Self, state: &State| {
                 let mut actions = Vec::new();
                 model.possible(state, &mut actions);
-                let can_run =
-                    |m| actions.iter().any(|action| matches!(action, Action::Deliver(n, _) if *n == m));
+                let can_run = |m| {
+                    actions.iter().any(|action| matches!(action, Action::Begin(n, _) | Action::Call(n) | Action::End(n) if *n == m))
+                };
                 state.broken || model.good().all(|m| state.messages[m].done || can_run(m))
             }),
             Property::sometimes("everything is settled", |_: &Self, state: &State| {
@@ -51,7 +52,7 @@ impl Model for World {
                 (0..state.messages.len()).any(|m| model.kinds[m] == Kind::Branch && state.messages[m].dead)
             }),
             Property::sometimes("a message waits for a witness", |_: &Self, state: &State| {
-                state.messages.iter().any(|message| message.undecided.is_some())
+                state.messages.iter().any(|message| message.undecided)
             }),
         ]
     }
@@ -69,6 +70,11 @@ fn blame_is_just_and_fair_with_copies_and_an_outage() {
 #[test]
 fn charging_whoever_meets_an_outage_is_unjust() {
     breaks("charging all", world(Policy::ChargesAll), JUST);
+}
+
+#[test]
+fn a_success_that_began_before_the_failure_or_ended_after_the_try_is_no_witness() {
+    breaks("any success is a witness", world(Policy::AnySuccess), JUST);
 }
 
 #[test]

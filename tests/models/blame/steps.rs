@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use chrono::DateTime;
-use oncely::blame::{Blame, Circumstances, blame};
-use oncely::decide::{FailureDecision, KeyRecord, KeyStatus, after_failure, wait};
-use oncely::fault::{Fault, FaultClass};
-use oncely::retry::RetryPolicy;
+use oncely_core::blame::{Blame, Circumstances, blame};
+use oncely_core::decide::{FailureDecision, KeyRecord, KeyStatus, after_failure, wait};
+use oncely_core::fault::{Fault, FaultClass};
+use oncely_core::retry::RetryPolicy;
 
 /// What the worker does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +19,8 @@ pub enum Policy {
     Pins,
     /// Runs a copy whenever it comes.
     CopiesSpend,
+    /// Takes any success that is known at the end of a try for a witness, whenever it began.
+    AnySuccess,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +48,6 @@ pub struct State {
     pub broken: bool,
     breaks: u8,
     pub tick: u8,
-    completed: u8,
     pub messages: Vec<Message>,
     /// The lane is at this one until it succeeds.
     pinned: Option<(usize, u8)>,
@@ -59,16 +60,35 @@ pub struct Message {
     pub attempts: u8,
     not_before: u8,
     answered: bool,
-    /// What was completed when it failed first with nobody to answer for it.
-    pub undecided: Option<u8>,
+    /// It has failed, and the cause is undecided.
+    pub undecided: bool,
+    /// Another one that began after its first failure has succeeded; with `AnySuccess`, any other one.
+    witnessed: bool,
+    at_work: Option<Try>,
     pub done: bool,
     pub dead: bool,
 }
 
+/// A try between its begin and its commit. Its handler is called once, at any moment in between.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Try {
+    /// When its copy came.
+    at: u8,
+    /// The messages that had failed when it began, a bit for each.
+    after: u8,
+    /// Its message had a witness when it began.
+    witness: bool,
+    fails: Option<bool>,
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// A message's first copy, which comes at this tick, runs.
-    Deliver(usize, u8),
+    /// A message's first copy, which comes at this tick, begins to run.
+    Begin(usize, u8),
+    /// Its handler is called.
+    Call(usize),
+    /// Its failure is judged, and the result committed.
+    End(usize),
     Tick,
     Break,
     Heal,
@@ -81,7 +101,9 @@ impl World {
             attempts: 0,
             not_before: 0,
             answered: false,
-            undecided: None,
+            undecided: false,
+            witnessed: false,
+            at_work: None,
             done: false,
             dead: false,
         };
@@ -89,7 +111,6 @@ impl World {
             broken: false,
             breaks: self.breaks,
             tick: 0,
-            completed: 0,
             messages: vec![message; self.kinds.len()],
             pinned: None,
         }
@@ -101,9 +122,13 @@ impl World {
 
     pub fn possible(&self, state: &State, actions: &mut Vec<Action>) {
         for (m, message) in state.messages.iter().enumerate() {
+            if let Some(one) = message.at_work {
+                actions.push(if one.fails.is_some() { Action::End(m) } else { Action::Call(m) });
+                continue;
+            }
             match message.copies.first() {
                 Some(&at) if at <= state.tick && state.pinned.is_none_or(|pinned| pinned == (m, at)) => {
-                    actions.push(Action::Deliver(m, at));
+                    actions.push(Action::Begin(m, at));
                 }
                 _ => {}
             }
@@ -126,12 +151,21 @@ impl World {
                 state.breaks -= 1;
             }
             Action::Heal => state.broken = false,
-            Action::Deliver(m, at) => self.deliver(state, m, at),
+            Action::Begin(m, at) => self.begin(state, m, at),
+            Action::Call(m) => {
+                let fails = state.broken || self.kinds[m] == Kind::Branch;
+                if let Some(one) = &mut state.messages[m].at_work {
+                    one.fails = Some(fails);
+                }
+            }
+            Action::End(m) => self.end(state, m),
         }
     }
 
-    fn deliver(&self, state: &mut State, m: usize, at: u8) {
+    fn begin(&self, state: &mut State, m: usize, at: u8) {
         let tick = state.tick;
+        let failed = state.messages.iter().enumerate().filter(|(_, other)| other.undecided);
+        let after = failed.fold(0, |set, (other, _)| set | 1 << other);
         let message = &mut state.messages[m];
         message.copies.remove(0);
         if message.done || message.dead {
@@ -154,20 +188,34 @@ impl World {
             message.put(message.not_before);
             return;
         }
-        let retry = RetryPolicy { delays: vec![Duration::from_secs(1)], max_attempts: 3, max_crashes: 3 };
-        if !state.broken && self.kinds[m] == Kind::Good {
+        message.at_work = Some(Try { at, after, witness: message.witnessed, fails: None });
+    }
+
+    fn end(&self, state: &mut State, m: usize) {
+        let tick = state.tick;
+        let Some(Try { at, after, witness, fails }) = state.messages[m].at_work.take() else { return };
+        if fails == Some(false) {
+            for (other, message) in state.messages.iter_mut().enumerate() {
+                let began_after = after & 1 << other != 0;
+                message.witnessed |= message.undecided && (began_after || self.policy == Policy::AnySuccess);
+            }
+            let message = &mut state.messages[m];
             message.done = true;
-            message.undecided = None;
-            state.completed += 1;
+            message.undecided = false;
+            message.witnessed = false;
             state.pinned = None;
             return;
         }
+        let message = &mut state.messages[m];
+        let retry = RetryPolicy { delays: vec![Duration::from_secs(1)], max_attempts: 3, max_crashes: 3 };
         let next = u32::from(message.attempts) + 1;
         let circumstances = Circumstances {
             by_itself: true,
-            witness: message.answered || message.undecided.is_some_and(|before| state.completed > before),
+            witness: match self.policy {
+                Policy::AnySuccess => message.witnessed,
+                _ => witness || message.answered,
+            },
             alone: false,
-            is_last: retry.after(next).is_none(),
             persists: false,
         };
         let verdict = match self.policy {
@@ -176,13 +224,16 @@ impl World {
                 state.pinned = Some((m, at));
                 Blame::Nobody
             }
-            Policy::Right | Policy::CopiesSpend => blame(FaultClass::Environment, circumstances),
+            Policy::Right | Policy::CopiesSpend | Policy::AnySuccess => {
+                blame(FaultClass::Environment, circumstances)
+            }
         };
         match verdict {
             Blame::Message(class) => {
                 message.attempts += 1;
                 message.answered = true;
-                message.undecided = None;
+                message.undecided = false;
+                message.witnessed = false;
                 match after_failure(&Fault::new(class, None, "model"), next, &retry) {
                     FailureDecision::Retry(_) => {
                         message.not_before = tick + 1;
@@ -192,7 +243,7 @@ impl World {
                 }
             }
             Blame::Batch | Blame::Nobody => {
-                message.undecided.get_or_insert(state.completed);
+                message.undecided = true;
                 message.put(at);
             }
         }

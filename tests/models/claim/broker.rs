@@ -1,6 +1,6 @@
 //! What the broker is told, and what it does with that.
 
-use oncely::settlement::{Ack, Settlement};
+use oncely_core::settlement::{Ack, Settlement};
 
 use super::policy::Flaw;
 use super::steps::Claims;

@@ -1,12 +1,12 @@
 //! What a lane does with a batch.
 
-use oncely::decide::KeyDecision;
-use oncely::decide::{Suspicion, leaders, suspicion};
-use oncely::fault::FaultClass;
 use oncely::identity::Identity;
-use oncely::outcome::Disposition;
-use oncely::pg::{PgFault, class_of, classify};
-use oncely::settlement::Ack;
+use oncely_core::decide::KeyDecision;
+use oncely_core::decide::{Suspicion, leaders, suspicion};
+use oncely_core::fault::FaultClass;
+use oncely_core::outcome::Disposition;
+use oncely_core::settlement::Ack;
+use oncely_postgres::{PgFault, class_of, classify};
 
 use super::broker::take;
 use super::policy::{Flaw, Isolation, MAX_CRASHES};

@@ -2,12 +2,12 @@
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
-use oncely::decide::{FailureDecision, KeyDecision, OnConflict, after_failure, decide};
-use oncely::fault::{Fault, FaultClass};
 use oncely::identity::{Identity, IdentityPart};
-use oncely::outcome::Disposition;
-use oncely::retry::RetryPolicy;
-use oncely::settlement::Settlement;
+use oncely_core::decide::{FailureDecision, KeyDecision, OnConflict, after_failure, decide};
+use oncely_core::fault::{Fault, FaultClass};
+use oncely_core::outcome::Disposition;
+use oncely_core::retry::RetryPolicy;
+use oncely_core::settlement::Settlement;
 
 use super::policy::{Flaw, Isolation, MAX_CRASHES};
 use super::world::{
@@ -61,7 +61,7 @@ impl Claims {
         &self.messages[usize::from(delivery.id)]
     }
 
-    pub fn fingerprint(&self, delivery: &Delivery) -> oncely::fingerprint::Fingerprint {
+    pub fn fingerprint(&self, delivery: &Delivery) -> oncely_core::fingerprint::Fingerprint {
         print(self.message(delivery).payload)
     }
 

@@ -1,10 +1,10 @@
 //! The broker, the table and the workers.
 
-use oncely::decide::{KeyRecord, KeyStatus};
-use oncely::fingerprint::Fingerprint;
-use oncely::outcome::{DuplicateSource, Outcome};
 use oncely::reason::{Reason, Rejection};
-use oncely::settlement::Settlement;
+use oncely_core::decide::{KeyRecord, KeyStatus};
+use oncely_core::fingerprint::Fingerprint;
+use oncely_core::outcome::{DuplicateSource, Outcome};
+use oncely_core::settlement::Settlement;
 
 /// What a message's handler does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! What happens: each statement is a step of its own, and so is each call.
 
 use chrono::{DateTime, Utc};
-use oncely::decide::{KeyDecision, KeyRecord, OnConflict, decide, wait};
+use oncely_core::decide::{KeyDecision, KeyRecord, OnConflict, decide, wait};
 
 use super::world::{
     At, Budget, Copy, LEASE, MAX_CRASHES, MAX_RUN, Policy, Row, Rule, Run, Seen, State, Status, Step, WINDOW,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use oncely::decide::{KeyRecord, KeyStatus};
+use oncely_core::decide::{KeyRecord, KeyStatus};
 
 /// Ticks of a lease.
 pub const LEASE: u8 = 2;

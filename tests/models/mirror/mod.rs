@@ -3,7 +3,7 @@
 mod steps;
 mod world;
 
-use oncely::decide::PrecheckMode;
+use oncely_core::decide::PrecheckMode;
 use stateright::{Model, Property};
 
 use crate::explore::{breaks, holds};

@@ -1,6 +1,6 @@
 //! What can happen next.
 
-use oncely::decide::{HitDecision, KeyDecision, OnConflict, PrecheckMode, confirms, decide, on_hit};
+use oncely_core::decide::{HitDecision, KeyDecision, OnConflict, PrecheckMode, confirms, decide, on_hit};
 
 use super::world::{Entry, Proof, Relay, Row, Standing, State, Written};
 
@@ -41,7 +41,7 @@ pub struct Mirrored {
     pub with_freshness: bool,
     pub relaying: Relaying,
     pub relays: usize,
-    /// The collection spares keys whose record may be pending. In production this is SQL (`src/pg/collect_*.sql`: nothing
+    /// The collection spares keys whose record may be pending. In production this is SQL (`crates/postgres/src/collect_*.sql`: nothing
     /// that is not older than the oldest mirror record), so it stands here as a function: [`Mirrored::may_collect`].
     pub spares_pending: bool,
     /// The relay leaves out records whose keys are about to be collected.

@@ -1,6 +1,6 @@
 //! A primary with its log, a standby that has a prefix of it, Redis, relays, and a worker that asks.
 
-use oncely::decide::{KeyRecord, KeyStatus};
+use oncely_core::decide::{KeyRecord, KeyStatus};
 
 /// What a transaction did, in the order of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

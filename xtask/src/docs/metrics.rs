@@ -1,4 +1,4 @@
-//! The reference of the metrics, from `src/metrics/catalogue.rs`.
+//! The reference of the metrics, from `crates/process/src/metrics/catalogue.rs`.
 
 use anyhow::Context as _;
 
@@ -15,7 +15,7 @@ struct Row {
 }
 
 pub(super) fn page(source: &str) -> anyhow::Result<String> {
-    let mut page = head("Metrics", "src/metrics/catalogue.rs");
+    let mut page = head("Metrics", "crates/process/src/metrics/catalogue.rs");
     page.push_str(
         "Served at `/metrics` of `worker.listen`, `relay.listen` and `gateway.metrics` ([how to monitor](../how-to/monitor.md)). Every series is there from the start, \
          so zero\ndiffers from absent. Labels come from the configuration or from fixed lists, never from a message; what is not in the \

@@ -82,8 +82,8 @@ async fn pages(root: &Path) -> anyhow::Result<Vec<Page>> {
     let programs = process::build_binaries()?;
     Ok(vec![
         Page { name: "configuration.md", text: configuration::page(&programs)? },
-        Page { name: "reason-codes.md", text: reasons::page(&read("src/reason.rs")?)? },
-        Page { name: "metrics.md", text: metrics::page(&read("src/metrics/catalogue.rs")?)? },
+        Page { name: "reason-codes.md", text: reasons::page(&read("crates/core/src/reason.rs")?)? },
+        Page { name: "metrics.md", text: metrics::page(&read("crates/process/src/metrics/catalogue.rs")?)? },
         Page { name: "command-line.md", text: command_line::page(&programs)? },
         Page { name: "../how-to/doctor.md", text: doctor::page(&programs)? },
         Page { name: "sql-functions.md", text: sql::functions(&catalogue)? },

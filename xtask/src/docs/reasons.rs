@@ -1,4 +1,4 @@
-//! The reference of the reason codes, from the enum in `src/reason.rs`.
+//! The reference of the reason codes, from the enum in `crates/core/src/reason.rs`.
 
 use std::collections::BTreeMap;
 
@@ -8,11 +8,17 @@ use super::{cell, head};
 
 pub(super) fn page(source: &str) -> anyhow::Result<String> {
     let (meanings, codes) = (meanings(source)?, codes(source)?);
-    anyhow::ensure!(meanings.len() == codes.len(), "src/reason.rs: {meanings:?} and {codes:?} differ");
+    anyhow::ensure!(
+        meanings.len() == codes.len(),
+        "crates/core/src/reason.rs: {meanings:?} and {codes:?} differ"
+    );
     let listed = all(source)?;
     let variants: Vec<&str> = meanings.iter().map(|(variant, _)| variant.as_str()).collect();
-    anyhow::ensure!(listed == variants, "src/reason.rs: the enum has {variants:?}, ALL has {listed:?}");
-    let mut page = head("Reason codes", "src/reason.rs");
+    anyhow::ensure!(
+        listed == variants,
+        "crates/core/src/reason.rs: the enum has {variants:?}, ALL has {listed:?}"
+    );
+    let mut page = head("Reason codes", "crates/core/src/reason.rs");
     page.push_str(
         "Why a message was dead-lettered: in the header `x-oncely-reason` of the dead letter, in `oncely.dead_letters.reason`, \
          `oncely.audit.reason` and\n`oncely.idempotency_keys.reason`. Codes are only added, never changed. Beside them `oncely.audit.reason` says who knew a \
@@ -20,7 +26,9 @@ pub(super) fn page(source: &str) -> anyhow::Result<String> {
          | code | meaning |\n| --- | --- |\n",
     );
     for (variant, meaning) in &meanings {
-        let code = codes.get(variant).with_context(|| format!("src/reason.rs: {variant} has no code"))?;
+        let code = codes
+            .get(variant)
+            .with_context(|| format!("crates/core/src/reason.rs: {variant} has no code"))?;
         page.push_str(&format!("| `{code}` | {} |\n", cell(meaning)));
     }
     page.push_str(
@@ -32,34 +40,37 @@ pub(super) fn page(source: &str) -> anyhow::Result<String> {
 
 /// Each variant with its doc comment, in the enum's order.
 fn meanings(source: &str) -> anyhow::Result<Vec<(String, String)>> {
-    let (_, body) =
-        source.split_once("pub enum Reason {").context("src/reason.rs: there is no enum Reason")?;
-    let (body, _) = body.split_once("\n}").context("src/reason.rs: the enum does not end")?;
+    let (_, body) = source
+        .split_once("pub enum Reason {")
+        .context("crates/core/src/reason.rs: there is no enum Reason")?;
+    let (body, _) = body.split_once("\n}").context("crates/core/src/reason.rs: the enum does not end")?;
     let mut found = Vec::new();
     let mut comment = String::new();
     for line in body.lines().map(str::trim) {
         if let Some(text) = line.strip_prefix("///") {
             comment.push_str(text);
         } else if let Some(variant) = line.strip_suffix(',') {
-            anyhow::ensure!(!comment.is_empty(), "src/reason.rs: {variant} has no doc comment");
+            anyhow::ensure!(!comment.is_empty(), "crates/core/src/reason.rs: {variant} has no doc comment");
             found.push((variant.to_owned(), std::mem::take(&mut comment).trim().to_owned()));
         }
     }
-    anyhow::ensure!(!found.is_empty(), "src/reason.rs: the enum has no variants");
+    anyhow::ensure!(!found.is_empty(), "crates/core/src/reason.rs: the enum has no variants");
     Ok(found)
 }
 
 /// The variants of `ALL`, in its order.
 fn all(source: &str) -> anyhow::Result<Vec<&str>> {
-    let (_, body) = source.split_once("pub const ALL").context("src/reason.rs: there is no ALL")?;
-    let (body, _) = body.split_once("];").context("src/reason.rs: ALL does not end")?;
+    let (_, body) =
+        source.split_once("pub const ALL").context("crates/core/src/reason.rs: there is no ALL")?;
+    let (body, _) = body.split_once("];").context("crates/core/src/reason.rs: ALL does not end")?;
     Ok(body.lines().filter_map(|line| line.trim().strip_prefix("Self::")?.strip_suffix(',')).collect())
 }
 
 /// The codes of `as_str`.
 fn codes(source: &str) -> anyhow::Result<BTreeMap<String, String>> {
-    let (_, body) = source.split_once("fn as_str(").context("src/reason.rs: there is no as_str")?;
-    let (body, _) = body.split_once("\n    }").context("src/reason.rs: as_str does not end")?;
+    let (_, body) =
+        source.split_once("fn as_str(").context("crates/core/src/reason.rs: there is no as_str")?;
+    let (body, _) = body.split_once("\n    }").context("crates/core/src/reason.rs: as_str does not end")?;
     let arms = body.lines().filter_map(|line| line.trim().strip_prefix("Self::")?.split_once(" => "));
     Ok(arms.map(|(variant, code)| (variant.to_owned(), code.trim_matches(['"', ',']).to_owned())).collect())
 }

@@ -211,6 +211,8 @@ async fn between(
     if day.twice {
         arena.die_twice(done.dead).await.context("dying twice")?;
         done.dead += 1;
+        // What was under way runs one by one: the next fault is not judged by that.
+        arena.caught_up(0).await?;
     }
     if let Some(missing) = day.take {
         arena.take_away(missing).await.context("taking away")?;

@@ -51,6 +51,14 @@ pub(crate) const TESTED: &[Tested] = &[
         ],
     ),
     it(
+        "any_success_is_a_witness",
+        &["blame::environment::a_fault_of_all_that_begins_and_ends_at_any_message_spends_no_attempt"],
+    ),
+    it(
+        "neighbours_are_witnesses",
+        &["blame::environment::a_fault_of_all_that_begins_and_ends_at_any_message_spends_no_attempt"],
+    ),
+    it(
         "contention_needs_no_witness",
         &[
             "blame::environment::no_sqlstate_that_strikes_all_for_a_while_spends_an_attempt_and_each_that_strikes_one_does",
@@ -130,6 +138,10 @@ pub(crate) const TESTED: &[Tested] = &[
         &["gateway::transport::an_answer_that_comes_before_the_body_was_read_is_judged"],
     ),
     it(
+        "answer_in_time_is_unheard",
+        &["gateway::suspended::an_answer_that_came_while_a_gateway_was_suspended_is_passed_on"],
+    ),
+    it(
         "broken_answer_looks_whole",
         &["gateway::transport::an_answer_that_breaks_off_looks_broken_to_each_client"],
     ),
@@ -142,6 +154,7 @@ pub(crate) const TESTED: &[Tested] = &[
         &["leased::waiting::a_session_that_died_of_rest_does_not_keep_a_dead_runs_key"],
     ),
     it("waiting_keeps_the_prefetch", &["leased::waiting::copies_that_can_not_be_published_hold_no_place"]),
+    it("suspects_in_a_row", &["isolation::messages_that_have_to_run_alone_let_others_pass"]),
     it(
         "suspect_queues_for_runs",
         &["leased::waiting::suspects_among_runs_that_last_keep_no_fresh_message_waiting"],

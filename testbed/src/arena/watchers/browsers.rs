@@ -21,6 +21,8 @@ const FOLLOWS: Duration = Duration::from_secs(10);
 const LOOKS_AWAY: Duration = Duration::from_secs(3);
 /// From a requeue to the next one.
 const REQUEUES: Duration = Duration::from_secs(6);
+/// Letters that a sweep takes along in a second at least.
+const SWEPT: u64 = 20;
 /// At the end, from the last fault until each page is whole again.
 const WHOLE: Duration = Duration::from_secs(20);
 
@@ -188,7 +190,7 @@ impl Desk {
                     watched.requeues.0 += 1;
                     watched.requeues.1 += letters;
                 });
-                self.until_done(browser, operation).await;
+                self.until_done(browser, operation, letters).await;
             }
             // Others have requeued some meanwhile; or PostgreSQL is away.
             (422 | 503, _) => {}
@@ -196,9 +198,11 @@ impl Desk {
         }
     }
 
-    async fn until_done(&self, browser: &mut Browser, operation: &str) {
+    async fn until_done(&self, browser: &mut Browser, operation: &str, letters: u64) {
         let begun = Instant::now();
-        while begun.elapsed() < PATIENCE * 2 {
+        // A sweep goes through the whole queue, sixteen letters at a time, also while servers are struck.
+        let limit = PATIENCE * 2 + Duration::from_secs(letters / SWEPT);
+        while begun.elapsed() < limit {
             match self.look(browser, operation).await {
                 None => return,
                 Some(page) => {

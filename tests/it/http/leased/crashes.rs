@@ -3,7 +3,7 @@
 use std::os::unix::process::ExitStatusExt as _;
 use std::time::Duration;
 
-use oncely::failpoint::STEPS;
+use oncely_failpoint::STEPS;
 use testbed::{Process, eventually};
 
 use super::super::Client;

@@ -9,7 +9,8 @@ mod table;
 mod twins;
 
 use oncely::http::Settings;
-use oncely::lease::{MemoryClock, MemoryStore, PostgresStore, RedisSettings, RedisStore};
+use oncely::lease::{MemoryClock, MemoryStore, PostgresStore};
+use oncely::redis_store::{RedisSettings, RedisStore};
 use testbed::Redis;
 
 use super::{Ask, Server, pool};

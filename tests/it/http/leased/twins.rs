@@ -1,7 +1,8 @@
 //! The same request at the same time.
 
 use futures::future::join_all;
-use oncely::lease::{AnyStore, MemoryClock, MemoryStore, RedisSettings, RedisStore};
+use oncely::lease::{AnyStore, MemoryClock, MemoryStore};
+use oncely::redis_store::{RedisSettings, RedisStore};
 use testbed::Redis;
 
 use super::{Ask, EFFECTS, Server, in_postgresql};

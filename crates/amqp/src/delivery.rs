@@ -1,0 +1,168 @@
+//! One delivery: a message and its channel.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use chrono::DateTime;
+use lapin::BasicProperties;
+use lapin::types::{AMQPValue, FieldArray, FieldTable, ShortString};
+
+use super::budget::{Budget, BudgetShare};
+use super::channel_life::{ChannelLife, ParkedDelivery};
+use super::copy::{Copy, short};
+use super::headers::{table_size, values};
+use oncely_core::message::{HeaderValue, Properties, RawMessage};
+
+/// A delivered message, with the lifetime of its channel.
+#[derive(Clone, Debug)]
+pub struct Delivery {
+    /// The message.
+    pub message: RawMessage,
+    /// Its unchanged properties, for a copy that keeps them all.
+    pub properties: BasicProperties,
+    /// Its number on its channel.
+    pub tag: u64,
+    /// Its channel: a tag is valid on one channel only.
+    pub channel: Arc<ChannelLife>,
+    /// Number of values in all of its headers.
+    pub header_values: usize,
+    /// Time of its arrival.
+    pub arrived: Instant,
+    /// The subscription's renewals at its arrival.
+    round: u32,
+    /// Set while it waits, so that a renewed subscription does not count it.
+    parked: Option<Arc<ParkedDelivery>>,
+    /// Its share of the consumer's budget.
+    _share: Arc<BudgetShare>,
+}
+
+/// Bytes counted for a delivery with an empty body.
+const OVERHEAD: usize = 1 << 10;
+
+/// Bytes counted for each header value, in both forms, regardless of its size on the wire. Collections have twice the needed capacity.
+const VALUE: usize = 2 * (size_of::<(ShortString, AMQPValue)>() + size_of::<(String, HeaderValue)>());
+
+impl Delivery {
+    pub(crate) fn new(
+        delivery: lapin::message::Delivery,
+        queue: &str,
+        channel: Arc<ChannelLife>,
+        budget: &Budget,
+    ) -> Box<Self> {
+        let tag = delivery.delivery_tag;
+        // The headers are kept unchanged and in decoded form.
+        let (header_values, headers) = match delivery.properties.headers() {
+            Some(headers) => {
+                let count = values(headers);
+                (count, 2 * table_size(headers) + count * VALUE)
+            }
+            None => (0, 0),
+        };
+        let share = budget.take(delivery.data.len() + headers + OVERHEAD);
+        let (message, properties) = read(delivery, queue);
+        let (arrived, round) = (Instant::now(), channel.round());
+        // Boxed, as it has half a kilobyte and is moved often.
+        Box::new(Self {
+            message,
+            properties,
+            tag,
+            channel,
+            header_values,
+            arrived,
+            round,
+            parked: None,
+            _share: share,
+        })
+    }
+
+    /// Parks it until its time, or its copy.
+    pub fn park(&mut self) {
+        self.parked.get_or_insert_with(|| Arc::new(self.channel.park(self.round)));
+    }
+
+    /// Ends its parking.
+    pub fn unpark(&mut self) {
+        self.parked = None;
+    }
+
+    /// Creates a message as a broker would deliver it from `queue`, with this tag. Nothing is sent to a broker.
+    pub fn without_broker(
+        message: Copy,
+        queue: &str,
+        redelivered: bool,
+        tag: u64,
+    ) -> Result<Box<Self>, String> {
+        let exchange = short("the exchange", &message.exchange)?;
+        let routing_key = short("the routing key", &message.routing_key)?;
+        let mut delivery =
+            lapin::message::Delivery::mock(tag, exchange, routing_key, redelivered, message.body.into());
+        delivery.properties = message.properties;
+        Ok(Self::new(delivery, queue, Arc::new(ChannelLife::without_broker()), &Budget::new(usize::MAX)))
+    }
+}
+
+/// Returns a delivery's message and unchanged properties.
+pub fn read(delivery: lapin::message::Delivery, queue: &str) -> (RawMessage, BasicProperties) {
+    let properties = delivery.properties;
+    let text = |value: Option<lapin::types::ShortString>| value.map(|text| text.as_str().to_owned());
+    let message = RawMessage {
+        body: delivery.data.into(),
+        queue: queue.to_owned(),
+        exchange: delivery.exchange.as_str().to_owned(),
+        routing_key: delivery.routing_key.as_str().to_owned(),
+        redelivered: delivery.redelivered,
+        properties: Properties {
+            content_type: text(properties.content_type().clone()),
+            content_encoding: text(properties.content_encoding().clone()),
+            message_id: text(properties.message_id().clone()),
+            correlation_id: text(properties.correlation_id().clone()),
+            reply_to: text(properties.reply_to().clone()),
+            kind: text(properties.kind().clone()),
+            user_id: text(properties.user_id().clone()),
+            app_id: text(properties.app_id().clone()),
+            timestamp: properties
+                .timestamp()
+                .and_then(|seconds| i64::try_from(seconds).ok())
+                // PostgreSQL's last year; a timestamp in milliseconds by mistake is dropped and is no error.
+                .filter(|seconds| *seconds < 9_000_000_000_000)
+                .and_then(|seconds| DateTime::from_timestamp(seconds, 0)),
+        },
+        headers: properties.headers().as_ref().map(table).unwrap_or_default(),
+    };
+    (message, properties)
+}
+
+fn table(table: &FieldTable) -> BTreeMap<String, HeaderValue> {
+    // Of several entries with one name the last one counts: lapin's table is a map.
+    table.inner().iter().map(|(name, value)| (name.as_str().to_owned(), header(value))).collect()
+}
+
+fn header(value: &AMQPValue) -> HeaderValue {
+    match value {
+        AMQPValue::Boolean(truth) => HeaderValue::Boolean(*truth),
+        AMQPValue::ShortShortInt(number) => HeaderValue::Integer(i64::from(*number)),
+        AMQPValue::ShortShortUInt(number) => HeaderValue::Integer(i64::from(*number)),
+        AMQPValue::ShortInt(number) => HeaderValue::Integer(i64::from(*number)),
+        AMQPValue::ShortUInt(number) => HeaderValue::Integer(i64::from(*number)),
+        AMQPValue::LongInt(number) => HeaderValue::Integer(i64::from(*number)),
+        AMQPValue::LongUInt(number) => HeaderValue::Integer(i64::from(*number)),
+        AMQPValue::LongLongInt(number) => HeaderValue::Integer(*number),
+        AMQPValue::Float(number) => HeaderValue::Float(f64::from(*number)),
+        AMQPValue::Double(number) => HeaderValue::Float(*number),
+        AMQPValue::DecimalValue(decimal) => {
+            HeaderValue::Float(f64::from(decimal.value) / 10_f64.powi(i32::from(decimal.scale)))
+        }
+        AMQPValue::ShortString(text) => HeaderValue::Text(text.as_str().as_bytes().to_vec()),
+        AMQPValue::LongString(text) => HeaderValue::Text(text.as_bytes().to_vec()),
+        AMQPValue::ByteArray(bytes) => HeaderValue::Text(bytes.as_slice().to_vec()),
+        AMQPValue::FieldArray(values) => HeaderValue::Array(array(values)),
+        AMQPValue::Timestamp(seconds) => HeaderValue::Timestamp(*seconds),
+        AMQPValue::FieldTable(inner) => HeaderValue::Table(table(inner)),
+        AMQPValue::Void => HeaderValue::Void,
+    }
+}
+
+fn array(values: &FieldArray) -> Vec<HeaderValue> {
+    values.as_slice().iter().map(header).collect()
+}

@@ -1,0 +1,398 @@
+//! Rewrites the broker's frames for the AMQP client's parser, in place and without changing their length.
+//!
+//! RabbitMQ forwards bytes of publishers. Two things that are valid there end the client's connection or its process, and the message is
+//! redelivered on the next one: a short string that is not UTF-8 (the 16 bytes of a UUID in `message_id`), which the parser refuses, and
+//! tables nested thousands of levels deep, which it parses by recursion. So bytes that are not UTF-8 become NUL, which is invalid in an
+//! identity: the message is refused with a reason (`key_invalid`). A table or an array below [`DEEPEST`] becomes a byte array of its
+//! content, which has the same layout on the wire except for its type.
+//!
+//! A value of one byte on the wire takes a hundred when it is decoded. So headers of more than [`MOST_VALUES`] values become one header,
+//! [`own_headers::UNREAD`], with their bytes as its value; a message with it is refused.
+
+use std::str;
+
+use oncely_core::own_headers;
+
+/// Levels of tables and arrays that the client and handlers see as such.
+pub(super) const DEEPEST: u32 = 64;
+
+/// Maximum number of values in all headers of a message that the client sees, including those in tables and arrays. Twice the limit of an
+/// arriving message ([`super::headers::MOST_VALUES`]), as copies carry more.
+pub(super) const MOST_VALUES: usize = 2 * super::headers::MOST_VALUES;
+
+/// Size of a frame's type, channel and size.
+const HEADER: usize = 7;
+const METHOD: u8 = 1;
+const CONTENT_HEADER: u8 = 2;
+const BODY: u8 = 3;
+const HEARTBEAT: u8 = 8;
+/// Largest frame that is buffered. RabbitMQ sends frames of at most 128 KiB by default.
+const LARGEST: usize = 16 << 20;
+
+/// Bytes on their way to the client, frame by frame.
+#[derive(Debug, Default)]
+pub(super) struct Frames {
+    bytes: Vec<u8>,
+    /// End of the bytes that were passed on.
+    taken: usize,
+    /// End of the bytes that are rewritten.
+    fit: usize,
+    /// Number of further bytes that need no rewriting: the rest of a body or heartbeat frame.
+    passing: usize,
+    /// Whether the stream is not AMQP: then it is passed on, and the client reports it.
+    is_foreign: bool,
+}
+
+impl Frames {
+    /// Returns a buffer for bytes to read; [`Frames::read`] sets their number.
+    pub(super) fn room(&mut self, bytes: usize) -> &mut [u8] {
+        if self.taken > 0 {
+            self.bytes.drain(..self.taken);
+            self.fit -= self.taken;
+            self.taken = 0;
+        }
+        let end = self.bytes.len();
+        self.bytes.resize(end + bytes, 0);
+        &mut self.bytes[end..]
+    }
+
+    /// Accepts `read` bytes of the requested `room`.
+    pub(super) fn read(&mut self, room: usize, read: usize) {
+        self.bytes.truncate(self.bytes.len() - (room - read));
+        while self.next_frame() {}
+    }
+
+    /// Passes on the rest unchanged, as the stream has ended.
+    pub(super) fn end(&mut self) {
+        self.fit = self.bytes.len();
+    }
+
+    /// Passes on rewritten bytes.
+    pub(super) fn take(&mut self, buffer: &mut [u8]) -> usize {
+        let count = buffer.len().min(self.fit - self.taken);
+        buffer[..count].copy_from_slice(&self.bytes[self.taken..self.taken + count]);
+        self.taken += count;
+        count
+    }
+
+    /// Processes a frame, or the available part of one that needs no rewriting; returns `false` if more bytes are needed.
+    fn next_frame(&mut self) -> bool {
+        let there = self.bytes.len() - self.fit;
+        if self.is_foreign {
+            self.passing = there;
+        }
+        if self.passing > 0 {
+            let now = self.passing.min(there);
+            self.fit += now;
+            self.passing -= now;
+            return now > 0 && !self.is_foreign;
+        }
+        let Some(&[kind, _, _, a, b, c, d]) = self.bytes[self.fit..].first_chunk::<HEADER>() else {
+            return false;
+        };
+        let size = u32::from_be_bytes([a, b, c, d]) as usize;
+        // Includes the octet at its end.
+        let whole = HEADER + size + 1;
+        match kind {
+            METHOD | CONTENT_HEADER if size <= LARGEST => {
+                if there < whole {
+                    return false;
+                }
+                let payload = &mut self.bytes[self.fit + HEADER..self.fit + HEADER + size];
+                // The client reports a truncated frame.
+                let _ = if kind == METHOD { method(payload) } else { content_header(payload) };
+                self.fit += whole;
+            }
+            METHOD | CONTENT_HEADER | BODY | HEARTBEAT => self.passing = whole,
+            _ => self.is_foreign = true,
+        }
+        true
+    }
+}
+
+/// Rewrites the methods that hold a publisher's text: the names of an exchange and a routing key.
+fn method(payload: &mut [u8]) -> Option<()> {
+    let mut rest = FrameCursor(payload);
+    match (rest.u16()?, rest.u16()?) {
+        // basic.deliver: consumer tag, delivery tag, redelivered, exchange, routing key.
+        (60, 60) => {
+            rest.short_string()?;
+            rest.skip(9)?;
+        }
+        // basic.return: reply code, reply text, exchange, routing key.
+        (60, 50) => {
+            rest.skip(2)?;
+            rest.short_string()?;
+        }
+        // basic.get-ok: delivery tag, redelivered, exchange, routing key.
+        (60, 71) => rest.skip(9)?,
+        _ => return Some(()),
+    }
+    rest.short_string()?;
+    rest.short_string()
+}
+
+fn content_header(payload: &mut [u8]) -> Option<()> {
+    // Class, weight, body size.
+    properties(payload.get_mut(12..)?)
+}
+
+/// Rewrites a property list; returns `None` if it is truncated or invalid.
+pub fn properties(bytes: &mut [u8]) -> Option<()> {
+    let mut rest = FrameCursor(bytes);
+    let flags = rest.u16()?;
+    for bit in 0..14 {
+        if flags & (0x8000 >> bit) == 0 {
+            continue;
+        }
+        match bit {
+            // headers
+            2 => rest.headers()?,
+            // delivery_mode, priority
+            3 | 4 => rest.skip(1)?,
+            // timestamp
+            9 => rest.skip(8)?,
+            _ => rest.short_string()?,
+        }
+    }
+    Some(())
+}
+
+/// The unread rest. Its methods return `None` if the bytes end too soon or are invalid.
+struct FrameCursor<'b>(&'b mut [u8]);
+
+impl<'b> FrameCursor<'b> {
+    fn bytes(&mut self, count: usize) -> Option<&'b mut [u8]> {
+        let (bytes, rest) = std::mem::take(&mut self.0).split_at_mut_checked(count)?;
+        self.0 = rest;
+        Some(bytes)
+    }
+
+    fn skip(&mut self, count: usize) -> Option<()> {
+        self.bytes(count).map(drop)
+    }
+
+    fn u16(&mut self) -> Option<u16> {
+        Some(u16::from_be_bytes(self.bytes(2)?.try_into().ok()?))
+    }
+
+    fn u32(&mut self) -> Option<usize> {
+        usize::try_from(u32::from_be_bytes(self.bytes(4)?.try_into().ok()?)).ok()
+    }
+
+    fn short_string(&mut self) -> Option<()> {
+        let count = usize::from(*self.bytes(1)?.first()?);
+        without_broken_text(self.bytes(count)?);
+        Some(())
+    }
+
+    /// Rewrites all headers, a table.
+    fn headers(&mut self) -> Option<()> {
+        let count = self.u32()?;
+        let table = self.bytes(count)?;
+        let mut values = 0;
+        let read = FrameCursor(&mut *table).entries(1, &mut values);
+        if values > MOST_VALUES { unread(table) } else { read }
+    }
+
+    /// Rewrites names and values of a table at the given level, and adds their number to `values`.
+    fn entries(mut self, level: u32, values: &mut usize) -> Option<()> {
+        while !self.0.is_empty() {
+            self.short_string()?;
+            self.value(level, values)?;
+        }
+        Some(())
+    }
+
+    /// Rewrites the values of an array at the given level.
+    fn items(mut self, level: u32, values: &mut usize) -> Option<()> {
+        while !self.0.is_empty() {
+            self.value(level, values)?;
+        }
+        Some(())
+    }
+
+    /// Rewrites a value in a table or an array at the given level, with its type in front. Types and sizes are RabbitMQ's
+    /// (<https://www.rabbitmq.com/amqp-0-9-1-errata>), which the client uses, too.
+    fn value(&mut self, level: u32, values: &mut usize) -> Option<()> {
+        *values += 1;
+        let kind = self.bytes(1)?.first_mut()?;
+        match *kind {
+            b'F' | b'A' if level >= DEEPEST => {
+                *kind = b'x';
+                let count = self.u32()?;
+                self.skip(count)
+            }
+            b'F' | b'A' => {
+                let is_table = *kind == b'F';
+                let count = self.u32()?;
+                let inner = FrameCursor(self.bytes(count)?);
+                if is_table { inner.entries(level + 1, values) } else { inner.items(level + 1, values) }
+            }
+            b'S' | b'x' => {
+                let count = self.u32()?;
+                self.skip(count)
+            }
+            b't' | b'b' | b'B' => self.skip(1),
+            b's' | b'u' | b'U' => self.skip(2),
+            b'I' | b'i' | b'f' => self.skip(4),
+            b'D' => self.skip(5),
+            b'l' | b'L' | b'd' | b'T' => self.skip(8),
+            b'V' => Some(()),
+            _ => None,
+        }
+    }
+}
+
+/// Turns a table into one header with its bytes, except those that the header's name overwrites. The table is always larger than that.
+fn unread(table: &mut [u8]) -> Option<()> {
+    let name = own_headers::UNREAD.as_bytes();
+    let bytes = table.len().checked_sub(1 + name.len() + 5)?;
+    let start =
+        [&[u8::try_from(name.len()).ok()?][..], name, b"x", &u32::try_from(bytes).ok()?.to_be_bytes()];
+    table.get_mut(..table.len() - bytes)?.copy_from_slice(&start.concat());
+    Some(())
+}
+
+/// Replaces bytes that are not UTF-8 by NUL.
+fn without_broken_text(bytes: &mut [u8]) {
+    let mut from = 0;
+    while let Err(error) = str::from_utf8(&bytes[from..]) {
+        let broken = from + error.valid_up_to();
+        let end = error.error_len().map_or(bytes.len(), |count| broken + count);
+        bytes[broken..end].fill(0);
+        from = end;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(kind: u8, payload: &[u8]) -> Vec<u8> {
+        let size = u32::try_from(payload.len()).unwrap().to_be_bytes();
+        [&[kind, 0, 1][..], &size, payload, &[0xCE]].concat()
+    }
+
+    fn short(text: &[u8]) -> Vec<u8> {
+        [&[u8::try_from(text.len()).unwrap()][..], text].concat()
+    }
+
+    /// Returns the client's bytes for a stream that arrives in pieces of this size.
+    fn through(bytes: &[u8], piece: usize) -> Vec<u8> {
+        let (mut frames, mut out) = (Frames::default(), Vec::new());
+        let mut buffer = [0; 7];
+        for part in bytes.chunks(piece) {
+            frames.room(part.len() + 5)[..part.len()].copy_from_slice(part);
+            frames.read(part.len() + 5, part.len());
+            loop {
+                let count = frames.take(&mut buffer);
+                if count == 0 {
+                    break;
+                }
+                out.extend_from_slice(&buffer[..count]);
+            }
+        }
+        out
+    }
+
+    fn deliver(routing_key: &[u8]) -> Vec<u8> {
+        let tag = [0, 0, 0, 0, 0, 0, 0, 9, 1];
+        frame(
+            METHOD,
+            &[&[0, 60, 0, 60][..], &short(b"tag"), &tag, &short(b"x"), &short(routing_key)].concat(),
+        )
+    }
+
+    /// headers and message_id.
+    fn header(table: &[u8], message_id: &[u8]) -> Vec<u8> {
+        let size = u32::try_from(table.len()).unwrap().to_be_bytes();
+        let flags = (0x8000_u16 >> 2 | 0x8000 >> 8).to_be_bytes();
+        frame(CONTENT_HEADER, &[&[0; 12][..], &flags, &size, table, &short(message_id)].concat())
+    }
+
+    /// Returns a header table with a value of nested tables or arrays.
+    fn nested(levels: u32, kind: u8) -> Vec<u8> {
+        let name: &[u8] = if kind == b'F' { &[1, b't'] } else { &[] };
+        let value = (0..levels).fold(vec![b'V'], |inner, _| {
+            let size = u32::try_from(name.len() + inner.len()).unwrap().to_be_bytes();
+            [&[kind][..], &size, name, &inner].concat()
+        });
+        [&[1, b't'][..], &value].concat()
+    }
+
+    #[test]
+    fn text_that_is_not_utf_8_becomes_nul_and_keeps_its_length() {
+        let table = [&short(b"na\xffme")[..], &[b'S', 0, 0, 0, 1, 0xff]].concat();
+        let sent = [deliver(b"a\xff.k"), header(&table, b"caf\xe9\xc3"), frame(BODY, b"\xff\xfe")].concat();
+        let table = [&short(b"na\0me")[..], &[b'S', 0, 0, 0, 1, 0xff]].concat();
+        let got = [deliver(b"a\0.k"), header(&table, b"caf\0\0"), frame(BODY, b"\xff\xfe")].concat();
+        for piece in [1, 3, 20, 1_000] {
+            assert_eq!(through(&sent, piece), got, "in pieces of {piece}");
+        }
+    }
+
+    #[test]
+    fn what_lies_too_deep_becomes_bytes_of_the_same_length() {
+        for kind in [b'F', b'A'] {
+            let deep = header(&nested(15_000, kind), b"k");
+            let got = through(&deep, 4_096);
+            assert_eq!(got.len(), deep.len());
+            let changed: Vec<usize> = (0..deep.len()).filter(|&at| got[at] != deep[at]).collect();
+            assert_eq!(changed.len(), 1, "one type");
+            assert_eq!((deep[changed[0]], got[changed[0]]), (kind, b'x'));
+            let fit = header(&nested(DEEPEST - 1, kind), b"k");
+            assert_eq!(through(&fit, 100), fit);
+        }
+    }
+
+    #[test]
+    fn more_headers_than_are_read_become_one_of_their_bytes() {
+        let array = |count: usize| {
+            let size = u32::try_from(count).unwrap().to_be_bytes();
+            [&short(b"t")[..], b"S\0\0\0\x01a", &short(b"x"), b"A", &size, &vec![b'V'; count]].concat()
+        };
+        let entries = |count: u16| -> Vec<u8> {
+            (0..count).flat_map(|n| [&short(format!("{n}").as_bytes())[..], b"V"].concat()).collect()
+        };
+        let most = u16::try_from(MOST_VALUES).unwrap();
+        for fit in [array(MOST_VALUES - 2), entries(most)] {
+            let fit = header(&fit, b"k");
+            assert_eq!(through(&fit, 4_096), fit);
+        }
+        for table in [array(MOST_VALUES - 1), array(120_000), entries(most + 1)] {
+            let got = through(&header(&table, b"k"), 4_096);
+            let name = short(own_headers::UNREAD.as_bytes());
+            let rest = table.len() - name.len() - 5;
+            let bytes = u32::try_from(rest).unwrap().to_be_bytes();
+            let one = [&name[..], b"x", &bytes, &table[table.len() - rest..]].concat();
+            assert_eq!(got, header(&one, b"k"));
+        }
+    }
+
+    #[test]
+    fn what_is_cut_off_or_means_nothing_passes_as_it_is() {
+        let unknown = header(&[1, b'n', b'?', 1, 2, 3], b"k");
+        let cut = header(&[200, b'n'], b"k");
+        let other = frame(METHOD, &[0, 10, 0, 10, 0xff]);
+        for sent in [unknown, cut, other, b"AMQP\0\0\x09\x01".to_vec(), frame(HEARTBEAT, b"")] {
+            assert_eq!(through(&sent, 3), sent);
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_byte_is_lost_or_added(bytes: Vec<u8>, piece in 1_usize..50) {
+            let (mut frames, mut count) = (Frames::default(), 0);
+            for part in bytes.chunks(piece) {
+                frames.room(part.len())[..part.len()].copy_from_slice(part);
+                frames.read(part.len(), part.len());
+                count += frames.take(&mut [0; 64]);
+            }
+            frames.end();
+            let mut rest = vec![0; bytes.len()];
+            count += frames.take(&mut rest);
+            proptest::prop_assert_eq!(count, bytes.len());
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! RabbitMQ: supervised connections, deliveries that are acknowledged once, publishing with confirmed arrival.
+
+// Between the crates of Oncely, not of its interface: names and types say most.
+#![allow(missing_docs)]
+
+mod applied;
+mod budget;
+mod channel_life;
+mod connection;
+mod copy;
+mod delivery;
+mod depth;
+mod frames;
+mod headers;
+mod management;
+mod nodes;
+mod probe;
+mod publish_connection;
+mod publisher;
+mod queue_reader;
+mod read_through;
+mod stored;
+mod subscription;
+mod topology;
+mod transport;
+mod valve;
+
+pub use applied::{AppliedTopology, ExistingObject, RefusedObject};
+pub use budget::Budget;
+pub use channel_life::ChannelLife;
+pub use connection::{AmqpError, connect};
+pub use copy::{Copy, header, put, short, without, without_deaths, without_ours};
+pub use delivery::Delivery;
+pub use delivery::read;
+pub use depth::{Depth, depth};
+pub use frames::properties as fit_properties;
+pub use headers::MOST_VALUES as MOST_HEADER_VALUES;
+pub use headers::fit;
+pub use management::{BindingFacts, Management, ManagementError, QueueFacts};
+pub use probe::{PublishAcceptance, probe};
+pub use publish_connection::{OutgoingMessage, PublishConnection, PublishResult};
+pub use publisher::{PublishError, Publisher};
+pub use queue_reader::{QueueReader, QueuedMessage};
+pub use stored::{restore_headers, restore_properties, store_headers, store_properties};
+pub use subscription::Subscription;
+pub use topology::{Topology, TopologyReport};

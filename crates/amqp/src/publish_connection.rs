@@ -1,0 +1,312 @@
+//! Publishes messages of many senders and reports the result of each, with the message at fault.
+
+use std::collections::{HashMap, HashSet};
+
+use futures::future::join_all;
+use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
+use lapin::types::{AMQPValue, FieldTable};
+use lapin::{BasicProperties, Channel, Connection};
+use tokio::sync::Mutex;
+
+use super::connection::{AmqpError, answer, connect};
+use super::copy::header;
+use super::headers::table_size;
+use oncely_config::RabbitSettings;
+
+/// A message to publish.
+#[derive(Debug)]
+pub struct OutgoingMessage<'a> {
+    name: String,
+    /// Header with its name.
+    header: &'static str,
+    exchange: &'a str,
+    routing_key: &'a str,
+    properties: BasicProperties,
+    body: &'a [u8],
+}
+
+impl<'a> OutgoingMessage<'a> {
+    /// Creates a message with a unique name in this header, by which a returned message is identified.
+    pub fn new(
+        header: &'static str,
+        name: String,
+        exchange: &'a str,
+        routing_key: &'a str,
+        properties: BasicProperties,
+        mut headers: FieldTable,
+        body: &'a [u8],
+    ) -> Self {
+        headers.insert(header.into(), AMQPValue::LongString(name.as_str().into()));
+        Self { name, header, exchange, routing_key, properties: properties.with_headers(headers), body }
+    }
+}
+
+/// Result of publishing a message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PublishResult {
+    /// Confirmed, and accepted by a queue.
+    Arrived,
+    /// No queue accepted it.
+    Unroutable,
+    /// The broker answered with `basic.nack`.
+    Nacked,
+    /// The broker closed the channel over it, with this code and text.
+    Closed(u16, String),
+    /// Its headers don't fit into one frame of this connection.
+    HeadersTooLarge,
+    /// Not published: the stored message can't be restored.
+    Unreadable,
+    /// Not published: the stored message is too large to read.
+    TooLarge,
+}
+
+/// Size reserved for all properties except the headers, and the frame around them.
+const OTHER_PROPERTIES: usize = 4_096;
+
+/// Limit of exchanges published to at the same time.
+const TOGETHER: usize = 8;
+
+/// Limit of open channels, one per exchange.
+const CHANNELS: usize = 64;
+
+/// A connection for publishing, used by one task at a time. A channel serves one exchange, so that a missing exchange closes no other's
+/// channel; it is reused once all its confirms are settled.
+pub struct PublishConnection {
+    settings: RabbitSettings,
+    connection: Connection,
+    channels: Mutex<HashMap<String, Channel>>,
+}
+
+/// Results of one channel.
+enum ChannelResult {
+    /// Result of each message.
+    All(Vec<PublishResult>),
+    /// The channel was closed; some results are unknown.
+    Closed { known: Vec<Option<PublishResult>>, code: u16, text: String },
+    /// The connection failed or was silent; some results are unknown.
+    Away { known: Vec<Option<PublishResult>>, error: AmqpError },
+}
+
+impl PublishConnection {
+    /// Opens a connection.
+    pub async fn open(settings: &RabbitSettings, purpose: &str) -> Result<Self, AmqpError> {
+        let connection = connect(settings, purpose).await?;
+        Ok(Self { settings: settings.clone(), connection, channels: Mutex::default() })
+    }
+
+    /// Returns whether the connection is open.
+    pub fn is_open(&self) -> bool {
+        self.connection.status().connected()
+    }
+
+    /// Returns the broker's maximum frame size; 0 means unlimited.
+    pub(crate) fn frame_max(&self) -> u32 {
+        self.connection.configuration().frame_max()
+    }
+
+    /// Returns whether the broker has stopped reading from this connection, for lack of memory or disk.
+    pub fn is_blocked(&self) -> bool {
+        self.connection.status().blocked()
+    }
+
+    /// Closes the connection gracefully.
+    pub async fn close(self) {
+        let closed = self.connection.close(200, "done".into());
+        if let Err(error) = answer("connection.close", self.settings.timeout, closed).await {
+            tracing::debug!(error = %error, "closing a publishing connection failed");
+        }
+    }
+
+    /// Publishes messages in any order. The result of one is independent of the others: if a channel is closed over a message, the rest is
+    /// published again without it. After an error of the connection, messages without a result may have arrived or not.
+    pub async fn publish(
+        &self,
+        messages: &[OutgoingMessage<'_>],
+    ) -> (Vec<Option<PublishResult>>, Option<AmqpError>) {
+        let mut by_exchange: HashMap<&str, Vec<usize>> = HashMap::new();
+        let mut results = vec![None; messages.len()];
+        let room = match usize::try_from(self.frame_max()) {
+            // No limit.
+            Ok(0) | Err(_) => usize::MAX,
+            Ok(frame) => frame.saturating_sub(OTHER_PROPERTIES),
+        };
+        for (index, message) in messages.iter().enumerate() {
+            match message.properties.headers() {
+                Some(headers) if table_size(headers) > room => {
+                    results[index] = Some(PublishResult::HeadersTooLarge)
+                }
+                _ => by_exchange.entry(message.exchange).or_default().push(index),
+            }
+        }
+        let groups: Vec<(&str, Vec<usize>)> = by_exchange.into_iter().collect();
+        let mut failed = None;
+        for some in groups.chunks(TOGETHER) {
+            let mut going = Vec::with_capacity(some.len());
+            for (exchange, indexes) in some {
+                going.push(self.publish_to(exchange, messages, indexes));
+            }
+            let said = join_all(going).await;
+            for ((_, indexes), (known, error)) in some.iter().zip(said) {
+                for (&index, result) in indexes.iter().zip(known) {
+                    results[index] = result;
+                }
+                failed = failed.or(error);
+            }
+            if failed.is_some() {
+                break;
+            }
+        }
+        (results, failed)
+    }
+
+    /// Publishes messages to one exchange; returns the results in the order of `indexes`.
+    async fn publish_to(
+        &self,
+        exchange: &str,
+        messages: &[OutgoingMessage<'_>],
+        indexes: &[usize],
+    ) -> (Vec<Option<PublishResult>>, Option<AmqpError>) {
+        let mut results = vec![None; indexes.len()];
+        // Positions in `indexes`.
+        let mut open: Vec<Vec<usize>> = vec![(0..indexes.len()).collect()];
+        while let Some(set) = open.pop() {
+            let some: Vec<&OutgoingMessage<'_>> = set.iter().map(|&at| &messages[indexes[at]]).collect();
+            let (known, closed) = match self.once(exchange, &some).await {
+                ChannelResult::All(all) => (all.into_iter().map(Some).collect(), None),
+                ChannelResult::Closed { known, code, text } => (known, Some((code, text))),
+                ChannelResult::Away { known, error } => {
+                    for (&at, result) in set.iter().zip(known) {
+                        results[at] = result;
+                    }
+                    return (results, Some(error));
+                }
+            };
+            for (&at, result) in set.iter().zip(known) {
+                results[at] = result;
+            }
+            let Some((code, text)) = closed else { continue };
+            let left: Vec<usize> = set.into_iter().filter(|&at| results[at].is_none()).collect();
+            let routing_key = |at: usize| messages[indexes[at]].routing_key;
+            // A missing exchange concerns all messages; the right to write may depend on the routing key; every other error concerns one
+            // message.
+            let all_alike = match code {
+                404 => true,
+                403 => left.windows(2).all(|pair| routing_key(pair[0]) == routing_key(pair[1])),
+                _ => left.len() == 1,
+            };
+            if all_alike {
+                for at in left {
+                    results[at] = Some(PublishResult::Closed(code, text.clone()));
+                }
+            } else if code == 403 {
+                let mut by_key: HashMap<&str, Vec<usize>> = HashMap::new();
+                for at in left {
+                    by_key.entry(routing_key(at)).or_default().push(at);
+                }
+                open.extend(by_key.into_values());
+            } else if !left.is_empty() {
+                let (first, second) = left.split_at(left.len() / 2);
+                open.extend([second.to_vec(), first.to_vec()]);
+            }
+        }
+        (results, None)
+    }
+
+    /// Publishes messages on one channel and settles all confirms; then identifies the returned messages by their names: lapin pairs
+    /// returns with confirms by order, and under load pairs them wrongly.
+    async fn once(&self, exchange: &str, messages: &[&OutgoingMessage<'_>]) -> ChannelResult {
+        let limit = self.settings.timeout;
+        let nothing = || vec![None; messages.len()];
+        let channel = match self.channel(exchange).await {
+            Ok(channel) => channel,
+            Err(error) => return ChannelResult::Away { known: nothing(), error },
+        };
+        let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
+        // All messages have the same header.
+        let name_header = messages.first().map_or("", |message| message.header);
+        let mut confirms = Vec::with_capacity(messages.len());
+        let mut failed: Option<AmqpError> = None;
+        for message in messages {
+            let properties = message.properties.clone();
+            let (exchange, key) = (message.exchange.into(), message.routing_key.into());
+            let published = channel.basic_publish(exchange, key, options, message.body, properties);
+            match answer("basic.publish", limit, published).await {
+                Ok(confirm) => confirms.push(confirm),
+                Err(error) => {
+                    failed = Some(error);
+                    break;
+                }
+            }
+        }
+        let mut settled = Vec::with_capacity(messages.len());
+        let mut returned = HashSet::new();
+        let mut silent = matches!(failed, Some(AmqpError::Timeout(..)));
+        for confirm in confirms {
+            if silent {
+                break;
+            }
+            match answer("publisher confirms", limit, confirm).await {
+                Ok(confirmation) => {
+                    let is_ack = confirmation.is_ack();
+                    let message = confirmation.take_message();
+                    settled.push(Some((is_ack, message.is_some())));
+                    if let Some(message) = message
+                        && let Some(name) =
+                            header(message.delivery.properties.headers().as_ref(), name_header)
+                    {
+                        returned.insert(name.to_owned());
+                    }
+                }
+                Err(error) => {
+                    settled.push(None);
+                    silent = matches!(error, AmqpError::Timeout(..));
+                    // The code is in the errors of confirms, not in that of a publish on a closed channel.
+                    if failed.as_ref().is_none_or(|failed| failed.reply_code().is_none()) {
+                        failed = Some(error);
+                    }
+                }
+            }
+        }
+        settled.resize(messages.len(), None);
+        let known = messages.iter().zip(settled).map(|(message, settled)| match settled {
+            _ if returned.contains(&message.name) => Some(PublishResult::Unroutable),
+            Some((false, _)) => Some(PublishResult::Nacked),
+            // A return arrives before its confirm, and each confirm takes the oldest pending return. If it took none, this message was not
+            // returned; if it took another's, this message's own return may be lost behind a failure.
+            Some((true, carried)) if failed.is_none() || !carried => Some(PublishResult::Arrived),
+            _ => None,
+        });
+        let known: Vec<Option<PublishResult>> = known.collect();
+        let Some(error) = failed else {
+            // A channel caches the state of a quorum queue: one that was opened while the queue had no leader may nack until it is closed.
+            if known.contains(&Some(PublishResult::Nacked)) {
+                self.channels.lock().await.remove(exchange);
+            }
+            return ChannelResult::All(known.into_iter().flatten().collect());
+        };
+        self.channels.lock().await.remove(exchange);
+        match error.reply_code() {
+            // An error of the channel, not of the connection.
+            Some(code @ (311 | 313 | 403 | 404 | 405 | 406)) if self.is_open() => {
+                ChannelResult::Closed { known, code, text: error.to_string() }
+            }
+            _ => ChannelResult::Away { known, error },
+        }
+    }
+
+    async fn channel(&self, exchange: &str) -> Result<Channel, AmqpError> {
+        let limit = self.settings.timeout;
+        let mut channels = self.channels.lock().await;
+        if let Some(channel) = channels.get(exchange).filter(|channel| channel.status().connected()) {
+            return Ok(channel.clone());
+        }
+        if channels.len() >= CHANNELS {
+            // Channels in use stay open until they are settled: a handle keeps its channel.
+            channels.clear();
+        }
+        let channel = answer("channel.open", limit, self.connection.create_channel()).await?;
+        answer("confirm.select", limit, channel.confirm_select(ConfirmSelectOptions::default())).await?;
+        channels.insert(exchange.to_owned(), channel.clone());
+        Ok(channel)
+    }
+}

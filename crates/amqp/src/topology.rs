@@ -1,0 +1,496 @@
+//! The queues and exchanges of a consumer's queue.
+//!
+//! ```text
+//!   <queue>                 work; dead-letters to <queue>.dlx when the broker itself gives a message up
+//!   <queue>.dlx    fanout   → <queue>.dead
+//!   <queue>.retry  headers  → <queue>.retry.<delay>, by the header oncely-rung   (TTL; dead-letters to <queue>.return)
+//!   <queue>.return fanout   → <queue>; where that binding is gone: alternate exchange <queue>.dlx
+//! ```
+//! Fanout and headers exchanges ignore the routing key, so a copy keeps its own through every stage.
+
+use std::time::Duration;
+
+use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
+use lapin::types::{AMQPValue, FieldTable};
+use lapin::{Connection, ExchangeKind};
+
+use super::applied::{AppliedTopology, ExistingObject, RefusedObject};
+use super::connection::{AmqpError, answer};
+use oncely_config::{ConsumerSettings, OBSERVER, QueueArgument, QueueBinding, QueueType};
+use oncely_core::own_headers;
+use oncely_core::retry::rung_name;
+
+/// The queues and exchanges of one queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Topology {
+    queue: String,
+    queue_type: QueueType,
+    delays: Vec<Duration>,
+    /// Whether another owner declares the work queue.
+    is_foreign: bool,
+    arguments: Vec<(String, QueueArgument)>,
+    bindings: Vec<QueueBinding>,
+    /// The observed queue, if this one only observes.
+    beside: Option<String>,
+}
+
+/// Existing and missing objects.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TopologyReport {
+    /// Queues that do not exist.
+    pub missing_queues: Vec<String>,
+    /// Exchanges that do not exist.
+    pub missing_exchanges: Vec<String>,
+    /// Missing exchanges to which the configuration binds the queue.
+    pub missing_sources: Vec<String>,
+    /// Queues that differ from [`Topology::apply`]'s declaration, or that another connection uses exclusively.
+    pub unfit_queues: Vec<String>,
+    /// Queues with unknown arguments: this user may not declare them.
+    pub unseen_queues: Vec<String>,
+    /// Messages ready in the work queue, if it exists.
+    pub ready: Option<u32>,
+    /// Messages ready in the dead-letter queue, if it exists.
+    pub dead: Option<u32>,
+    /// Consumers of the work queue, if it exists.
+    pub subscriptions: Option<u32>,
+}
+
+impl Topology {
+    /// Returns a topology for each queue of a consumer.
+    #[must_use]
+    pub fn for_consumer(consumer: &ConsumerSettings) -> Vec<Self> {
+        let mut delays = consumer.retry.delays.clone();
+        delays.dedup();
+        consumer
+            .queues
+            .iter()
+            .map(|queue| Self {
+                queue: queue.clone(),
+                queue_type: consumer.queue_type,
+                delays: delays.clone(),
+                is_foreign: !consumer.declare && !consumer.observes(),
+                arguments: consumer.queue_arguments.clone(),
+                bindings: consumer.bindings.clone(),
+                beside: queue.strip_suffix(OBSERVER).filter(|_| consumer.observes()).map(str::to_owned),
+            })
+            .collect()
+    }
+
+    /// Returns whether it only observes. An observer has no further queues or exchanges.
+    #[must_use]
+    pub fn observes(&self) -> bool {
+        self.beside.is_some()
+    }
+
+    /// Returns the observed queue, of which it needs a copy of each message; `None` if it does not only observe.
+    #[must_use]
+    pub fn beside(&self) -> Option<&str> {
+        self.beside.as_deref()
+    }
+
+    /// Returns the configured bindings.
+    #[must_use]
+    pub fn bindings(&self) -> &[QueueBinding] {
+        &self.bindings
+    }
+
+    /// Replaces the configured bindings.
+    #[must_use]
+    pub fn bound_to(mut self, bindings: Vec<QueueBinding>) -> Self {
+        self.bindings = bindings;
+        self
+    }
+
+    /// Returns the work queue.
+    #[must_use]
+    pub fn queue(&self) -> &str {
+        &self.queue
+    }
+
+    /// Returns whether its messages wait in retry queues between attempts.
+    #[must_use]
+    pub fn has_retries(&self) -> bool {
+        !self.delays.is_empty()
+    }
+
+    /// Returns the name of the exchange for dead letters.
+    #[must_use]
+    pub fn dead_letter_exchange(queue: &str) -> String {
+        format!("{queue}.dlx")
+    }
+
+    /// Returns the name of the queue of dead letters.
+    #[must_use]
+    pub fn dead_letter_queue(queue: &str) -> String {
+        format!("{queue}.dead")
+    }
+
+    /// Returns the name of the exchange for copies that come back later.
+    #[must_use]
+    pub fn retry_exchange(queue: &str) -> String {
+        format!("{queue}.retry")
+    }
+
+    /// Returns the name of the queue in which copies wait for `delay`.
+    #[must_use]
+    pub fn retry_queue(queue: &str, delay: Duration) -> String {
+        format!("{queue}.retry.{}", rung_name(delay))
+    }
+
+    /// Returns the name of the exchange that routes only to the queue: for copies that come back later, and for requeued dead letters.
+    #[must_use]
+    pub fn return_exchange(queue: &str) -> String {
+        format!("{queue}.return")
+    }
+
+    fn exchanges(&self) -> Vec<(String, ExchangeKind)> {
+        // An observer gives nothing up and publishes nothing.
+        if self.beside.is_some() {
+            return Vec::new();
+        }
+        let mut exchanges = vec![
+            (Self::dead_letter_exchange(&self.queue), ExchangeKind::Fanout),
+            // Also without retries: requeued dead letters use it.
+            (Self::return_exchange(&self.queue), ExchangeKind::Fanout),
+        ];
+        if !self.delays.is_empty() {
+            exchanges.push((Self::retry_exchange(&self.queue), ExchangeKind::Headers));
+        }
+        exchanges
+    }
+
+    /// Returns the queues with their arguments, the work queue first.
+    fn queues(&self) -> Vec<(String, FieldTable)> {
+        let queue = &self.queue;
+        if self.beside.is_some() {
+            return vec![(queue.clone(), observing())];
+        }
+        // Messages that the broker gives up itself (delivery limit, length, TTL) must go to the same dead-letter queue.
+        let mut work = self.queue_arguments(&Self::dead_letter_exchange(queue));
+        let mut dead = arguments([("x-queue-type", text(self.queue_type.as_str()))]);
+        match self.queue_type {
+            QueueType::Quorum => {
+                work.insert("x-delivery-limit".into(), AMQPValue::LongLongInt(DELIVERY_LIMIT));
+                dead.insert("x-delivery-limit".into(), AMQPValue::LongLongInt(LOOKS_LIMIT));
+            }
+            QueueType::Classic => {}
+        }
+        for (name, value) in &self.arguments {
+            let value = match value {
+                QueueArgument::Text(value) => text(value),
+                QueueArgument::Integer(value) => AMQPValue::LongLongInt(*value),
+                QueueArgument::Boolean(value) => AMQPValue::Boolean(*value),
+            };
+            work.insert(name.as_str().into(), value);
+        }
+        let mut queues = vec![(queue.clone(), work), (Self::dead_letter_queue(queue), dead)];
+        for delay in &self.delays {
+            let mut waiting = self.queue_arguments(&Self::return_exchange(queue));
+            let ttl = i64::try_from(delay.as_millis()).unwrap_or(i64::MAX);
+            waiting.insert("x-message-ttl".into(), AMQPValue::LongLongInt(ttl));
+            queues.push((Self::retry_queue(queue, *delay), waiting));
+        }
+        queues
+    }
+
+    /// Returns all declarations, in a valid order.
+    fn steps(&self) -> Vec<Declaration> {
+        let queue = &self.queue;
+        let dead_letter_exchange = text(&Self::dead_letter_exchange(queue));
+        let return_exchange = Self::return_exchange(queue);
+        let mut steps = Vec::new();
+        for (name, kind) in self.exchanges() {
+            // If the work queue was deleted and declared again, its binding to the return exchange is missing: copies that come back then go
+            // to the dead-letter queue instead of being lost.
+            let arguments = if name == return_exchange {
+                arguments([("alternate-exchange", dead_letter_exchange.clone())])
+            } else {
+                FieldTable::default()
+            };
+            steps.push(Declaration::Exchange(name, kind, arguments));
+        }
+        let queues = self.queues().into_iter().filter(|(name, _)| !self.is_foreign || name != queue);
+        steps.extend(queues.map(|(name, arguments)| Declaration::Queue(name, arguments)));
+        let bind = |queue: String, exchange: String| Declaration::Binding {
+            queue,
+            exchange,
+            routing_key: String::new(),
+            arguments: FieldTable::default(),
+        };
+        if self.beside.is_none() {
+            steps.push(bind(Self::dead_letter_queue(queue), Self::dead_letter_exchange(queue)));
+            steps.push(bind(queue.clone(), return_exchange));
+        }
+        for delay in self.delays.iter().filter(|_| self.beside.is_none()) {
+            let rung = arguments([("x-match", text("all")), (own_headers::RUNG, text(&rung_name(*delay)))]);
+            steps.push(Declaration::Binding {
+                queue: Self::retry_queue(queue, *delay),
+                exchange: Self::retry_exchange(queue),
+                routing_key: String::new(),
+                arguments: rung,
+            });
+        }
+        for QueueBinding { exchange, routing_key } in &self.bindings {
+            steps.push(Declaration::Binding {
+                queue: queue.clone(),
+                exchange: exchange.clone(),
+                routing_key: routing_key.clone(),
+                arguments: FieldTable::default(),
+            });
+        }
+        steps
+    }
+
+    /// Returns type and dead-letter exchange. Quorum queues transfer dead letters at least once (RabbitMQ requires the overflow setting for
+    /// it); classic ones can't: the broker may drop one if its target is unavailable.
+    fn queue_arguments(&self, dead_letter_exchange: &str) -> FieldTable {
+        let mut table = arguments([
+            ("x-queue-type", text(self.queue_type.as_str())),
+            ("x-dead-letter-exchange", text(dead_letter_exchange)),
+        ]);
+        match self.queue_type {
+            QueueType::Quorum => {
+                table.insert("x-dead-letter-strategy".into(), text("at-least-once"));
+                table.insert("x-overflow".into(), text("reject-publish"));
+            }
+            QueueType::Classic => {}
+        }
+        table
+    }
+
+    /// Declares everything. Declaring again changes nothing; an object that exists with other arguments is left unchanged and reported, and
+    /// the rest is declared.
+    ///
+    /// # Errors
+    /// If the broker does not answer or refuses for another reason; with the name of the object.
+    pub async fn apply(
+        &self,
+        connection: &Connection,
+        limit: Duration,
+    ) -> Result<AppliedTopology, (String, AmqpError)> {
+        let mut applied = AppliedTopology::default();
+        let existed = match queue_counts(connection, limit, &self.queue).await {
+            Ok(found) => found.is_some(),
+            Err(error) => return Err((format!("queue {}", self.queue), error)),
+        };
+        // The other objects survive when a queue is deleted.
+        applied.is_unbound = !existed
+            && self.bindings.is_empty()
+            && self.beside.is_none()
+            && is_exchange(connection, limit, &Self::return_exchange(&self.queue), ExchangeKind::Fanout)
+                .await
+                .map_err(|error| (format!("exchange {}", Self::return_exchange(&self.queue)), error))?;
+        for step in self.steps() {
+            let name = step.to_string();
+            match step.declare(connection, limit).await {
+                Ok(()) => applied.done.push(name),
+                // PRECONDITION_FAILED: other arguments, or unsupported ones. NOT_FOUND: a binding of a missing object.
+                Err(error) if matches!(error.reply_code(), Some(404 | 406)) => {
+                    match step.found(connection, limit).await {
+                        Ok(found) => applied.refused.push(RefusedObject { name, error, found }),
+                        Err(error) => return Err((name, error)),
+                    }
+                }
+                Err(error) => return Err((name, error)),
+            }
+        }
+        Ok(applied)
+    }
+
+    /// Compares the existing objects with [`Topology::apply`]'s declaration. AMQP does not report a queue's arguments, but whether they are
+    /// equal: so existing objects are declared once more, which changes nothing.
+    ///
+    /// # Errors
+    /// If the broker does not answer; a missing queue is a finding and no error.
+    pub async fn inspect(
+        &self,
+        connection: &Connection,
+        limit: Duration,
+    ) -> Result<TopologyReport, AmqpError> {
+        let mut report = TopologyReport::default();
+        for (name, arguments) in self.queues() {
+            let (ready, subscriptions) = match queue_counts(connection, limit, &name).await {
+                Ok(Some(counts)) => counts,
+                Ok(None) => {
+                    report.missing_queues.push(name);
+                    continue;
+                }
+                // RESOURCE_LOCKED: another connection uses it exclusively.
+                Err(error) if error.reply_code() == Some(405) => {
+                    report.unfit_queues.push(name);
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            if name == self.queue {
+                report.ready = Some(ready);
+                report.subscriptions = Some(subscriptions);
+            } else if name == Self::dead_letter_queue(&self.queue) {
+                report.dead = Some(ready);
+            }
+            if self.is_foreign && name == self.queue {
+                continue;
+            }
+            let again = Declaration::Queue(name.clone(), arguments).declare(connection, limit).await;
+            match again.as_ref().err().map(AmqpError::reply_code) {
+                None => {}
+                Some(Some(405 | 406)) => report.unfit_queues.push(name),
+                Some(Some(403)) => report.unseen_queues.push(name),
+                Some(_) => again?,
+            }
+        }
+        for (name, kind) in self.exchanges() {
+            if !is_exchange(connection, limit, &name, kind).await? {
+                report.missing_exchanges.push(name);
+            }
+        }
+        for QueueBinding { exchange, .. } in &self.bindings {
+            if !is_exchange(connection, limit, exchange, ExchangeKind::Topic).await? {
+                report.missing_sources.push(exchange.clone());
+            }
+        }
+        Ok(report)
+    }
+}
+
+/// Returns a queue's ready messages and its consumers; `None` if it is missing.
+async fn queue_counts(
+    connection: &Connection,
+    limit: Duration,
+    name: &str,
+) -> Result<Option<(u32, u32)>, AmqpError> {
+    // A channel per query: the broker closes it if the queue is missing.
+    let channel = answer("channel.open", limit, connection.create_channel()).await?;
+    let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+    let declared = channel.queue_declare(name.into(), options, FieldTable::default());
+    match answer("queue.declare", limit, declared).await {
+        Ok(queue) => {
+            answer("channel.close", limit, channel.close(200, "done".into())).await?;
+            Ok(Some((queue.message_count(), queue.consumer_count())))
+        }
+        Err(error) if error.reply_code() == Some(404) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Returns whether an exchange of this name exists.
+async fn is_exchange(
+    connection: &Connection,
+    limit: Duration,
+    name: &str,
+    kind: ExchangeKind,
+) -> Result<bool, AmqpError> {
+    let channel = answer("channel.open", limit, connection.create_channel()).await?;
+    let options = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
+    let declared = channel.exchange_declare(name.into(), kind, options, FieldTable::default());
+    match answer("exchange.declare", limit, declared).await {
+        Ok(()) => answer("channel.close", limit, channel.close(200, "done".into())).await.map(|()| true),
+        Err(error) if error.reply_code() == Some(404) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Delivery limit of a quorum queue before the broker itself dead-letters a message. Every lost connection counts for all messages that
+/// were on it, so RabbitMQ's default of 20 (from 4.0 on) would move a whole queue into the dead-letter queue in one bad night with a
+/// consumer timeout every half hour. At that rate a thousand are three weeks.
+const DELIVERY_LIMIT: i64 = 1_000;
+
+/// Delivery limit of the dead-letter queue, where every manual inspection counts and no further queue follows. Oncely's sweeps don't count:
+/// a sweep publishes a fresh copy of each message that stays. "No limit" is -1 from RabbitMQ 4.0 on only, and another value than the
+/// declared one would be refused (406).
+const LOOKS_LIMIT: i64 = 1_000_000;
+
+/// Returns the arguments of an observer's queue: it must never block a producer, nor fill a disk when it is abandoned. One copy of each
+/// message is enough; a queue without a consumer for a day is deleted, and a queue with an observer that can't record anything drops its
+/// oldest messages.
+fn observing() -> FieldTable {
+    arguments([
+        ("x-queue-type", text(QueueType::Classic.as_str())),
+        ("x-expires", AMQPValue::LongLongInt(UNREAD_MILLISECONDS)),
+        ("x-max-length-bytes", AMQPValue::LongLongInt(UNREAD_BYTES)),
+        ("x-overflow", text("drop-head")),
+    ])
+}
+
+const UNREAD_MILLISECONDS: i64 = 86_400_000;
+const UNREAD_BYTES: i64 = 1 << 30;
+
+/// One declaration.
+enum Declaration {
+    Exchange(String, ExchangeKind, FieldTable),
+    Queue(String, FieldTable),
+    Binding { queue: String, exchange: String, routing_key: String, arguments: FieldTable },
+}
+
+impl std::fmt::Display for Declaration {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Exchange(name, ..) => write!(f, "exchange {name}"),
+            Self::Queue(name, _) => write!(f, "queue {name}"),
+            Self::Binding { queue, exchange, routing_key, .. } if routing_key.is_empty() => {
+                write!(f, "binding {exchange} → {queue}")
+            }
+            Self::Binding { queue, exchange, routing_key, .. } => {
+                write!(f, "binding {exchange} → {queue} ({routing_key})")
+            }
+        }
+    }
+}
+
+impl Declaration {
+    /// Queries the broker's object with the refused name.
+    async fn found(&self, connection: &Connection, limit: Duration) -> Result<ExistingObject, AmqpError> {
+        let is_there = match self {
+            Self::Exchange(name, kind, _) => is_exchange(connection, limit, name, kind.clone()).await?,
+            Self::Queue(name, _) => queue_counts(connection, limit, name).await?.is_some(),
+            Self::Binding { queue, exchange, .. } => {
+                let mut missing = Vec::new();
+                if !is_exchange(connection, limit, exchange, ExchangeKind::Topic).await? {
+                    missing.push(format!("exchange {exchange}"));
+                }
+                if queue_counts(connection, limit, queue).await?.is_none() {
+                    missing.push(format!("queue {queue}"));
+                }
+                return Ok(ExistingObject::Missing(missing));
+            }
+        };
+        Ok(if is_there { ExistingObject::Same } else { ExistingObject::Nothing })
+    }
+
+    /// Declares on its own channel: the broker closes it when it refuses.
+    async fn declare(&self, connection: &Connection, limit: Duration) -> Result<(), AmqpError> {
+        let channel = answer("channel.open", limit, connection.create_channel()).await?;
+        match self {
+            Self::Exchange(name, kind, arguments) => {
+                let options = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
+                let (name, arguments) = (name.as_str().into(), arguments.clone());
+                let declared = channel.exchange_declare(name, kind.clone(), options, arguments);
+                answer("exchange.declare", limit, declared).await?;
+            }
+            Self::Queue(name, arguments) => {
+                let (name, arguments) = (name.as_str().into(), arguments.clone());
+                let declared = channel.queue_declare(name, QueueDeclareOptions::durable(), arguments);
+                answer("queue.declare", limit, declared).await?;
+            }
+            Self::Binding { queue, exchange, routing_key, arguments } => {
+                let (queue, exchange) = (queue.as_str().into(), exchange.as_str().into());
+                let (key, options) = (routing_key.as_str().into(), QueueBindOptions::default());
+                let bound = channel.queue_bind(queue, exchange, key, options, arguments.clone());
+                answer("queue.bind", limit, bound).await?;
+            }
+        }
+        answer("channel.close", limit, channel.close(200, "done".into())).await
+    }
+}
+
+fn text(text: &str) -> AMQPValue {
+    AMQPValue::LongString(text.into())
+}
+
+fn arguments<const N: usize>(entries: [(&str, AMQPValue); N]) -> FieldTable {
+    let mut table = FieldTable::default();
+    for (name, value) in entries {
+        table.insert(name.into(), value);
+    }
+    table
+}

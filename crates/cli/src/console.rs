@@ -1,0 +1,111 @@
+//! `oncely console`: serves the web console.
+
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+use tempfile::TempDir;
+
+use super::{consent, output};
+use oncely_config::Config;
+use oncely_console::{Console, Options};
+use oncely_process::shutdown;
+use oncely_process::telemetry;
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Prints the URL and goes on until Ctrl-C. On this machine's own address the URL is a link that lets whoever follows it \
+                  in, once, as an operator; for others see `[console]` in the configuration. What may be done is what the PostgreSQL role \
+                  of the login allows: with oncely_auditor one may look."
+)]
+pub(super) struct ConsoleArguments {
+    /// Listen on this address instead of console.listen
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    listen: Option<SocketAddr>,
+    /// Also open the URL in the browser
+    #[arg(long)]
+    open: bool,
+    /// Accept connections of other machines without TLS: only behind a TLS proxy with a private network between
+    #[arg(long)]
+    insecure_plaintext: bool,
+}
+
+pub(super) async fn run(file: &Path, arguments: ConsoleArguments) -> anyhow::Result<ExitCode> {
+    let config = Config::load_to_look(file)?;
+    telemetry::start(&config.log);
+    let stop = shutdown::on_signal()?;
+    let options = Options {
+        listen: arguments.listen,
+        insecure_plaintext: arguments.insecure_plaintext,
+        user: consent::user(),
+        announce: Box::new(|link| {
+            if output::print(link).is_err() {
+                tracing::warn!("stdout is closed: nobody sees the links that are printed there");
+            }
+        }),
+    };
+    let console = Console::open(config, options).await?;
+    output::print(&console.address)?;
+    let page = if arguments.open { browse(&console.address) } else { None };
+    let closed = async move {
+        // Long enough for a browser to start.
+        tokio::time::sleep(READ).await;
+        drop(page);
+    };
+    let closing = tokio::spawn(closed);
+    console.run(stop).await;
+    closing.abort();
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Lifetime of the page that leads to the console.
+const READ: Duration = Duration::from_secs(60);
+
+/// Opens a URL on the desktop, by a page in a folder of this user only: every user of the machine can read the arguments of a process. The
+/// page exists until the returned value is dropped.
+fn browse(address: &str) -> Option<TempDir> {
+    let opener = if cfg!(target_os = "macos") { "open" } else { "xdg-open" };
+    match page(address) {
+        Err(error) => output::note(&format!(
+            "no page could be written for the browser ({error}): open the URL yourself"
+        )),
+        Ok((folder, file)) => {
+            let null = std::process::Stdio::null;
+            let opened = std::process::Command::new(opener)
+                .arg(file)
+                .stdin(null())
+                .stdout(null())
+                .stderr(null())
+                .spawn();
+            if opened.is_ok() {
+                return Some(folder);
+            }
+            output::note(&format!("{opener} is not there: open the URL yourself"));
+        }
+    }
+    None
+}
+
+/// Writes a page that leads to a URL, readable by this user only.
+fn page(address: &str) -> std::io::Result<(TempDir, PathBuf)> {
+    let named = |folder: &Path| tempfile::Builder::new().prefix("oncely-console-").tempdir_in(folder);
+    let own = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|folder| folder.is_absolute());
+    let folder = match own.map(|folder| named(&folder)) {
+        Some(Ok(folder)) => folder,
+        _ => named(&std::env::temp_dir())?,
+    };
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o700))?;
+    let path = folder.path().join("open.html");
+    let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
+    // A URL of our own: none of its characters needs escaping in HTML.
+    write!(
+        file,
+        "<!DOCTYPE html><meta charset=\"utf-8\"><meta name=\"referrer\" content=\"no-referrer\"><title>oncely</title>\
+         <meta http-equiv=\"refresh\" content=\"0; url={address}\"><a href=\"{address}\">oncely console</a>"
+    )?;
+    Ok((folder, path))
+}

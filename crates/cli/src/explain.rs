@@ -1,0 +1,209 @@
+//! `oncely explain KEY`: explains all known facts about a key.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use chrono::{DateTime, Utc};
+use clap::Args;
+use clap_complete::engine::ArgValueCompleter;
+use serde_json::{Value, json};
+
+use super::completions;
+use super::output::{self, Times, age, counted, safe};
+use oncely_config::Config;
+use oncely_core::decide::KeyStatus;
+use oncely_ops::exit;
+use oncely_ops::story::{KeyStory, RepeatedDecision, event, folded, stories, verdict};
+use oncely_ops::trail;
+use oncely_postgres::{self as pg, LetterRow};
+use oncely_process::preflight::open_session;
+
+#[derive(Debug, Args)]
+#[command(after_help = "Exit 1 where nothing is known. Without --tenant the audit trail finds the tenants.")]
+pub(super) struct ExplainArguments {
+    /// Exact key
+    key: String,
+    /// Tenant of the message
+    #[arg(long)]
+    tenant: Option<String>,
+    /// Consumer of the message
+    #[arg(long, add = ArgValueCompleter::new(completions::consumers))]
+    consumer: Option<String>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) async fn run(file: &Path, arguments: ExplainArguments, times: Times) -> anyhow::Result<ExitCode> {
+    let config = Config::load_without_broker(file)?;
+    let mut session = open_session(&config).await?;
+    pg::read_by_index(&mut session.connection).await?;
+    let (tenant, consumer) = (arguments.tenant.as_deref(), arguments.consumer.as_deref());
+    let stories = stories(&config, &mut session, &arguments.key, tenant, consumer).await?;
+    let now = session.clock.now();
+    // For text, only needed if nothing is known.
+    let span = match arguments.json || stories.is_empty() {
+        true => trail::beginning(&mut session.connection).await?,
+        false => None,
+    };
+    session.close().await;
+    if arguments.json {
+        let stories: Vec<_> = stories.iter().map(as_json).collect();
+        output::print_json(
+            "oncely.explain/1",
+            json!({ "key": arguments.key, "audit_since": span, "identities": stories }),
+        )?;
+    } else if stories.is_empty() {
+        let key = safe(&arguments.key);
+        output::print(&match span {
+            Some(since) => format!(
+                "{key}: nothing is known. It was not seen since {}, when the audit trail begins; \
+                 or it came before that and was collected, or it is not decided yet: in a queue, or held by a worker that \
+                 waits for something (see its log).",
+                times.show(since)
+            ),
+            None => {
+                format!("{key}: nothing is known; the audit trail is empty, so no message was decided yet.")
+            }
+        })?;
+    } else {
+        let texts: Vec<String> = stories
+            .iter()
+            .map(|story| describe(story, &arguments.key, config.audit.duplicates, now, times))
+            .collect();
+        output::print(&texts.join("\n\n"))?;
+    }
+    Ok(if stories.is_empty() { ExitCode::from(exit::NO) } else { ExitCode::SUCCESS })
+}
+
+/// Returns a line for each step, without its result.
+fn steps_of(steps: &str) -> Vec<String> {
+    let Ok(serde_json::Value::Object(steps)) = serde_json::from_str(steps) else { return Vec::new() };
+    let line = |(name, step): (&String, &serde_json::Value)| {
+        let text =
+            |field: &str| step.get(field).and_then(serde_json::Value::as_str).map(safe).unwrap_or_default();
+        let at = if text("done_at").is_empty() { text("started_at") } else { text("done_at") };
+        let round = step.get("round").and_then(serde_json::Value::as_u64).unwrap_or(0);
+        let round = if round > 0 { format!(", round {round}") } else { String::new() };
+        format!("  step       {}: {}{round} {at}", safe(name), text("state")).trim_end().to_owned()
+    };
+    steps.iter().map(line).collect()
+}
+
+fn describe(story: &KeyStory, key: &str, listed: bool, now: DateTime<Utc>, times: Times) -> String {
+    let head = format!("{} · tenant {} · key {}", safe(&story.consumer), safe(&story.tenant), safe(key));
+    let mut lines = vec![head, format!("  {}", verdict(story))];
+    if let Some(details) = &story.details {
+        if let Some(at) = details.completed_at {
+            let what = match details.status == KeyStatus::Failed.as_str() {
+                true => "given up",
+                false if details.reason.is_some() => "refused",
+                false => "effect",
+            };
+            let duration =
+                story.timeline.iter().rev().find(|row| row.outcome == "completed").and_then(|row| {
+                    Some(format!(", worker {}, {:.1} ms", safe(&row.worker), millis(row.duration_us?)))
+                });
+            lines.push(format!(
+                "  {what:<11}{} ({} ago){}",
+                times.show(at),
+                age(at, now),
+                duration.unwrap_or_default()
+            ));
+        }
+        if let Some(fingerprint) = &details.fingerprint {
+            // The first four bytes name the policy, unless a client passed the SHA-256 of the body.
+            let digest = fingerprint.iter().skip(if fingerprint.len() == 32 { 0 } else { 4 });
+            let hex: String = digest.take(8).map(|byte| format!("{byte:02x}")).collect();
+            lines.push(format!("  payload    SHA-256 {hex}…"));
+        }
+        if let Some(status) = details.http_status {
+            lines.push(format!("  HTTP       answered with {status}"));
+        }
+        if let Some(why) = &story.unreadable {
+            lines.push(format!("  encrypted  {}", safe(why)));
+        } else if let Some(response) = &details.response {
+            let compact = serde_json::from_str::<serde_json::Value>(response).map(|value| value.to_string());
+            lines.push(format!("  response   {}", safe(compact.as_deref().unwrap_or(response))));
+        }
+        if let (Some(owner), Some(until)) = (&details.owner, details.not_before) {
+            let over = if until > now { "until" } else { "ran out at" };
+            lines.push(format!("  lease      held by {}, {over} {}", safe(owner), times.show(until)));
+        }
+        if let Some(steps) = &details.steps {
+            lines.extend(steps_of(steps));
+        }
+        if let Some(error) = &details.last_error {
+            lines.push(format!("  last error {}", safe(error)));
+        }
+        lines.push(match story.protected_until {
+            Some(until) if until > now => format!("  dedupe     protected until {}", times.show(until)),
+            Some(until) => {
+                format!("  dedupe     retention ended {}; collected at the next run of gc", times.show(until))
+            }
+            None if details.completed_at.is_some() => {
+                "  dedupe     no worker has started with this consumer on this database, so its keys are kept"
+                    .to_owned()
+            }
+            None if details.fencing_token.is_some() => {
+                "  dedupe     not completed: the next delivery runs, under a lease only".to_owned()
+            }
+            None => "  dedupe     not completed: the next delivery runs".to_owned(),
+        });
+        if let Some(mirrored) = story.mirrored {
+            let text =
+                if mirrored { "present, of this epoch" } else { "not there: PostgreSQL answers for it" };
+            lines.push(format!("  mirror     {text}"));
+        }
+    }
+    for (index, told) in folded(&story.timeline).into_iter().enumerate() {
+        let label = if index == 0 { "timeline" } else { "" };
+        lines.push(format!("  {label:<11}{}  {}", times.show(told.first.occurred_at), text(&told, times)));
+    }
+    for (index, letter) in story.letters.iter().enumerate() {
+        let label = if index == 0 { "letters" } else { "" };
+        lines.push(format!("  {label:<11}{}", told_letter(letter, times)));
+    }
+    if !listed && story.timeline.iter().all(|row| row.outcome != "duplicate") {
+        lines.push("             (duplicates are listed only where audit.duplicates = true)".to_owned());
+    }
+    lines.join("\n")
+}
+
+fn text(folded: &RepeatedDecision<'_>, times: Times) -> String {
+    match folded.count {
+        1 => match &folded.first.trace_id {
+            Some(trace) => format!("{}  trace {}", event(folded.first), safe(trace)),
+            None => event(folded.first),
+        },
+        count => format!("{count} × {}, until {}", event(folded.first), times.show(folded.last.occurred_at)),
+    }
+}
+
+/// Describes the state of a dead letter of the key.
+fn told_letter(letter: &LetterRow, times: Times) -> String {
+    let mut text = format!("{}  {}: {}", letter.id, letter.reason, letter.state);
+    text.push_str(&format!(" since {}", times.show(letter.updated_at)));
+    if letter.generation > 1 {
+        text.push_str(&format!(", came back {} after a requeue", counted(letter.generation - 1, "time")));
+    }
+    if letter.times > 1 {
+        text.push_str(&format!(", dead-lettered {} times", letter.times));
+    }
+    text
+}
+
+fn millis(micros: i64) -> f64 {
+    #[allow(clippy::cast_precision_loss)] // shown with one decimal
+    let millis = micros as f64 / 1_000.0;
+    millis
+}
+
+/// Returns all known facts of one identity as JSON.
+pub(super) fn as_json(story: &KeyStory) -> Value {
+    json!({
+        "tenant": story.tenant, "consumer": story.consumer, "verdict": verdict(story), "key": story.details,
+        "protected_until": story.protected_until, "mirrored": story.mirrored, "timeline": story.timeline,
+        "letters": story.letters, "unreadable": story.unreadable,
+    })
+}

@@ -1,0 +1,63 @@
+//! `oncely failed groups`.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::Args;
+
+use super::super::output::{List, Output, Row, Times};
+use super::{LetterFilterArguments, SCHEMA, reader};
+use oncely_postgres::{LetterGroup, letter_groups};
+
+#[derive(Debug, Args)]
+pub(super) struct LetterGroupsArguments {
+    #[command(flatten)]
+    which: LetterFilterArguments,
+    #[command(flatten)]
+    output: Output,
+}
+
+pub(super) async fn run(
+    file: &Path,
+    arguments: LetterGroupsArguments,
+    times: Times,
+) -> anyhow::Result<ExitCode> {
+    let mut connection = reader(file).await?;
+    let groups = letter_groups(&mut connection, &arguments.which.filter(50)).await?;
+    List { schema: SCHEMA, field: "groups", rows: &groups, none: "no dead letter matches" }
+        .print(arguments.output, times)
+}
+
+impl Row for LetterGroup {
+    const SCHEMA: &'static str = "oncely.failed.group/1";
+    const HEADS: &'static [&'static str] =
+        &["GROUP", "CONSUMER", "WAITING", "FIRST", "LAST", "REQUEUED", "DETAIL"];
+
+    fn cells(&self, times: Times) -> Vec<String> {
+        vec![
+            self.failure_group.clone(),
+            self.consumer.clone(),
+            (self.waiting + self.requeueing).to_string(),
+            times.show(self.first_at),
+            times.show(self.last_at),
+            requeued(self),
+            self.detail.clone().unwrap_or_default(),
+        ]
+    }
+}
+
+/// Describes how many requeued letters came back.
+fn requeued(group: &LetterGroup) -> String {
+    let decided = group.requeued + group.came_back;
+    let mut text = match decided {
+        0 => String::new(),
+        _ => format!("came back: {} of {decided}", group.came_back),
+    };
+    if group.requeueing > 0 {
+        text.push_str(&format!(" ({} not finished: requeue again)", group.requeueing));
+    }
+    if group.discarded > 0 {
+        text.push_str(&format!(" ({} discarded)", group.discarded));
+    }
+    text.trim_start().to_owned()
+}

@@ -1,0 +1,155 @@
+//! `oncely failed requeue` and `oncely failed discard`.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::Args;
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+use super::super::consent::{self, Consent, Proposal as _};
+use super::super::output;
+use super::plan::LetterChangeArguments;
+use super::sweep::report_passes;
+use oncely_config::Config;
+use oncely_ops::exit;
+use oncely_ops::letters::{
+    self, LetterChangePlan, LetterOutcome, Operation, OperationProgress, Order, Overrides, SweepReport,
+    requeue_refusal,
+};
+use oncely_postgres::PlannedLetter;
+use oncely_process::preflight::open_session;
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Broken off half-way? Run it again: publishing twice is harmless. Exit 1: none matches, or some could not \
+                  be published. 4: nobody agreed."
+)]
+pub(super) struct RequeueArguments {
+    #[command(flatten)]
+    change: LetterChangeArguments,
+    /// Include those older than keys and trail remember: check first, they may run a second time
+    #[arg(long)]
+    even_if_forgotten: bool,
+    /// Include those given up as outcome_unknown, if they are named: check first, their calls to other services may be repeated
+    #[arg(long)]
+    repeat_unknown: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "A discarded message does not run, and its key stays as it is. Of a requeue that was broken off a copy may be on \
+                  its way already: that one runs. Exit 1: none matches. 4: nobody agreed."
+)]
+pub(super) struct DiscardArguments {
+    #[command(flatten)]
+    change: LetterChangeArguments,
+}
+
+pub(super) async fn requeue(file: &Path, arguments: RequeueArguments) -> anyhow::Result<ExitCode> {
+    let RequeueArguments { change, even_if_forgotten, repeat_unknown } = arguments;
+    run(file, &change, letters::Change::Requeue, Overrides { even_if_forgotten, repeat_unknown }).await
+}
+
+pub(super) async fn discard(file: &Path, arguments: DiscardArguments) -> anyhow::Result<ExitCode> {
+    run(file, &arguments.change, letters::Change::Discard, Overrides::default()).await
+}
+
+async fn run(
+    file: &Path,
+    asked: &LetterChangeArguments,
+    change: letters::Change,
+    overrides: Overrides,
+) -> anyhow::Result<ExitCode> {
+    let config = Config::load(file)?;
+    let mut session = open_session(&config).await?;
+    let refuse = |letter: &PlannedLetter| match change {
+        letters::Change::Requeue => requeue_refusal(letter, asked.names_letters(), overrides),
+        letters::Change::Discard => None,
+    };
+    let now = session.clock.now();
+    let plan = LetterChangePlan::make(&mut session.connection, now, change, asked.filter(), refuse).await?;
+    if let Consent::Over(code) = asked.agree(&plan)? {
+        return Ok(code);
+    }
+    let order = Order {
+        plan: plan.clone(),
+        actor: consent::user(),
+        reason: asked.agreement.note.clone(),
+        rate: None,
+        overrides,
+        application: "oncely failed requeue",
+    };
+    let operation = Operation::new(order, CancellationToken::new());
+    let ended = operation.run(&config, &mut session).await;
+    let progress = operation.progress();
+    let is_untouched = progress.count(|outcome| *outcome != LetterOutcome::Waits) == 0;
+    let ended = match ended {
+        Err(error) if is_untouched => return Err(error),
+        ended => ended,
+    };
+    let done = match change {
+        letters::Change::Requeue => report_requeue(&progress),
+        letters::Change::Discard => report_discard(&progress),
+    };
+    ended?;
+    if asked.agreement.json {
+        plan.print_json(false, done)?;
+    }
+    session.close().await;
+    Ok(match progress.count(LetterOutcome::is_failure) {
+        0 => ExitCode::SUCCESS,
+        _ => ExitCode::from(exit::NO),
+    })
+}
+
+fn report_discard(progress: &OperationProgress) -> Value {
+    let done = progress.count(|outcome| *outcome == LetterOutcome::Discarded);
+    output::note(&format!("discarded {done}"));
+    let swept: Vec<&SweepReport> = report_passes(&progress.swept);
+    json!({ "done": done, "swept": swept })
+}
+
+fn report_requeue(progress: &OperationProgress) -> Value {
+    let mut unread = BTreeMap::<String, usize>::new();
+    for item in &progress.items {
+        if let LetterOutcome::FromQueue(Some(why)) = &item.outcome {
+            *unread.entry(why.to_string()).or_default() += 1;
+        }
+    }
+    for (why, letters) in unread {
+        output::note(&format!(
+            "! {letters} come from their dead-letter queue, and not from their row: the body is {why}"
+        ));
+    }
+    let swept = report_passes(&progress.swept);
+    let of = |wanted: LetterOutcome| progress.count(|outcome| *outcome == wanted);
+    let (done, closed) = (of(LetterOutcome::Published), of(LetterOutcome::TookEffect));
+    let (discarded, by_another) = (of(LetterOutcome::GivenUp), of(LetterOutcome::ByAnother));
+    let failed = progress.count(LetterOutcome::is_failure);
+    let taken = done + discarded + by_another + failed + progress.count(LetterOutcome::is_from_queue);
+    output::note(&format!("requeued {done} of {taken}"));
+    for (number, told) in [
+        (closed, "had taken effect: nothing was published"),
+        (discarded, "were discarded meanwhile: not published"),
+        (by_another, "were published by another requeue or by a sweep"),
+    ] {
+        if number > 0 {
+            output::note(&format!("{number} {told}"));
+        }
+    }
+    let first = progress.items.iter().find_map(|item| match &item.outcome {
+        LetterOutcome::Failed(why) => Some(why),
+        _ => None,
+    });
+    if let Some(first) = first {
+        output::note(&format!(
+            "{failed} could not be published and stand as requeueing; run it again when this is mended: {first}"
+        ));
+    }
+    json!({
+        "done": done, "closed": closed, "discarded": discarded, "by_another": by_another, "failed": failed,
+        "swept": swept,
+    })
+}

@@ -1,0 +1,176 @@
+//! `oncely failed park KEY`: parks a message before it runs (again).
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use chrono::{DateTime, Utc};
+use clap::Args;
+use serde_json::{Value, json};
+use sqlx::Connection as _;
+
+use super::super::consent::{self, Consent, Proposal, SingleAgreement};
+use super::super::output::{self, Times, age, counted, safe};
+use super::SCHEMA;
+use oncely_config::Config;
+use oncely_core::decide::KeyStatus;
+use oncely_core::identity::{Identity, IdentityPart};
+use oncely_ops::exit;
+use oncely_postgres::{self as pg, KeyDetails, ParkOutcome};
+use oncely_process::preflight::open_session;
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "The next delivery of the key becomes a dead letter (reason parked) without having run; `oncely failed requeue --key \
+                  KEY --tenant TENANT` lets it run again. Works for a key that is tried again, that a worker is stuck at, or that was not seen yet. \
+                  Exit 1: it took effect, was given up before, or somebody has it in an open transaction. 4: nobody agreed.",
+    mut_arg("note", |note| note.help("Why, for the record and the dead letter"))
+)]
+pub(super) struct ParkArguments {
+    /// Exact key
+    key: String,
+    /// Tenant of the message
+    #[arg(long)]
+    tenant: String,
+    /// Consumer of the message; required if there are several
+    #[arg(long)]
+    consumer: Option<String>,
+    #[command(flatten)]
+    agreement: SingleAgreement,
+}
+
+struct ParkPlan {
+    identity: Identity,
+    known: Option<KeyDetails>,
+    pub now: DateTime<Utc>,
+}
+
+pub(super) async fn run(file: &Path, arguments: ParkArguments, _times: Times) -> anyhow::Result<ExitCode> {
+    let config = Config::load(file)?;
+    let Some(consumer) = consumer(&config, arguments.consumer.as_deref()) else {
+        let names: Vec<&str> = config.consumers.iter().map(|consumer| consumer.name.as_str()).collect();
+        output::note(&format!("which consumer? Name one of {} with --consumer", names.join(", ")));
+        return Ok(ExitCode::from(exit::USAGE));
+    };
+    let part = |what: &str, text: &str| {
+        IdentityPart::new(text.as_bytes()).with_context(|| format!("{what} {:?}", safe(text)))
+    };
+    let identity = Identity {
+        tenant: part("the tenant", &arguments.tenant)?,
+        consumer,
+        key: part("the key", &arguments.key)?,
+    };
+    let mut session = open_session(&config).await?;
+    let known = pg::key_details(
+        &mut session.connection,
+        &arguments.key,
+        Some(&arguments.tenant),
+        Some(identity.consumer.as_str()),
+    )
+    .await?
+    .pop();
+    let now = session.clock.now();
+    let plan = ParkPlan { identity, known, now };
+    let agreement = arguments.agreement;
+    if let Consent::Over(code) = agreement.seek(&plan)? {
+        return Ok(code);
+    }
+    let mut transaction = session.connection.begin().await?;
+    let parked = match pg::park(&mut transaction, &plan.identity, agreement.note.as_deref()).await {
+        // lock_not_available
+        Err(error) if error.as_database_error().and_then(|e| e.code()).as_deref() == Some("55P03") => {
+            output::note("somebody has this key in an open transaction: nothing was changed; try again");
+            return Ok(ExitCode::from(exit::NO));
+        }
+        parked => parked?,
+    };
+    if parked == ParkOutcome::Done {
+        let (filter, user) = (plan.filter(), consent::user());
+        let action = pg::Action {
+            tenant: plan.identity.tenant.as_str(),
+            verb: "park",
+            user: &user,
+            filter: &filter,
+            count: 1,
+            reason: agreement.note.as_deref(),
+        };
+        pg::record_action(&mut transaction, &action).await?;
+    }
+    transaction.commit().await?;
+    session.close().await;
+    let (outcome, code) = match &parked {
+        ParkOutcome::Done => ("parked".to_owned(), ExitCode::SUCCESS),
+        ParkOutcome::Completed => ("took effect already".to_owned(), ExitCode::from(exit::NO)),
+        ParkOutcome::Held => (
+            "a run has it by a lease; wait for its end, or take the lease from it: oncely leases release"
+                .to_owned(),
+            ExitCode::from(exit::NO),
+        ),
+        ParkOutcome::GivenUp(reason) => (format!("given up before: {reason}"), ExitCode::from(exit::NO)),
+    };
+    match parked {
+        ParkOutcome::Done => {
+            output::note("parked: its next delivery becomes a dead letter without having run")
+        }
+        _ => output::note(&format!("nothing was changed: {outcome}")),
+    }
+    if agreement.json {
+        plan.print_json(false, json!({ "outcome": outcome }))?;
+    }
+    Ok(code)
+}
+
+/// Returns the named consumer, or the only one that is configured.
+fn consumer(config: &Config, named: Option<&str>) -> Option<IdentityPart> {
+    let mut names = config.consumers.iter().map(|consumer| &consumer.name);
+    match named {
+        Some(named) => names.find(|name| name.as_str() == named).cloned(),
+        None => names.next().filter(|_| names.next().is_none()).cloned(),
+    }
+}
+
+impl ParkPlan {
+    fn filter(&self) -> Value {
+        let Identity { tenant, consumer, key } = &self.identity;
+        json!({ "tenant": tenant.as_str(), "consumer": consumer.as_str(), "key": key.as_str() })
+    }
+}
+
+impl Proposal for ParkPlan {
+    const ROWS: &'static str = "keys";
+    const SCHEMA: &'static str = SCHEMA;
+
+    fn verb(&self) -> &'static str {
+        "park"
+    }
+
+    fn count(&self) -> usize {
+        let open = |known: &KeyDetails| known.status == KeyStatus::InProgress.as_str();
+        usize::from(self.known.as_ref().is_none_or(open))
+    }
+
+    fn describe(&self) -> String {
+        let Identity { tenant, consumer, key } = &self.identity;
+        let (consumer, tenant, key) = (safe(consumer.as_str()), safe(tenant.as_str()), safe(key.as_str()));
+        let head = format!("park {consumer} · tenant {tenant} · key {key}");
+        let state = match &self.known {
+            None => "not known: not seen yet, or at work for the first time".to_owned(),
+            Some(known) if known.status == KeyStatus::Completed.as_str() => {
+                "it took effect already".to_owned()
+            }
+            Some(known) if known.status == KeyStatus::Failed.as_str() => {
+                format!("it was given up before: {}", safe(known.reason.as_deref().unwrap_or("unknown")))
+            }
+            Some(known) => {
+                let error = known.last_error.as_deref().unwrap_or("none");
+                let since = age(known.created_at, self.now);
+                format!("{} since {since}, last error: {}", counted(known.attempts, "attempt"), safe(error))
+            }
+        };
+        format!("{head}\n  {state}")
+    }
+
+    fn as_json(&self) -> Value {
+        json!({ "verb": "park", "count": self.count(), "identity": self.filter(), "known": self.known })
+    }
+}

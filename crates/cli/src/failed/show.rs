@@ -1,0 +1,195 @@
+//! `oncely failed show ID`.
+
+use std::io::Write as _;
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::Args;
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::super::output::{self, Times, bytes, counted, safe};
+use super::{SCHEMA, reader};
+use oncely_config::Config;
+use oncely_core::letter::{Letter, why_not_stored};
+use oncely_ops::exit;
+use oncely_postgres::{LetterFilter, LetterRow, StoredMessage, letters, messages};
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "The body may be sensitive: it is shown only when asked for. Exit 1 where there is no such letter."
+)]
+pub(super) struct LetterShowArguments {
+    id: Uuid,
+    /// Also show the body, with control characters escaped
+    #[arg(long)]
+    body: bool,
+    /// Write only the body to stdout, byte for byte
+    #[arg(long, conflicts_with_all = ["body", "json"])]
+    raw: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Maximum number of bytes of a body that are shown.
+const PREVIEW: usize = 4_096;
+
+pub(super) async fn run(
+    file: &Path,
+    arguments: LetterShowArguments,
+    times: Times,
+) -> anyhow::Result<ExitCode> {
+    let mut connection = reader(file).await?;
+    let filter = LetterFilter { ids: Some(vec![arguments.id]), limit: 1, ..LetterFilter::default() };
+    let Some(row) = letters(&mut connection, &filter).await?.into_iter().next() else {
+        output::note(&format!("there is no dead letter {}", arguments.id));
+        return Ok(ExitCode::from(exit::NO));
+    };
+    let generation = u32::try_from(row.generation).unwrap_or(0);
+    let named = (row.tenant.clone(), Letter { id: row.id, generation });
+    let message = messages(&mut connection, &[named]).await?.into_iter().next();
+    // Encryption keys are loaded only if they are needed.
+    let cipher = match message.as_ref().is_some_and(StoredMessage::is_encrypted)
+        && (arguments.raw || arguments.body)
+    {
+        true => Config::load_encryption(file)?,
+        false => None,
+    };
+    let wanted = message.as_ref().filter(|_| arguments.raw || arguments.body);
+    let (body, unreadable) = match wanted.map(|message| message.body(cipher.as_ref())).transpose() {
+        Ok(body) => (body.flatten(), None),
+        Err(error) => (None, Some(error.to_string())),
+    };
+    let body = body.as_deref();
+    if arguments.raw {
+        let Some(body) = body else {
+            output::note(&match &unreadable {
+                Some(error) => format!("the body is {error}"),
+                None => format!("the body is not stored: {}", why_not_stored(row.omitted.as_deref())),
+            });
+            return Ok(ExitCode::from(exit::NO));
+        };
+        std::io::stdout().lock().write_all(body)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if arguments.json {
+        let mut letter = serde_json::to_value(&row)?;
+        if let Value::Object(fields) = &mut letter {
+            let stored = |of: fn(&StoredMessage) -> &Option<String>| {
+                message.as_ref().and_then(|message| of(message).as_deref()).map(read)
+            };
+            fields.insert("properties".to_owned(), json!(stored(|m| &m.properties)));
+            fields.insert("headers".to_owned(), json!(stored(|m| &m.headers)));
+            if arguments.body {
+                fields.insert(
+                    "body".to_owned(),
+                    match body.map(|body| (body, std::str::from_utf8(body))) {
+                        Some((_, Ok(text))) => json!(text),
+                        Some((body, Err(_))) => json!({ "x": hexadecimal(body) }),
+                        None => Value::Null,
+                    },
+                );
+                fields.insert("unreadable".to_owned(), json!(unreadable));
+            }
+        }
+        output::print_json(SCHEMA, json!({ "letter": letter }))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut lines = describe(&row, times);
+    if let Some(message) = &message {
+        lines.extend(fields("properties", message.properties.as_deref()));
+        lines.extend(fields("headers", message.headers.as_deref()));
+    }
+    lines.push(format!("  body       {}", about(&row, arguments.body)));
+    if let (true, Some(body)) = (arguments.body, body) {
+        lines.push(String::new());
+        lines.push(preview(body));
+    }
+    if let Some(error) = &unreadable {
+        lines.push(format!("             {error}"));
+    }
+    output::print(&lines.join("\n"))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn describe(row: &LetterRow, times: Times) -> Vec<String> {
+    let unknown = |text: &str| if text.is_empty() { "(unknown)".to_owned() } else { safe(text) };
+    let mut lines = vec![
+        format!("{} · tenant {} · key {}", safe(&row.consumer), unknown(&row.tenant), unknown(&row.key)),
+        format!("  id         {}, generation {}", row.id, row.generation),
+        format!("  state      {} since {}", row.state, times.show(row.updated_at)),
+        format!("  why        {}: {}", safe(&row.reason), safe(row.detail.as_deref().unwrap_or_default())),
+        format!("  group      {}", safe(&row.failure_group)),
+        format!(
+            "  when       {}, attempt {}, worker {}; dead-lettered {}",
+            times.show(row.dead_lettered_at),
+            row.attempt,
+            safe(&row.worker),
+            counted(row.times, "time")
+        ),
+        format!(
+            "  where      queue {}, exchange {:?}, routing key {}",
+            safe(&row.queue),
+            row.exchange,
+            safe(&row.routing_key)
+        ),
+    ];
+    if let Some(trace) = &row.trace_id {
+        lines.push(format!("  trace      {}", safe(trace)));
+    }
+    if let Some(at) = row.swept_at {
+        lines.push(format!("  swept      {}: no copy is left in the dead-letter queue", times.show(at)));
+    }
+    lines
+}
+
+/// Parses a stored value as JSON if Rust can hold it, otherwise keeps its text: PostgreSQL's JSON has numbers of any size.
+fn read(stored: &str) -> Value {
+    serde_json::from_str(stored).unwrap_or_else(|_| json!(stored))
+}
+
+fn fields(label: &str, stored: Option<&str>) -> Vec<String> {
+    let fields = match stored.map(read) {
+        Some(Value::Object(fields)) => fields,
+        Some(Value::String(text)) => serde_json::Map::from_iter([("(unreadable)".to_owned(), json!(text))]),
+        _ => return Vec::new(),
+    };
+    fields
+        .iter()
+        .enumerate()
+        .map(|(index, (name, value))| {
+            let label = if index == 0 { label } else { "" };
+            let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+            format!("  {label:<11}{} = {}", safe(name), safe(&value))
+        })
+        .collect()
+}
+
+fn about(row: &LetterRow, shown: bool) -> String {
+    let mut size = bytes(row.body_size);
+    if let Some(key) = row.encrypted_by.as_deref().filter(|_| row.whole) {
+        size.push_str(&format!(", encrypted with key {key:?}"));
+    }
+    match (row.whole, shown) {
+        (false, _) => format!("{size}, not stored: {}", why_not_stored(row.omitted.as_deref())),
+        (true, false) => format!("{size}; --body shows it"),
+        (true, true) => size,
+    }
+}
+
+fn preview(body: &[u8]) -> String {
+    let shown = &body[..body.len().min(PREVIEW)];
+    let mut text = String::from_utf8_lossy(shown).lines().map(safe).collect::<Vec<_>>().join("\n");
+    if body.len() > shown.len() {
+        text.push_str(&format!(
+            "\n… {} more; --raw writes all",
+            bytes(i64::try_from(body.len() - shown.len()).unwrap_or(i64::MAX))
+        ));
+    }
+    text
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,127 @@
+//! `oncely gc run`.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+use serde_json::json;
+
+use super::consent;
+use super::output::{self, Times, safe};
+use oncely_config::Config;
+use oncely_ops::exit;
+use oncely_postgres::{self as pg, CollectionReport, ConsumerCollection};
+use oncely_process::preflight::open_session;
+use oncely_relay::maintenance::{
+    CollectionOutcome, PartitionReport, collect, keep_partitions, plan, refusal,
+};
+
+#[derive(Debug, Args)]
+pub(super) struct GcArguments {
+    #[command(subcommand)]
+    verb: GcCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum GcCommand {
+    /// Delete keys past their retention and maintain the audit partitions now
+    #[command(
+        after_help = "How long keys are remembered stands in the database: `oncely retention list`. Exit 4: nothing was deleted, \
+                            since the database's clock can't be explained; --accept-clock if it is right."
+    )]
+    Run {
+        /// Only count
+        #[arg(long)]
+        dry_run: bool,
+        /// Accept the database's clock although it jumped far ahead without an explanation
+        #[arg(long, conflicts_with = "dry_run")]
+        accept_clock: bool,
+        /// Print one JSON object
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+pub(super) async fn run(file: &Path, arguments: GcArguments, times: Times) -> anyhow::Result<ExitCode> {
+    let GcCommand::Run { dry_run, accept_clock, json } = arguments.verb;
+    let config = Config::load_without_broker(file)?;
+    // Refuses a cell other than the configured one: nothing is deleted there.
+    let mut session = open_session(&config).await?;
+    if accept_clock {
+        pg::accept_clock(&mut session.connection, &consent::user(), None).await?;
+    }
+    let (report, kept) = if dry_run {
+        (plan(&mut session).await?, PartitionReport::default())
+    } else {
+        let kept = keep_partitions(&config, &mut session, || false).await?;
+        for problem in kept.notes.iter().chain(&kept.failures) {
+            output::note(&format!("! {problem}"));
+        }
+        match collect(&config, &mut session, || false).await? {
+            CollectionOutcome::Done(report) => (report, kept),
+            CollectionOutcome::Busy => {
+                output::note("another collection is at work; nothing to do here");
+                if json {
+                    output::print_json("oncely.gc/1", json!({ "dry_run": false, "busy": true }))?;
+                }
+                return Ok(ExitCode::SUCCESS);
+            }
+            CollectionOutcome::Refused(clock) => {
+                if json {
+                    let why = refusal(&clock);
+                    output::print_json(
+                        "oncely.gc/1",
+                        json!({ "dry_run": false, "busy": false, "refused": why }),
+                    )?;
+                }
+                return Ok(ExitCode::from(exit::REFUSED));
+            }
+        }
+    };
+    let CollectionReport { consumers: reports, expired } = report;
+    session.close().await;
+    for consumer in &config.consumers {
+        if !reports.iter().any(|collected| collected.consumer == consumer.name.as_str()) {
+            output::note(&format!(
+                "! {}: no worker has started with it on this database, so nothing of it is collected",
+                safe(consumer.name.as_str())
+            ));
+        }
+    }
+    if json {
+        let consumers: Vec<_> = reports
+            .iter()
+            .map(|ConsumerCollection { consumer, before, deleted: [completed, failed, in_progress] }| {
+                json!({
+                    "consumer": consumer, "before": before, "completed": completed, "failed": failed,
+                    "in_progress": in_progress,
+                })
+            })
+            .collect();
+        output::print_json(
+            "oncely.gc/1",
+            json!({
+                "dry_run": dry_run, "busy": false, "consumers": consumers, "expired": expired,
+                "partitions_made": kept.made, "partitions_dropped": kept.dropped, "seals": kept.seals, "failures": kept.failures,
+                "notes": kept.notes,
+            }),
+        )?;
+    } else {
+        let mut table = output::table(&["CONSUMER", "OLDER THAN", "COMPLETED", "FAILED", "IN PROGRESS"]);
+        for ConsumerCollection { consumer, before, deleted: [completed, failed, in_progress] } in &reports {
+            table.add_row([
+                safe(consumer),
+                times.show(*before),
+                completed.to_string(),
+                failed.to_string(),
+                in_progress.to_string(),
+            ]);
+        }
+        output::print(&table.to_string())?;
+        if expired > 0 {
+            output::print(&format!("keys of oncely.claim, past their own end: {expired}"))?;
+        }
+        output::note(if dry_run { "dry run: nothing was deleted" } else { "deleted" });
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,60 @@
+//! `oncely keys list|show|seed|settle`.
+
+mod lines;
+mod list;
+mod seed;
+mod settle;
+mod show;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+
+use super::output::Times;
+
+#[derive(Debug, Args)]
+pub(super) struct KeysArguments {
+    #[command(subcommand)]
+    verb: KeysCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum KeysCommand {
+    /// Keys, page by page; exit 1 if nothing matches
+    #[command(
+        after_help = "Only what an index serves, so that a page costs the same in a table of any size: a tenant's keys (--tenant, with or \
+                      without --consumer) in the order of their names, or a consumer's of one status (--consumer --status), the newest first. \
+                      The next page: --after, as it was told."
+    )]
+    List(list::KeyListArguments),
+    /// Show all facts of one key
+    #[command(
+        after_help = "Exit 1 where nothing is known, 2 where it is known for several tenants or consumers: name one. \
+                            `oncely explain` shows all that happened to it."
+    )]
+    Show(show::KeyShowArguments),
+    /// Seed keys that were processed before the consumer used Oncely, so that their copies are duplicates
+    #[command(
+        after_help = "Run it again whenever you like: what is known stays as it is. Keys are COMPLETED then, without a payload to compare and \
+                      without a mirror record (`oncely mirror rebuild` writes those), each with a row of the trail; recorded in \
+                      oncely.operator_actions. A line that can't be seeded is told with its number, and keeps no other from it. From a \
+                      database: psql -c '\\copy (select …) to stdout with (format csv, header)' piped into `oncely keys seed - …`. Exit 1: \
+                      lines were refused, keys are FAILED or IN_PROGRESS here, or it was broken off. 4: the login may not (role oncely_operator)."
+    )]
+    Seed(seed::KeySeedArguments),
+    /// Settle whether a key took effect, if only you can determine it
+    #[command(
+        after_help = "For a key that was given up as outcome_unknown (`oncely keys list --consumer CONSUMER --status failed`) or incomplete_claim, or that                       a run under a lease left open. Look first where it would have taken effect. A dead letter of it stays: discard it after                       yes, requeue it after no. Recorded in oncely.operator_actions, and yes in the trail. Exit 1: there is nothing to settle. 2: it is                       known for several tenants or consumers: name one. 4: nobody agreed, or the login may not (role oncely_operator)."
+    )]
+    Settle(settle::KeySettleArguments),
+}
+
+pub(super) async fn run(file: &Path, arguments: KeysArguments, times: Times) -> anyhow::Result<ExitCode> {
+    match arguments.verb {
+        KeysCommand::List(arguments) => list::run(file, arguments, times).await,
+        KeysCommand::Show(arguments) => show::run(file, arguments, times).await,
+        KeysCommand::Seed(arguments) => seed::run(file, arguments).await,
+        KeysCommand::Settle(arguments) => settle::run(file, arguments).await,
+    }
+}

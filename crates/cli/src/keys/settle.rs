@@ -1,0 +1,136 @@
+//! `oncely keys settle KEY`.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use chrono::{DateTime, Utc};
+use clap::{Args, ValueEnum};
+use serde_json::{Value, json};
+
+use super::super::connection::connect;
+use super::super::consent::{self, Consent, Proposal, SingleAgreement};
+use super::super::key_name::{KeyName, only};
+use super::super::output::{self, age, safe};
+use oncely_core::decide::KeyStatus;
+use oncely_ops::exit;
+use oncely_postgres::{self as pg, KeyDetails};
+
+const SCHEMA: &str = "oncely.key_settlement/1";
+
+#[derive(Debug, Args)]
+#[command(mut_arg("note", |note| note.help("How you know, for the record")))]
+pub(super) struct KeySettleArguments {
+    /// Result of your check of whether the key took effect
+    #[arg(long, value_name = "YES|NO")]
+    took_effect: EffectAnswer,
+    #[command(flatten)]
+    name: KeyName,
+    #[command(flatten)]
+    agreement: SingleAgreement,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum EffectAnswer {
+    /// It took effect: the key runs no more
+    Yes,
+    /// It did not: the next message or request with this key runs
+    No,
+}
+
+struct SettlePlan {
+    key: KeyDetails,
+    took_effect: bool,
+    pub now: DateTime<Utc>,
+}
+
+pub(super) async fn run(file: &Path, arguments: KeySettleArguments) -> anyhow::Result<ExitCode> {
+    let mut connection = connect(file, "oncely keys").await?;
+    pg::read_by_index(&mut connection).await?;
+    let KeySettleArguments { took_effect, name: KeyName { key, tenant, consumer }, agreement } = arguments;
+    let found = pg::key_details(&mut connection, &key, tenant.as_deref(), consumer.as_deref()).await?;
+    let several = |count| format!("{} is known {count} times", safe(&key));
+    let found = match only(found, several, |key| (&key.tenant, &key.consumer)) {
+        Ok(Some(found)) => found,
+        Ok(None) => {
+            output::note(&format!("nothing was changed: {} is not known", safe(&key)));
+            if agreement.json {
+                output::print_json(SCHEMA, json!({ "key": null, "outcome": "not known" }))?;
+            }
+            return Ok(ExitCode::from(exit::NO));
+        }
+        Err(code) => return Ok(code),
+    };
+    let now = pg::database_time(&mut connection).await?;
+    let plan = SettlePlan { key: found, took_effect: took_effect == EffectAnswer::Yes, now };
+    if let Consent::Over(code) = agreement.seek(&plan)? {
+        return Ok(code);
+    }
+    let (user, note) = (consent::user(), agreement.note.as_deref());
+    let done = pg::settle_claim(&mut connection, &plan.key, plan.took_effect, &user, note).await?;
+    output::note(match (done, plan.took_effect) {
+        (true, true) => "settled: it took effect, and nothing of this key runs any more",
+        (true, false) => "settled: it did not take effect, and what comes next with this key runs",
+        (false, _) => "nothing was changed: the key has changed meanwhile; look at it again",
+    });
+    if agreement.json {
+        plan.print_json(false, json!({ "outcome": if done { "settled" } else { "changed meanwhile" } }))?;
+    }
+    Ok(if done { ExitCode::SUCCESS } else { ExitCode::from(exit::NO) })
+}
+
+impl SettlePlan {
+    /// Describes the state of the key.
+    fn state(&self) -> String {
+        let KeyDetails { status, reason, completed_at, last_error, owner, .. } = &self.key;
+        let ago = completed_at.map(|at| format!(", {} ago", age(at, self.now))).unwrap_or_default();
+        let error = last_error.as_deref().map(|error| format!(": {}", safe(error))).unwrap_or_default();
+        match status.as_str() {
+            status if status == KeyStatus::Completed.as_str() => format!("it took effect{ago}"),
+            status if status == KeyStatus::Failed.as_str() => {
+                format!("given up as {}{ago}{error}", safe(reason.as_deref().unwrap_or("unknown")))
+            }
+            _ => match owner.as_deref().filter(|_| !self.key.is_to_settle(self.now)) {
+                Some(owner) => {
+                    format!("held by {}: wait for its end, or take it: oncely leases release", safe(owner))
+                }
+                None if self.key.is_to_settle(self.now) => {
+                    format!("ran under a lease, and nobody holds it{error}")
+                }
+                None => format!("it is tried again when its message comes{error}"),
+            },
+        }
+    }
+}
+
+impl Proposal for SettlePlan {
+    const ROWS: &'static str = "keys";
+    const SCHEMA: &'static str = SCHEMA;
+
+    fn verb(&self) -> &'static str {
+        "settle"
+    }
+
+    fn count(&self) -> usize {
+        usize::from(self.key.is_to_settle(self.now))
+    }
+
+    fn describe(&self) -> String {
+        let KeyDetails { tenant, consumer, key, .. } = &self.key;
+        let (said, follows) = match self.took_effect {
+            true => (
+                "it took effect",
+                "It is completed without an answer: a retry over HTTP gets 204, a copy of its message is a duplicate.",
+            ),
+            false => (
+                "it did not take effect",
+                "The next retry over HTTP is sent on, the next copy of its message runs: if it did take effect, it does so again.",
+            ),
+        };
+        let (consumer, tenant, key) = (safe(consumer), safe(tenant), safe(key));
+        format!("settle {consumer} · tenant {tenant} · key {key}: {said}\n  {}\n  ! {follows}", self.state())
+    }
+
+    fn as_json(&self) -> Value {
+        json!({ "key": self.key, "took_effect": self.took_effect })
+    }
+}

@@ -1,0 +1,89 @@
+//! `oncely leases list`.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::Args;
+use clap_complete::engine::ArgValueCompleter;
+use serde_json::{Value, json};
+
+use super::super::completions;
+use super::super::connection::connect;
+use super::super::output::{self, List, Output, Row, Times};
+use oncely_ops::exit;
+use oncely_postgres::{self as pg, HeldLease, LeaseFilter};
+
+#[derive(Debug, Args)]
+pub(super) struct LeaseListArguments {
+    /// Consumer of the keys
+    #[arg(long, add = ArgValueCompleter::new(completions::consumers))]
+    consumer: Option<String>,
+    /// Tenant of the keys
+    #[arg(long)]
+    tenant: Option<String>,
+    /// Only keys with an expired lease
+    #[arg(long)]
+    over: bool,
+    /// At most this many rows
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=10_000))]
+    limit: i64,
+    /// Place printed by the previous page, where this page begins
+    #[arg(long, value_name = "PLACE")]
+    after: Option<String>,
+    #[command(flatten)]
+    output: Output,
+}
+
+pub(super) async fn run(
+    file: &Path,
+    arguments: LeaseListArguments,
+    times: Times,
+) -> anyhow::Result<ExitCode> {
+    let Ok(after) = arguments.after.as_deref().map(serde_json::from_str).transpose() else {
+        output::note("--after takes the place that the page before printed, for the same question");
+        return Ok(ExitCode::from(exit::USAGE));
+    };
+    let mut connection = connect(file, "oncely leases").await?;
+    pg::read_by_index(&mut connection).await?;
+    let filter = LeaseFilter {
+        tenant: arguments.tenant,
+        consumer: arguments.consumer,
+        key: None,
+        is_over: arguments.over,
+        after,
+        limit: arguments.limit,
+    };
+    let now = pg::database_time(&mut connection).await?;
+    let rows = pg::held_leases(&mut connection, &filter, now).await?;
+    List { schema: "oncely.leases/1", field: "leases", rows: &rows, none: "no lease matches" }.print_page(
+        arguments.output,
+        times,
+        arguments.limit,
+        place,
+    )
+}
+
+/// Returns the place where a page ends.
+fn place(last: &HeldLease) -> Value {
+    json!([last.consumer, last.token, last.tenant, last.key])
+}
+
+impl Row for HeldLease {
+    const SCHEMA: &'static str = "oncely.leases.lease/1";
+    const HEADS: &'static [&'static str] =
+        &["TENANT", "CONSUMER", "KEY", "HOLDER", "TOKEN", "SINCE", "LEASE", "CRASHES", "STEPS"];
+
+    fn cells(&self, times: Times) -> Vec<String> {
+        vec![
+            self.tenant.clone(),
+            self.consumer.clone(),
+            self.key.clone(),
+            self.owner.clone(),
+            self.token.to_string(),
+            times.show(self.since),
+            super::remaining(self),
+            self.crash_attempts.to_string(),
+            self.steps.as_deref().map(super::steps).unwrap_or_default(),
+        ]
+    }
+}

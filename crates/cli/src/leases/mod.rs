@@ -1,0 +1,59 @@
+//! `oncely leases list|release`.
+
+mod list;
+mod release;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+
+use super::output::{Times, seconds};
+use oncely_postgres::{HeldLease, LeaseStep};
+
+#[derive(Debug, Args)]
+pub(super) struct LeasesArguments {
+    #[command(subcommand)]
+    verb: LeasesCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum LeasesCommand {
+    /// Keys that runs hold by a lease, the oldest first within a consumer; exit 1 if nothing matches
+    #[command(
+        after_help = "A lease that is over holds nobody up: the next copy of its message takes the key over. Steps are not shown to a login that \
+                      may not read them (oncely_auditor). The next page: --after, as it was told."
+    )]
+    List(list::LeaseListArguments),
+    /// Release a key from the run that holds it, so that the next copy of its message runs at once
+    #[command(
+        after_help = "For a run that hangs, or whose host is gone for good; any other ends by itself, or its lease does. The run is not stopped: it \
+                      can complete nothing any more (the trail says fenced), and what it has called outside has happened. A step that began is \
+                      called again by the next run as its rule says; one under the rule never, or whose window is over, is given up as \
+                      outcome_unknown. Exit 1: nobody holds it, or another run does meanwhile. 2: several are held: name one. 4: nobody agreed, or \
+                      the login may not (role oncely_operator)."
+    )]
+    Release(release::LeaseReleaseArguments),
+}
+
+pub(super) async fn run(file: &Path, arguments: LeasesArguments, times: Times) -> anyhow::Result<ExitCode> {
+    match arguments.verb {
+        LeasesCommand::List(arguments) => list::run(file, arguments, times).await,
+        LeasesCommand::Release(arguments) => release::run(file, arguments).await,
+    }
+}
+
+/// Formats how long a lease lasts, or how long ago it ended.
+fn remaining(lease: &HeldLease) -> String {
+    let shown = seconds(lease.remaining.as_seconds_f64().abs());
+    if lease.is_over { format!("over for {shown}") } else { format!("ends in {shown}") }
+}
+
+/// Formats steps as `mail done, charge started`.
+fn steps(steps: &[LeaseStep]) -> String {
+    let shown = steps.iter().map(|step| match step.round {
+        0 => format!("{} {}", step.name, step.state),
+        round => format!("{} {} (round {round})", step.name, step.state),
+    });
+    shown.collect::<Vec<_>>().join(", ")
+}

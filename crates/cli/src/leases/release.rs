@@ -1,0 +1,111 @@
+//! `oncely leases release KEY`.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use chrono::{DateTime, Utc};
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::super::consent::{self, Consent, Proposal, SingleAgreement};
+use super::super::key_name::{KeyName, only};
+use super::super::output::{self, age, safe};
+use oncely_config::Config;
+use oncely_ops::exit;
+use oncely_postgres::{self as pg, HeldLease, LeaseFilter};
+use oncely_process::preflight::open_session;
+
+const SCHEMA: &str = "oncely.lease_release/1";
+/// Maximum number of leases of one key that are read, and listed if there are several.
+const MOST: i64 = 20;
+
+#[derive(Debug, Args)]
+pub(super) struct LeaseReleaseArguments {
+    #[command(flatten)]
+    name: KeyName,
+    #[command(flatten)]
+    agreement: SingleAgreement,
+}
+
+struct LeaseReleasePlan {
+    lease: HeldLease,
+    pub now: DateTime<Utc>,
+}
+
+pub(super) async fn run(file: &Path, arguments: LeaseReleaseArguments) -> anyhow::Result<ExitCode> {
+    let config = Config::load(file)?;
+    let mut session = open_session(&config).await?;
+    pg::read_by_index(&mut session.connection).await?;
+    let LeaseReleaseArguments { name: KeyName { key, tenant, consumer }, agreement } = arguments;
+    let filter =
+        LeaseFilter { tenant, consumer, key: Some(key.clone()), limit: MOST, ..LeaseFilter::default() };
+    let now = session.clock.now();
+    let held = pg::held_leases(&mut session.connection, &filter, now).await?;
+    let several = |_| "this key is held more than once".to_owned();
+    let lease = match only(held, several, |lease| (&lease.tenant, &lease.consumer)) {
+        Ok(Some(lease)) => lease,
+        Ok(None) => {
+            output::note(&format!("nothing was changed: no run holds {} by a lease", safe(&key)));
+            if agreement.json {
+                output::print_json(
+                    SCHEMA,
+                    json!({ "key": key, "lease": null, "outcome": "nobody holds it" }),
+                )?;
+            }
+            return Ok(ExitCode::from(exit::NO));
+        }
+        Err(code) => return Ok(code),
+    };
+    let plan = LeaseReleasePlan { lease, now };
+    if let Consent::Over(code) = agreement.seek(&plan)? {
+        return Ok(code);
+    }
+    let (user, note) = (consent::user(), agreement.note.as_deref());
+    let done = pg::revoke_lease(&mut session.connection, &plan.lease, &user, note).await?;
+    session.close().await;
+    output::note(match done {
+        true => {
+            "released: the run that held it can complete nothing any more, and the next copy runs at once"
+        }
+        false => "nothing was changed: that run holds it no more, or another one does; list the leases again",
+    });
+    if agreement.json {
+        plan.print_json(false, json!({ "outcome": if done { "released" } else { "another lease" } }))?;
+    }
+    Ok(if done { ExitCode::SUCCESS } else { ExitCode::from(exit::NO) })
+}
+
+impl Proposal for LeaseReleasePlan {
+    const ROWS: &'static str = "leases";
+    const SCHEMA: &'static str = SCHEMA;
+
+    fn verb(&self) -> &'static str {
+        "release"
+    }
+
+    fn count(&self) -> usize {
+        1
+    }
+
+    fn describe(&self) -> String {
+        let HeldLease { tenant, consumer, key, owner, since, .. } = &self.lease;
+        let mut lines = vec![
+            format!("release {} · tenant {} · key {}", safe(consumer), safe(tenant), safe(key)),
+            format!(
+                "  held by {} for {}, {}",
+                safe(owner),
+                age(*since, self.now),
+                super::remaining(&self.lease)
+            ),
+        ];
+        if let Some(steps) = self.lease.steps.as_deref().filter(|steps| !steps.is_empty()) {
+            lines.push(format!("  steps: {}", safe(&super::steps(steps))));
+        }
+        lines.extend(self.lease.consequences().into_iter().map(|line| format!("  ! {}", safe(&line))));
+        lines.join("\n")
+    }
+
+    fn as_json(&self) -> Value {
+        json!({ "key": self.lease.key, "lease": self.lease })
+    }
+}

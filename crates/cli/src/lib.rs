@@ -1,0 +1,228 @@
+//! `oncely`: the operator's command line, one file per verb.
+//!
+//! Data goes to stdout, everything else to stderr. `--json` prints one object with its schema's name and version; fields are only added.
+//! Exit codes: 0 done or yes, 1 no, 2 wrong usage, 3 a server does not answer, 4 refused (not confirmed), 5 danger (`status`) or errors
+//! (`doctor`), 78 refused configuration.
+
+mod adopt;
+mod audit;
+mod audit_verify;
+mod check;
+mod completions;
+mod config;
+mod connection;
+mod consent;
+#[cfg(feature = "console")]
+mod console;
+mod consumers;
+mod doctor;
+mod examples;
+mod explain;
+mod failed;
+#[cfg(feature = "gateway")]
+mod gateway;
+mod gc;
+mod grant;
+mod handler;
+mod key_name;
+mod keys;
+mod leases;
+mod man;
+mod migrate;
+mod migration_plan;
+mod migration_wait;
+mod mirror;
+mod observer_bindings;
+mod outbox;
+mod output;
+mod processes;
+mod publish;
+pub mod relay;
+mod retention;
+mod secrets;
+mod since;
+mod status;
+mod tenant;
+#[cfg(feature = "top")]
+mod top;
+mod topology;
+pub mod worker;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+
+pub use self::completions::complete;
+
+use oncely_config::DEFAULT_FILE;
+
+/// Operate Oncely: messages that take effect once
+#[derive(Debug, Parser)]
+#[command(name = "oncely", version)]
+pub struct Arguments {
+    /// Configuration file
+    #[arg(long, global = true, env = "ONCELY_CONFIG", default_value = DEFAULT_FILE)]
+    config: PathBuf,
+    /// Show times in UTC
+    #[arg(long, global = true)]
+    utc: bool,
+    /// Operator's name to record [default: the user of the operating system]
+    #[arg(long, global = true, env = "ONCELY_OPERATOR", value_name = "NAME", value_parser = consent::operator)]
+    operator: Option<String>,
+    #[command(subcommand)]
+    verb: OncelyCommand,
+}
+
+// Parsed once per process.
+#[allow(clippy::large_enum_variant)]
+#[derive(Debug, Subcommand)]
+enum OncelyCommand {
+    /// Consume the queues: each message takes effect in PostgreSQL once
+    #[command(after_help = "Stops on SIGTERM or Ctrl-C: finishes what has begun, then exits 0.")]
+    Worker,
+    #[command(flatten)]
+    Other(DefaultRuntimeCommand),
+}
+
+/// Verbs that run on a runtime of the default size.
+#[derive(Debug, Subcommand)]
+enum DefaultRuntimeCommand {
+    /// Publish events to RabbitMQ, mirror completed keys to Redis, collect old rows, make audit partitions
+    #[command(after_help = "Several relays may run. Stops on SIGTERM or Ctrl-C and exits 0.")]
+    Relay,
+    /// Run or inspect the database migrations
+    Migrate(migrate::MigrateArguments),
+    /// Check the configuration and the servers' state; reports all problems at once
+    Check(check::CheckArguments),
+    /// Check configuration, servers and grants, and print fixes (read-only)
+    Doctor(doctor::DoctorArguments),
+    /// Declare or show the queues and exchanges of the consumers
+    Topology(topology::TopologyArguments),
+    /// Show findings, servers, queues, processes, events and recent outcomes on one screen
+    Status(status::StatusArguments),
+    /// Show the consumers live
+    #[cfg(feature = "top")]
+    Top(top::TopArguments),
+    /// List or verify the trail of decisions
+    Audit(audit::AuditArguments),
+    /// Dead letters: list, requeue, discard
+    Failed(failed::FailedArguments),
+    /// Events that wait for RabbitMQ: list, retry, discard
+    Outbox(outbox::OutboxArguments),
+    /// List, pause and resume consumers
+    Consumers(consumers::ConsumersArguments),
+    /// Forget workers, relays and gateways that ended without a sign-off
+    Processes(processes::ProcessesArguments),
+    /// List, show, seed and settle keys
+    Keys(keys::KeysArguments),
+    /// Keys that runs hold for effects outside PostgreSQL: list, release
+    Leases(leases::LeasesArguments),
+    /// Move an existing queue and its consumer to Oncely
+    Adopt(adopt::AdoptArguments),
+    /// Completed keys in Redis: show the backlog, verify, rebuild
+    Mirror(mirror::MirrorArguments),
+    /// Explain all known facts about a key
+    Explain(explain::ExplainArguments),
+    /// Grant, revoke or list rights to use oncely.claim and oncely.emit, and to read rows
+    Grant(grant::GrantArguments),
+    /// Export, erase or limit a tenant's data
+    Tenant(tenant::TenantArguments),
+    /// Serve the web console
+    #[cfg(feature = "console")]
+    Console(console::ConsoleArguments),
+    /// Run a proxy for an HTTP service: forwards a request with an Idempotency-Key once, and replays its answer
+    #[cfg(feature = "gateway")]
+    Gateway(gateway::GatewayArguments),
+    /// Run the garbage collection
+    Gc(gc::GcArguments),
+    /// List or set how long the database remembers keys
+    Retention(retention::RetentionArguments),
+    /// List or rotate the keys that sign, mark and make tags
+    Secrets(secrets::SecretsArguments),
+    /// Publish one message, or a file of messages
+    Publish(publish::PublishArguments),
+    /// Test handlers that are SQL functions, without a broker
+    Handler(handler::HandlerArguments),
+    /// Show the effective configuration, or describe its settings
+    Config(config::ConfigArguments),
+    /// Print a script for shell completion, including names of consumers and queues
+    Completions(completions::CompletionsArguments),
+    /// Print or write man pages
+    Man(man::ManArguments),
+}
+
+/// Returns the command line, with examples in its help.
+pub fn command() -> clap::Command {
+    examples::add(Arguments::command())
+}
+
+/// Parses the process's arguments; ends the process if they are invalid, or request help.
+pub fn parse() -> Arguments {
+    Arguments::from_arg_matches(&command().get_matches()).unwrap_or_else(|error| error.exit())
+}
+
+/// Runs one verb, on a runtime of its own.
+///
+/// # Errors
+/// The error of the verb; [`oncely_ops::exit::code`] maps it to an exit code.
+pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
+    let Arguments { config, utc, operator, verb } = arguments;
+    if let Some(operator) = operator {
+        consent::act_as(operator);
+    }
+    match verb {
+        // The configuration sets its number of threads.
+        OncelyCommand::Worker => worker::run(&config),
+        OncelyCommand::Other(verb) => {
+            tokio::runtime::Runtime::new()?.block_on(verb.run(&config, output::Times { utc }))
+        }
+    }
+}
+
+impl DefaultRuntimeCommand {
+    async fn run(self, config: &Path, times: output::Times) -> anyhow::Result<ExitCode> {
+        match self {
+            Self::Relay => relay::run(config).await,
+            Self::Migrate(arguments) => migrate::run(config, arguments, times).await,
+            Self::Check(arguments) => check::run(config, arguments).await,
+            Self::Doctor(arguments) => doctor::run(config, arguments).await,
+            Self::Topology(arguments) => topology::run(config, arguments, times).await,
+            Self::Status(arguments) => status::run(config, arguments, times).await,
+            #[cfg(feature = "top")]
+            Self::Top(arguments) => top::run(config, arguments, times).await,
+            Self::Audit(arguments) => audit::run(config, arguments, times).await,
+            Self::Failed(arguments) => failed::run(config, arguments, times).await,
+            Self::Outbox(arguments) => outbox::run(config, arguments, times).await,
+            Self::Consumers(arguments) => consumers::run(config, arguments, times).await,
+            Self::Processes(arguments) => processes::run(config, arguments).await,
+            Self::Keys(arguments) => keys::run(config, arguments, times).await,
+            Self::Leases(arguments) => leases::run(config, arguments, times).await,
+            Self::Adopt(arguments) => adopt::run(config, arguments, times).await,
+            Self::Mirror(arguments) => mirror::run(config, arguments, times).await,
+            Self::Explain(arguments) => explain::run(config, arguments, times).await,
+            Self::Publish(arguments) => publish::run(config, arguments).await,
+            Self::Handler(arguments) => handler::run(config, arguments).await,
+            Self::Config(arguments) => config::run(config, arguments, times),
+            Self::Completions(arguments) => completions::run(&arguments),
+            Self::Man(arguments) => man::run(arguments),
+            Self::Grant(arguments) => grant::run(config, arguments, times).await,
+            Self::Tenant(arguments) => tenant::run(config, arguments, times).await,
+            Self::Secrets(arguments) => secrets::run(config, arguments, times).await,
+            Self::Retention(arguments) => retention::run(config, arguments, times).await,
+            #[cfg(feature = "console")]
+            Self::Console(arguments) => console::run(config, arguments).await,
+            #[cfg(feature = "gateway")]
+            Self::Gateway(arguments) => gateway::run(config, arguments).await,
+            Self::Gc(arguments) => gc::run(config, arguments, times).await,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_command_line_is_well_formed() {
+        super::command().debug_assert();
+    }
+}

@@ -1,0 +1,235 @@
+//! `oncely migrate [run|plan|info|revert]`.
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::{Args, Subcommand};
+use serde::Serialize;
+use sqlx::{Connection as _, PgConnection};
+
+use super::consent::agree;
+use super::migration_plan;
+use super::migration_wait::MigrationSessions;
+use super::output::{self, List, Output, Row, Times};
+use oncely_config::Config;
+use oncely_ops::exit;
+use oncely_postgres::{
+    MIGRATOR, MigrationState, PgSettings, migration_state, server_encoding, unfit_encoding,
+};
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "The same migrations that `sqlx migrate run` runs; needs only DATABASE_URL or [postgres] url. A migration that \
+                  does not get a lock within a second lets everybody by and tries again. Exit 1: one got no lock within --wait. \
+                  4: the database was migrated by another program's files."
+)]
+pub(super) struct MigrateArguments {
+    #[command(flatten)]
+    patience: LockWaitArguments,
+    #[command(subcommand)]
+    verb: Option<MigrateCommand>,
+}
+
+#[derive(Clone, Copy, Debug, Subcommand)]
+enum MigrateCommand {
+    /// Apply the pending migrations (the default)
+    Run(LockWaitArguments),
+    /// Show the locks of the pending migrations and their duration; changes nothing
+    #[command(
+        after_help = "Exit 0: nothing is pending. 1: something is, and nobody waits for longer than a second. 5: somebody does."
+    )]
+    Plan(migration_plan::MigrationPlanArguments),
+    /// Show which migrations are applied; exit 1 if one is not
+    Info(MigrationInfoArguments),
+    /// Revert the last migration: drop the objects that it made, with all their data
+    Revert {
+        /// Confirm without a prompt
+        #[arg(long)]
+        yes: bool,
+    },
+}
+
+/// Default of `--wait`.
+const WAIT: Duration = Duration::from_secs(60);
+
+#[derive(Clone, Copy, Debug, Args)]
+struct LockWaitArguments {
+    /// Time for each migration to get its locks, such as 5m [default: 1m]
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    wait: Option<Duration>,
+}
+
+#[derive(Clone, Copy, Debug, Args)]
+struct MigrationInfoArguments {
+    #[command(flatten)]
+    output: Output,
+}
+
+/// A migration of this program or of another one.
+#[derive(Debug, Default, Serialize)]
+struct MigrationRow {
+    version: i64,
+    /// `applied`, `pending`, `changed` (applied from another file) or `unknown` (to this program).
+    state: &'static str,
+    description: String,
+}
+
+impl Row for MigrationRow {
+    const SCHEMA: &'static str = "oncely.migrate.migration/1";
+    const HEADS: &'static [&'static str] = &["VERSION", "STATE", "DESCRIPTION"];
+
+    fn cells(&self, _: Times) -> Vec<String> {
+        let state = match self.state {
+            "changed" => "applied from another file",
+            "unknown" => "unknown to this program",
+            other => other,
+        };
+        vec![self.version.to_string(), state.to_owned(), self.description.clone()]
+    }
+}
+
+pub(super) async fn run(file: &Path, arguments: MigrateArguments, times: Times) -> anyhow::Result<ExitCode> {
+    let MigrateArguments { patience, verb } = arguments;
+    if patience.wait.is_some() && !matches!(verb, None | Some(MigrateCommand::Run(_))) {
+        output::note("--wait is for `oncely migrate` and `oncely migrate run`");
+        return Ok(ExitCode::from(exit::USAGE));
+    }
+    let settings = Config::load_postgres(file)?;
+    let server = settings.shown();
+    let mut connection =
+        settings.connect("oncely migrate").await.with_context(|| format!("cannot connect to {server}"))?;
+    if !matches!(verb, Some(MigrateCommand::Info(_) | MigrateCommand::Revert { .. }))
+        && let Some(why) = unfit_encoding(&server_encoding(&mut connection).await?)
+    {
+        output::note(&format!("{server}: {why}"));
+        return Ok(ExitCode::from(exit::CONFIG));
+    }
+    let before = migration_state(&mut connection).await?;
+    match verb {
+        Some(MigrateCommand::Info(info)) => return show(&before, info.output, times),
+        Some(MigrateCommand::Revert { yes }) => return revert(&mut connection, &before, &server, yes).await,
+        None | Some(MigrateCommand::Plan(_) | MigrateCommand::Run(_)) => {}
+    }
+    if let Some(why) = refusal(&before) {
+        output::note(&format!("{server}: {why}"));
+        return Ok(ExitCode::from(exit::REFUSED));
+    }
+    if let Some(MigrateCommand::Plan(plan)) = verb {
+        return migration_plan::run(&mut connection, &before, plan, times).await;
+    }
+    if before.pending.is_empty() {
+        output::note(&format!("{server}: {}", nothing_to_do(&before)));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let wait = match verb {
+        Some(MigrateCommand::Run(own)) => own.wait.or(patience.wait),
+        _ => patience.wait,
+    };
+    apply(&settings, connection, &before, wait.unwrap_or(WAIT)).await
+}
+
+/// Returns the reason why this program can't apply migrations here, if any.
+fn refusal(state: &MigrationState) -> Option<String> {
+    if !state.changed.is_empty() {
+        return Some(format!(
+            "migrations {:?} were applied from other files than this program's: use the program that made this database, or make it anew",
+            state.changed
+        ));
+    }
+    (!state.unknown.is_empty() && !state.pending.is_empty()).then(|| {
+        format!(
+            "a newer Oncely has migrated this database ({:?} are unknown here), and some of this program's migrations are not applied: \
+             migrate with that one",
+            state.unknown
+        )
+    })
+}
+
+fn nothing_to_do(state: &MigrationState) -> String {
+    match state.unknown.as_slice() {
+        [] => "nothing to do, all migrations are applied".to_owned(),
+        newer => format!("nothing to do, a newer Oncely has migrated it ({newer:?} are unknown here)"),
+    }
+}
+
+async fn apply(
+    settings: &PgSettings,
+    mut connection: PgConnection,
+    before: &MigrationState,
+    wait: Duration,
+) -> anyhow::Result<ExitCode> {
+    let server = settings.shown();
+    let migrating = || format!("migrating {server}");
+    // Building an index on a large table takes longer than the configured statement timeout.
+    sqlx::query("select set_config('statement_timeout', '0', false)").execute(&mut connection).await?;
+    let mut watcher = settings.connect("oncely migrate watch").await.with_context(migrating)?;
+    let mut patient = MigrationSessions { connection: &mut connection, watcher: &mut watcher, wait };
+    for (version, description) in &before.pending {
+        patient.apply(*version, description).await.with_context(migrating)?;
+    }
+    watcher.close().await?;
+    connection.close().await?;
+    output::note(&format!("{server}: applied {} migrations", before.pending.len()));
+    Ok(ExitCode::SUCCESS)
+}
+
+fn show(state: &MigrationState, output: Output, times: Times) -> anyhow::Result<ExitCode> {
+    let own = MIGRATOR.iter().filter(|m| m.migration_type.is_up_migration()).map(|migration| MigrationRow {
+        version: migration.version,
+        state: match migration.version {
+            version if state.pending.iter().any(|(pending, _)| *pending == version) => "pending",
+            version if state.changed.contains(&version) => "changed",
+            _ => "applied",
+        },
+        description: migration.description.to_string(),
+    });
+    let unknown = state.unknown.iter().map(|version| MigrationRow {
+        version: *version,
+        state: "unknown",
+        description: String::new(),
+    });
+    let rows: Vec<MigrationRow> = own.chain(unknown).collect();
+    List { schema: "oncely.migrate/1", field: "migrations", rows: &rows, none: "there is no migration" }
+        .print(output, times)?;
+    let clean = state.pending.is_empty() && state.changed.is_empty();
+    Ok(if clean { ExitCode::SUCCESS } else { ExitCode::from(exit::NO) })
+}
+
+/// Reverts the last applied migration.
+async fn revert(
+    connection: &mut PgConnection,
+    state: &MigrationState,
+    server: &str,
+    yes: bool,
+) -> anyhow::Result<ExitCode> {
+    if !state.unknown.is_empty() {
+        output::note(&format!(
+            "{server}: migrations {:?} are unknown to this program: take them back with the one that made them",
+            state.unknown
+        ));
+        return Ok(ExitCode::from(exit::REFUSED));
+    }
+    let applied: Vec<_> = MIGRATOR
+        .iter()
+        .filter(|m| m.migration_type.is_up_migration())
+        .filter(|m| state.pending.iter().all(|(version, _)| *version != m.version))
+        .collect();
+    let Some(last) = applied.last() else {
+        output::note(&format!("{server}: nothing to do, no migration is applied"));
+        return Ok(ExitCode::from(exit::NO));
+    };
+    output::note(&format!(
+        "{server}: takes back {} ({}): what it made is dropped, with all its data; stop workers and relays before",
+        last.version, last.description
+    ));
+    if !agree(yes, &last.version.to_string())? {
+        return Ok(ExitCode::from(exit::REFUSED));
+    }
+    let target = applied.iter().rev().nth(1).map_or(0, |before| before.version);
+    sqlx::query("select set_config('statement_timeout', '0', false)").execute(&mut *connection).await?;
+    MIGRATOR.undo(&mut *connection, target).await.with_context(|| format!("taking back {}", last.version))?;
+    output::note(&format!("{server}: {} is taken back", last.version));
+    Ok(ExitCode::SUCCESS)
+}

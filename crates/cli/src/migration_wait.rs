@@ -1,0 +1,167 @@
+//! Applies migrations without long lock queues: a migration that does not get its locks within a second gives way to the sessions behind it
+//! and tries again later.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use sqlx::PgConnection;
+use sqlx::migrate::MigrateError;
+
+use super::output;
+use oncely_core::backoff::Backoff;
+use oncely_postgres::{self as pg, LockHolder, MigrationTry};
+
+/// Interval between two queries for the lock holders.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// A session that migrates, and one that queries which sessions it waits for.
+pub(super) struct MigrationSessions<'a> {
+    pub(super) connection: &'a mut PgConnection,
+    pub(super) watcher: &'a mut PgConnection,
+    /// Longest wait of each migration for its locks.
+    pub(super) wait: Duration,
+}
+
+impl MigrationSessions<'_> {
+    /// Applies the next migration.
+    ///
+    /// # Errors
+    /// The migration's error, or that it did not get its locks, with the sessions that hold them.
+    pub(super) async fn apply(&mut self, version: i64, description: &str) -> anyhow::Result<()> {
+        let pid = pg::process(self.connection).await?;
+        let mut pauses = Backoff::default();
+        let mut told = None;
+        let mut seen = Vec::new();
+        let started = Instant::now();
+        loop {
+            let (tried, found) = self.attempt(pid, version).await;
+            if tried.with_context(|| format!("migration {version} ({description})"))? == MigrationTry::Applied
+            {
+                return Ok(());
+            }
+            // The wait was too short to be observed: most likely the holder is the same.
+            if !found.is_empty() {
+                seen = found;
+            }
+            let left = self.wait.saturating_sub(started.elapsed());
+            if left.is_zero() {
+                anyhow::bail!(
+                    "migration {version} ({description}) got no lock within {}: {}. Nothing of it is applied, and nobody waited \
+                     behind it for longer than a second. Let that end{}, then run `oncely migrate` again; --wait has it try for longer",
+                    humantime::format_duration(self.wait),
+                    describe(&seen),
+                    ways(&seen)
+                );
+            }
+            let pids: Vec<i32> = seen.iter().map(|holder| holder.pid).collect();
+            if told.as_ref() != Some(&pids) {
+                output::note(&format!("migration {version} ({description}) waits: {}", describe(&seen)));
+                told = Some(pids);
+            }
+            tokio::time::sleep(pauses.next_pause().min(left)).await;
+        }
+    }
+
+    /// Makes one attempt; also returns the sessions that it last waited for.
+    async fn attempt(
+        &mut self,
+        pid: i32,
+        version: i64,
+    ) -> (Result<MigrationTry, MigrateError>, Vec<LockHolder>) {
+        let Self { connection, watcher, .. } = self;
+        let (over, mut is_over) = tokio::sync::oneshot::channel::<()>();
+        let tried = async {
+            let tried = pg::try_migration(connection, version).await;
+            drop(over);
+            tried
+        };
+        let watched = async {
+            let mut seen = Vec::new();
+            loop {
+                tokio::select! {
+                    _ = &mut is_over => return seen,
+                    () = tokio::time::sleep(LOOK) => {}
+                }
+                // If the query fails, the migration itself reports the problem.
+                if let Ok(found) = pg::lock_holders(watcher, pid).await
+                    && !found.is_empty()
+                {
+                    seen = found;
+                }
+            }
+        };
+        tokio::join!(tried, watched)
+    }
+}
+
+/// Describes the locks and the sessions that hold them.
+fn describe(holders: &[LockHolder]) -> String {
+    let Some(first) = holders.first() else {
+        return "somebody had a lock for a moment, again and again".to_owned();
+    };
+    let who = holders.iter().map(session).collect::<Vec<_>>().join(", ");
+    match (&first.table, first.kind.as_str()) {
+        (Some(table), _) => format!("{table} is locked by {who}"),
+        (None, "advisory") => format!("another migration is at work: {who}"),
+        (None, _) => format!("a transaction has to end first: {who}"),
+    }
+}
+
+fn session(holder: &LockHolder) -> String {
+    if holder.pid == 0 {
+        return "a prepared transaction (pg_prepared_xacts)".to_owned();
+    }
+    let age = holder.age.and_then(|age| Duration::try_from_secs_f64(age).ok()).map(|age| {
+        let whole = Duration::from_secs(age.as_secs());
+        format!(", in its transaction for {}", humantime::format_duration(whole))
+    });
+    format!(
+        "pid {} ({:?}, login {}{})",
+        holder.pid,
+        holder.application,
+        holder.login,
+        age.unwrap_or_default()
+    )
+}
+
+/// Describes how to end a session that holds a lock.
+fn ways(holders: &[LockHolder]) -> String {
+    match holders.iter().find(|holder| holder.pid != 0) {
+        Some(holder) => format!(", or end it (select pg_terminate_backend({}))", holder.pid),
+        None => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn holder(kind: &str, table: Option<&str>, pid: i32) -> LockHolder {
+        LockHolder {
+            kind: kind.to_owned(),
+            table: table.map(str::to_owned),
+            pid,
+            application: "psql".to_owned(),
+            login: "alice".to_owned(),
+            age: Some(75.5),
+        }
+    }
+
+    #[test]
+    fn who_has_a_lock_is_told_in_words() {
+        assert_eq!(
+            describe(&[
+                holder("relation", Some("oncely.audit"), 7),
+                holder("relation", Some("oncely.audit"), 0)
+            ]),
+            "oncely.audit is locked by pid 7 (\"psql\", login alice, in its transaction for 1m 15s), a prepared transaction (pg_prepared_xacts)"
+        );
+        assert!(describe(&[holder("advisory", None, 7)]).starts_with("another migration is at work: pid 7"));
+        assert!(
+            describe(&[holder("virtualxid", None, 7)]).starts_with("a transaction has to end first: pid 7")
+        );
+        assert!(describe(&[]).starts_with("somebody had a lock"));
+        assert_eq!(ways(&[holder("relation", None, 7)]), ", or end it (select pg_terminate_backend(7))");
+        assert_eq!(ways(&[holder("relation", None, 0)]), "");
+    }
+}

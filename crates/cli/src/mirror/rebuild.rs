@@ -1,0 +1,194 @@
+//! `oncely mirror rebuild`.
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use chrono::{DateTime, TimeDelta, Utc};
+use clap::Args;
+use clap_complete::engine::ArgValueCompleter;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Value, json};
+
+use super::super::output::{self, Times, safe};
+use super::super::{completions, consent};
+use super::{SCHEMA, none};
+use oncely_config::Config;
+use oncely_ops::exit;
+use oncely_postgres::{self as pg, KeyPlace, Session};
+use oncely_process::preflight::open_session;
+use oncely_process::shutdown;
+
+#[derive(Debug, Args)]
+pub(super) struct MirrorRebuildArguments {
+    /// Only this consumer [default: all that are configured]
+    #[arg(long, add = ArgValueCompleter::new(completions::consumers))]
+    consumer: Option<String>,
+    /// Maximum number of keys per second
+    #[arg(long, value_name = "N", default_value_t = 5_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    rate: u32,
+    /// Resume an interrupted run at the place that it printed
+    #[arg(long, value_name = "PLACE")]
+    after: Option<String>,
+    /// Reason, recorded with the action
+    #[arg(long)]
+    note: Option<String>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Keys per statement.
+const BATCH: u32 = 1_000;
+/// Maximum number of pending records; they are not counted beyond it.
+const WAITING: i64 = 10_000;
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// A place in the walk, printed and accepted by `--after`: consumer, time, tenant and key.
+type ResumePosition = (String, DateTime<Utc>, String, String);
+
+pub(super) async fn run(
+    file: &Path,
+    arguments: MirrorRebuildArguments,
+    times: Times,
+) -> anyhow::Result<ExitCode> {
+    let config = Config::load(file)?;
+    let Some(settings) = &config.mirror else { return Ok(none()) };
+    let after: Option<ResumePosition> = match arguments.after.as_deref().map(serde_json::from_str).transpose()
+    {
+        Ok(after) => after,
+        Err(_) => {
+            output::note("--after takes the place that an earlier run printed");
+            return Ok(ExitCode::from(exit::USAGE));
+        }
+    };
+    let mut names = config.mirrored_consumers();
+    names.sort();
+    names.retain(|name| arguments.consumer.as_ref().is_none_or(|wanted| wanted == name));
+    names.retain(|name| after.as_ref().is_none_or(|(consumer, ..)| consumer <= name));
+    let mut session = open_session(&config).await?;
+    let until = session.clock.now();
+    let since = until - TimeDelta::from_std(settings.ttl)?;
+    let (stop, _guard) = shutdown::when(shutdown::on_signal()?);
+    // A consumer without a started worker has no key; the other consumers are rebuilt all the same.
+    let known = pg::known_consumers(&mut session.connection).await?;
+    let (names, skipped): (Vec<String>, Vec<String>) =
+        names.into_iter().partition(|name| known.iter().any(|one| one.consumer == *name));
+    for name in &skipped {
+        output::note(&format!("{}: no worker has started with it on this database; passed by", safe(name)));
+    }
+    let (user, filter) = (consent::user(), json!({ "consumers": names, "since": since }));
+    let mut action = pg::Action {
+        tenant: "",
+        verb: "begin rebuild_mirror",
+        user: &user,
+        filter: &filter,
+        count: 0,
+        reason: arguments.note.as_deref(),
+    };
+    // Recorded before the first record is written, so that the start is known however the run ends.
+    let recorded = pg::record_action(&mut session.connection, &action).await;
+    recorded.context("recording it (role oncely_operator)")?;
+    let mut walk = RebuildRun { since, until, queued: 0, rate: arguments.rate, bar: bar(), place: None };
+    let mut is_over = true;
+    let mut failure = None;
+    for name in &names {
+        let begin = match &after {
+            Some((consumer, at, tenant, key)) if consumer == name => {
+                KeyPlace { completed_at: *at, name: Some((tenant.clone(), key.clone())) }
+            }
+            _ => KeyPlace { completed_at: until, name: None },
+        };
+        failure = walk.consumer(&mut session, name, begin, || stop.is_cancelled()).await.err();
+        if failure.is_some() || stop.is_cancelled() {
+            is_over = false;
+            break;
+        }
+    }
+    walk.bar.finish_and_clear();
+    action.verb = "rebuild_mirror";
+    action.count = walk.queued;
+    let recorded = pg::record_action(&mut session.connection, &action).await;
+    session.close().await;
+    output::note(&format!("{} keys since {} are said again", walk.queued, times.show(since)));
+    let next = walk
+        .place
+        .filter(|_| !is_over)
+        .map(|place| oncely_core::shown::json(&place.to_string()).into_owned());
+    if let Some(next) = &next {
+        output::note(&format!("broken off; go on with --after '{}'", next.replace('\'', r"'\''")));
+    }
+    if let Some(error) = failure {
+        return Err(error);
+    }
+    recorded?;
+    if arguments.json {
+        output::print_json(
+            SCHEMA,
+            json!({ "queued": walk.queued, "finished": is_over, "next": next, "skipped": skipped }),
+        )?;
+    }
+    Ok(if is_over { ExitCode::SUCCESS } else { ExitCode::from(exit::NO) })
+}
+
+struct RebuildRun {
+    since: DateTime<Utc>,
+    until: DateTime<Utc>,
+    queued: i64,
+    rate: u32,
+    bar: ProgressBar,
+    /// The place where the last batch ended.
+    place: Option<Value>,
+}
+
+impl RebuildRun {
+    /// Walks through a consumer's keys, the newest first, until its end or until stopped.
+    async fn consumer(
+        &mut self,
+        session: &mut Session,
+        consumer: &str,
+        mut place: KeyPlace,
+        stopped: impl Fn() -> bool,
+    ) -> anyhow::Result<()> {
+        let batch = BATCH.min(self.rate);
+        let each = Duration::from_secs_f64(f64::from(batch) / f64::from(self.rate));
+        let most = i32::try_from(batch).unwrap_or(i32::MAX);
+        self.bar.set_message(safe(consumer));
+        while !stopped() {
+            let waiting = pg::mirror_queue_status(&mut session.connection).await?.records;
+            if waiting >= WAITING {
+                tokio::time::sleep(PAUSE).await;
+                continue;
+            }
+            let (records, next) =
+                pg::mirror_again(&mut session.connection, consumer, self.since, &place, most)
+                    .await
+                    .with_context(|| {
+                        format!("saying the keys of {} again (role oncely_operator)", safe(consumer))
+                    })?;
+            self.queued += records;
+            let Some(next) = next else { return Ok(()) };
+            self.show(next.completed_at);
+            if let Some((tenant, key)) = &next.name {
+                self.place = Some(json!([consumer, next.completed_at, tenant, key]));
+            }
+            place = next;
+            tokio::time::sleep(each).await;
+        }
+        Ok(())
+    }
+
+    /// Shows how far back the walk has come.
+    fn show(&self, at: DateTime<Utc>) {
+        let done = (self.until - at).num_seconds() * 100;
+        let whole = (self.until - self.since).num_seconds().max(1);
+        self.bar.set_position(u64::try_from(done / whole).unwrap_or(0).min(100));
+    }
+}
+
+/// Returns a progress bar; without a terminal it draws nothing.
+fn bar() -> ProgressBar {
+    let style = ProgressStyle::with_template("{msg} {bar:40} {pos} %");
+    ProgressBar::new(100).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}

@@ -1,0 +1,64 @@
+//! `oncely mirror stats`.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::Args;
+use serde_json::json;
+
+use super::super::output::{self, Times, age};
+use super::{SCHEMA, none};
+use oncely_config::Config;
+use oncely_mirror::Mirror;
+use oncely_ops::exit;
+use oncely_ops::overview::Overview;
+use oncely_postgres as pg;
+use oncely_process::preflight::open_session;
+
+#[derive(Debug, Args)]
+pub(super) struct MirrorStatsArguments {
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) async fn run(
+    file: &Path,
+    arguments: MirrorStatsArguments,
+    times: Times,
+) -> anyhow::Result<ExitCode> {
+    let config = Config::load(file)?;
+    let Some(settings) = &config.mirror else { return Ok(none()) };
+    let mut session = open_session(&config).await?;
+    let now = session.clock.now();
+    let queue = pg::mirror_queue_status(&mut session.connection).await?;
+    let overview = Overview::take(&mut session.connection, None, now).await?;
+    session.close().await;
+    let answer = match Mirror::new(settings) {
+        Ok(mirror) => mirror.ping().await,
+        Err(error) => Err(error),
+    };
+    let error = answer.err().map(|error| error.to_string());
+    let done = overview.targets.iter().find(|target| target.target == "redis");
+    let (relayed, failed) = done.map_or((0, 0), |done| (done.relayed, done.failed));
+    if arguments.json {
+        output::print_json(
+            SCHEMA,
+            json!({
+                "reachable": error.is_none(), "error": error, "records": queue.records, "oldest": queue.oldest, "relayed": relayed,
+                "failed": failed, "ttl": settings.ttl.as_secs_f64(),
+            }),
+        )?;
+    } else {
+        let redis = match &error {
+            None => format!("✓ Redis        {}", settings.shown()),
+            Some(error) => format!("✗ Redis        {}: {}", settings.shown(), output::safe(error)),
+        };
+        let oldest = queue.oldest.map(|at| format!(", the oldest for {} ({})", age(at, now), times.show(at)));
+        let waiting = format!("{} records wait{}", queue.records, oldest.unwrap_or_default());
+        output::print(&format!(
+            "{redis}\n  queue        {waiting}\n  last minute  {relayed} relayed, {failed} failed"
+        ))?;
+    }
+    Ok(if error.is_none() { ExitCode::SUCCESS } else { ExitCode::from(exit::NO) })
+}

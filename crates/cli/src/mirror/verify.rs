@@ -1,0 +1,85 @@
+//! `oncely mirror verify`.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use chrono::TimeDelta;
+use clap::Args;
+use serde::Serialize;
+use serde_json::json;
+
+use super::super::output::{self, safe};
+use super::{SCHEMA, none};
+use oncely_config::Config;
+use oncely_mirror::{Mirror, MirrorEntry, Tag, tag_keys};
+use oncely_ops::exit;
+use oncely_postgres as pg;
+use oncely_process::preflight::open_session;
+
+#[derive(Debug, Args)]
+pub(super) struct MirrorVerifyArguments {
+    /// Maximum number of keys that are sampled per consumer
+    #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(i64).range(20..=100_000))]
+    sample: i64,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Results of a consumer's sample.
+#[derive(Debug, Serialize)]
+struct MirrorVerification {
+    consumer: String,
+    looked_for: usize,
+    missing: usize,
+    foreign: usize,
+}
+
+pub(super) async fn run(file: &Path, arguments: MirrorVerifyArguments) -> anyhow::Result<ExitCode> {
+    let config = Config::load(file)?;
+    let Some(settings) = &config.mirror else { return Ok(none()) };
+    let mut session = open_session(&config).await?;
+    let (key, _) = tag_keys(&config, &mut session.connection)
+        .await
+        .context("reading the key that tags are made with (role oncely_operator, or mirror.key)")?;
+    let mirror = Mirror::new(settings)?;
+    let now = session.clock.now();
+    let ttl = TimeDelta::from_std(settings.ttl)?;
+    let span = (now - ttl / 2, now);
+    let mut counted = Vec::new();
+    for consumer in config.mirrored_consumers() {
+        let each = (arguments.sample / 20).max(1);
+        let sample = pg::mirrored_sample(&mut session.connection, &consumer, span, now + ttl, each).await?;
+        let tags: Vec<Tag> = sample
+            .iter()
+            .map(|one| key.tag(&session.cell.epoch, &one.identity, one.fingerprint.as_ref()))
+            .collect();
+        let found = mirror.judge(&key, &tags, now).await?;
+        let count = |what: MirrorEntry| found.iter().filter(|found| **found == what).count();
+        let (missing, foreign) = (count(MirrorEntry::Missing), count(MirrorEntry::Foreign));
+        counted.push(MirrorVerification { consumer, looked_for: tags.len(), missing, foreign });
+    }
+    session.close().await;
+    if arguments.json {
+        output::print_json(SCHEMA, json!({ "consumers": counted }))?;
+    } else {
+        let mut table = output::table(&["CONSUMER", "LOOKED FOR", "MISSING", "FOREIGN"]);
+        for one in &counted {
+            table.add_row([
+                safe(&one.consumer),
+                one.looked_for.to_string(),
+                one.missing.to_string(),
+                one.foreign.to_string(),
+            ]);
+        }
+        output::print(&table.to_string())?;
+    }
+    let bad = counted.iter().any(|one| one.missing + one.foreign > 0);
+    if bad {
+        output::note(
+            "PostgreSQL answers for what is missing: correct, only slower; `oncely mirror rebuild` says it to Redis once more",
+        );
+    }
+    Ok(if bad { ExitCode::from(exit::NO) } else { ExitCode::SUCCESS })
+}

@@ -1,0 +1,74 @@
+//! Bindings of the queue of a consumer in `mode = "observe"`: only to exchanges that give it a copy of each message, and take none from the
+//! observed queue.
+
+use std::collections::BTreeSet;
+
+use oncely_amqp::{Management, ManagementError, Topology};
+use oncely_config::{Config, QueueBinding};
+
+/// Types of exchanges that give a copy to each queue that is bound with a matching key. Others divide messages among their queues
+/// (`x-consistent-hash`, `x-random`): an observer bound to one of them would acknowledge messages that no other queue gets. Source:
+/// RabbitMQ's documentation of exchanges, and of these plugins.
+pub(super) const COPYING: [&str; 4] = ["direct", "fanout", "topic", "headers"];
+
+/// Returns the configured bindings, otherwise those of the observed queue.
+///
+/// # Errors
+/// If no bindings are safe: the reason and the remedy, as a sentence.
+pub(super) async fn find(
+    queue: &str,
+    configured: &[QueueBinding],
+    config: &Config,
+) -> Result<Vec<QueueBinding>, String> {
+    let management = Management::new(&config.rabbitmq, config.rabbitmq.timeout).map_err(|error| match error {
+        ManagementError::NotSet => format!(
+            "rabbitmq.management is not set, so nobody says what {queue} is bound to, and whether those exchanges give each queue a copy: \
+             set it, and apply again"
+        ),
+        error => unread(queue, &error),
+    })?;
+    let bindings = match configured {
+        [] => bound_like(queue, &management).await?,
+        configured => configured.to_vec(),
+    };
+    let exchanges: BTreeSet<&str> = bindings.iter().map(|one| one.exchange.as_str()).collect();
+    for exchange in exchanges {
+        match management.exchange_type(exchange).await {
+            Ok(Some(kind)) if COPYING.contains(&kind.as_str()) => {}
+            Ok(Some(kind)) => {
+                return Err(format!(
+                    "the exchange {exchange} has the type {kind}, which may give a message to one of its queues alone: an observer bound to it \
+                     would take messages from {queue}. Do without observing"
+                ));
+            }
+            Ok(None) => return Err(format!("the exchange {exchange} is not there")),
+            Err(error) => return Err(unread(queue, &error)),
+        }
+    }
+    Ok(bindings)
+}
+
+fn unread(queue: &str, error: &ManagementError) -> String {
+    format!("what {queue} is bound to could not be read ({error}); nothing was declared")
+}
+
+async fn bound_like(queue: &str, management: &Management) -> Result<Vec<QueueBinding>, String> {
+    let found = management.bindings(queue).await.map_err(|error| unread(queue, &error))?;
+    let back = Topology::return_exchange(queue);
+    let bound: Vec<_> =
+        found.into_iter().filter(|one| !one.source.is_empty() && one.source != back).collect();
+    if bound.is_empty() {
+        return Err(format!(
+            "{queue} is bound to no exchange: messages reach it by its name alone, and no other queue can get a copy of them; have \
+             producers publish to an exchange, or do without observing"
+        ));
+    }
+    if let Some(odd) = bound.iter().find(|one| !one.arguments.is_empty()) {
+        return Err(format!(
+            "{queue} is bound to {} with arguments, which the configuration can't say: do without observing, or name other bindings",
+            odd.source
+        ));
+    }
+    let of = |source, routing_key| QueueBinding { exchange: source, routing_key };
+    Ok(bound.into_iter().map(|one| of(one.source, one.routing_key)).collect())
+}

@@ -1,0 +1,69 @@
+//! `oncely processes forget`.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::{Args, Subcommand};
+use serde_json::json;
+
+use super::connection::connect;
+use super::{consent, output};
+use oncely_ops::exit;
+use oncely_postgres as pg;
+
+const SCHEMA: &str = "oncely.processes/1";
+
+#[derive(Debug, Args)]
+pub(super) struct ProcessesArguments {
+    #[command(subcommand)]
+    verb: ProcessesCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum ProcessesCommand {
+    /// Forget processes that ended without a sign-off and do not return: `status` no longer lists them
+    #[command(
+        after_help = "Only of processes that are silent. One that lives after all is there again with its next heartbeat. A process \
+                            that was killed and started again, on the same host and under the same name, needs none of it. Exit 1: none \
+                            matches."
+    )]
+    Forget(ForgetArguments),
+}
+
+#[derive(Debug, Args)]
+struct ForgetArguments {
+    /// Only processes on this host
+    #[arg(long)]
+    host: Option<String>,
+    /// Only processes with this name
+    #[arg(long)]
+    name: Option<String>,
+    /// Only the process with this number on its host
+    #[arg(long)]
+    pid: Option<i32>,
+    /// Reason, recorded with the action
+    #[arg(long)]
+    note: Option<String>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) async fn run(file: &Path, arguments: ProcessesArguments) -> anyhow::Result<ExitCode> {
+    let ProcessesCommand::Forget(ForgetArguments { host, name, pid, note, json }) = arguments.verb;
+    let mut connection = connect(file, "oncely processes").await?;
+    let which = (host.as_deref(), name.as_deref(), pid);
+    let gone = pg::forget_processes(&mut connection, which, &consent::user(), note.as_deref())
+        .await
+        .context("forgetting processes (role oncely_operator)")?;
+    output::note(&match gone {
+        0 => "nothing was changed: no silent process matches".to_owned(),
+        1 => "1 process is forgotten".to_owned(),
+        some => format!("{some} processes are forgotten"),
+    });
+    if json {
+        output::print_json(SCHEMA, json!({ "forgotten": gone }))?;
+    }
+    Ok(if gone == 0 { ExitCode::from(exit::NO) } else { ExitCode::SUCCESS })
+}

@@ -1,0 +1,38 @@
+//! Properties of all messages, from the command line.
+
+use clap::Args;
+use lapin::BasicProperties;
+use lapin::types::{AMQPValue, FieldTable, ShortString};
+
+use oncely_amqp::short;
+
+#[derive(Debug, Args)]
+pub(crate) struct PropertyArguments {
+    /// Content type of the body
+    #[arg(long, default_value = "application/json", value_parser = content_type)]
+    content_type: ShortString,
+    /// Header as name=value; can be repeated
+    #[arg(long = "header", value_parser = header)]
+    headers: Vec<(ShortString, String)>,
+}
+
+fn content_type(text: &str) -> Result<ShortString, String> {
+    short("the content type", text)
+}
+
+fn header(text: &str) -> Result<(ShortString, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((short("its name", name)?, value.to_owned())),
+        _ => Err("write name=value".to_owned()),
+    }
+}
+
+impl PropertyArguments {
+    pub(crate) fn read(self) -> BasicProperties {
+        let mut headers = FieldTable::default();
+        for (name, value) in self.headers {
+            headers.insert(name, AMQPValue::LongString(value.into()));
+        }
+        BasicProperties::default().with_content_type(self.content_type).with_headers(headers)
+    }
+}

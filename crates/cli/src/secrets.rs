@@ -1,0 +1,188 @@
+//! `oncely secrets list|rotate`: the keys of tags, signed identities and marks, which are in the database. Never prints a secret.
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::{Args, Subcommand, ValueEnum};
+use serde_json::json;
+
+use super::consent;
+use super::output::{self, List, Output, Row, Times};
+use oncely_config::Config;
+use oncely_ops::exit;
+use oncely_postgres::{self as pg, SecretRow};
+use oncely_process::preflight::open_session;
+
+#[derive(Debug, Args)]
+pub(super) struct SecretsArguments {
+    #[command(subcommand)]
+    verb: SecretsCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum SecretsCommand {
+    /// List keys by purpose: which one signs, which ones are accepted and until when
+    #[command(
+        after_help = "An id stands in the header of what was signed, and says nothing of the key. Keys of a configuration (cell.signing_key, \
+                      cell.known_keys, mirror.key) are not listed."
+    )]
+    List {
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Make a new key for a purpose; the previous ones are accepted for a time
+    #[command(
+        after_help = "Processes read the new key within ten seconds, and go over to it when it signs; no restart is needed. What an old key \
+                      signed is dead-lettered as signature_invalid once it is not accepted any more, so that it must outlive each retry, and \
+                      each dead letter that is still to be swept. mirror: entries of before are not found any more, and PostgreSQL answers \
+                      instead; `oncely mirror rebuild`, once the new key signs, writes them again. letter: `oncely failed sweep`, once the \
+                      new key signs, marks what waits in dead-letter queues anew. A key that has not begun to sign never does. Recorded in oncely.operator_actions. Exit 4: a time is out of bounds."
+    )]
+    Rotate(RotateArguments),
+}
+
+/// Purpose of a key.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Purpose {
+    /// Identities in retried and requeued copies
+    Identity,
+    /// Marks of dead letters
+    Letter,
+    /// Tags in Redis
+    Mirror,
+}
+
+impl Purpose {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Identity => "identity",
+            Self::Letter => "letter",
+            Self::Mirror => "mirror",
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+struct RotateArguments {
+    /// Purpose of the key
+    #[arg(value_enum)]
+    purpose: Purpose,
+    /// How long signatures of the previous keys are accepted, from when the new one signs, such as 30d, 12h, 0s [default: the longest
+    /// retention of a consumer, at least 30 days; mirror: mirror.ttl]
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    accept: Option<Duration>,
+    /// Delay until the new key signs, at least 5s: by then all processes have read it
+    #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = humantime::parse_duration)]
+    signs_in: Duration,
+    /// Reason, recorded with the action
+    #[arg(long)]
+    note: Option<String>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+const SCHEMA: &str = "oncely.secrets/1";
+const DAY: Duration = Duration::from_secs(86_400);
+const SOONEST: Duration = Duration::from_secs(5);
+
+pub(super) async fn run(file: &Path, arguments: SecretsArguments, times: Times) -> anyhow::Result<ExitCode> {
+    let config = Config::load(file)?;
+    let mut session = open_session(&config).await?;
+    let code = match arguments.verb {
+        SecretsCommand::List { output } => {
+            let rows = pg::list_secrets(&mut session.connection)
+                .await
+                .context("reading oncely.secrets (roles oncely_operator, oncely_auditor)")?;
+            let none = "there is no key: nothing can be signed";
+            List { schema: SCHEMA, field: "secrets", rows: &rows, none }.print(output, times)?
+        }
+        SecretsCommand::Rotate(asked) => rotate(&config, &mut session, &asked, times).await?,
+    };
+    session.close().await;
+    Ok(code)
+}
+
+impl Row for SecretRow {
+    const SCHEMA: &'static str = "oncely.secrets.secret/1";
+    const HEADS: &'static [&'static str] =
+        &["PURPOSE", "ID", "STATE", "CREATED", "SIGNS FROM", "ACCEPTED UNTIL"];
+
+    fn cells(&self, times: Times) -> Vec<String> {
+        vec![
+            self.purpose.clone(),
+            self.id.clone(),
+            self.state.clone(),
+            times.show(self.created_at),
+            self.signs_from.map(|from| times.show(from)).unwrap_or_default(),
+            self.accepted_until.map(|until| times.show(until)).unwrap_or_default(),
+        ]
+    }
+}
+
+async fn rotate(
+    config: &Config,
+    session: &mut pg::Session,
+    asked: &RotateArguments,
+    times: Times,
+) -> anyhow::Result<ExitCode> {
+    if !(SOONEST..=DAY * 30).contains(&asked.signs_in)
+        || asked.accept.is_some_and(|accept| accept > DAY * 3_650)
+    {
+        output::note(
+            "nothing was changed: a new key signs after 5 seconds at least and 30 days at most, and old ones are accepted for 3650 days \
+             at most",
+        );
+        return Ok(ExitCode::from(exit::REFUSED));
+    }
+    let purpose = asked.purpose.as_str();
+    let made = pg::rotate_secret(
+        &mut session.connection,
+        purpose,
+        asked.signs_in,
+        asked.accept,
+        asked.note.as_deref(),
+        &consent::user(),
+    )
+    .await
+    .with_context(|| format!("making a new key for {purpose} (role oncely_operator)"))?;
+    output::note(&format!(
+        "the key {} signs for {purpose} from {}; those of before are accepted until {}",
+        made.id,
+        times.show(made.signs_from),
+        times.show(made.accepted_until)
+    ));
+    let has_own = match asked.purpose {
+        Purpose::Identity | Purpose::Letter => config.signing_key.is_some().then_some("cell.signing_key"),
+        Purpose::Mirror => {
+            let key = config.mirror.as_ref().and_then(|mirror| mirror.key.as_ref());
+            key.is_some().then_some("mirror.key")
+        }
+    };
+    match (has_own, asked.purpose) {
+        (Some(setting), _) => output::note(&format!(
+            "! this configuration has {setting}: processes that have it go on signing with that one; replace it in their configurations"
+        )),
+        (None, Purpose::Letter) => output::note(
+            "dead letters that wait longer than that must be marked anew: `oncely failed sweep`, once the new key signs",
+        ),
+        (None, Purpose::Mirror) => output::note(
+            "from then on entries of before are not found, and PostgreSQL answers: `oncely mirror rebuild` writes them again",
+        ),
+        (None, Purpose::Identity) => {}
+    }
+    if asked.json {
+        output::print_json(
+            SCHEMA,
+            json!({
+                "purpose": purpose,
+                "id": made.id,
+                "signs_from": made.signs_from,
+                "accepted_until": made.accepted_until,
+            }),
+        )?;
+    }
+    Ok(ExitCode::SUCCESS)
+}

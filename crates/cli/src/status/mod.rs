@@ -1,0 +1,68 @@
+//! `oncely status`: findings and the state of the system on one screen.
+
+mod screen;
+
+use std::io::{IsTerminal as _, Write as _};
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+
+use super::output::{self, Times};
+use oncely_config::Config;
+use oncely_ops::exit;
+use oncely_ops::status::{StatusSnapshot, code, judge};
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Exit 0: nothing needs a look. 1: something does, and messages go on (dead letters wait, messages are tried again, a \
+                  process is silent, no relay runs, Redis is away). 3: PostgreSQL or RabbitMQ does not answer. 5: messages stand \
+                  still or are given up in numbers (nobody consumes a queue, a queue is missing, a consumer is stalled, every new \
+                  message fails, events are not published, one decision in twenty is a dead letter)."
+)]
+pub(super) struct StatusArguments {
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    /// Redraw every SECONDS (2) until Ctrl-C
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        num_args = 0..=1,
+        default_missing_value = "2",
+        value_parser = clap::value_parser!(u64).range(1..=3_600),
+        conflicts_with = "json"
+    )]
+    watch: Option<u64>,
+}
+
+pub(super) async fn run(file: &Path, arguments: StatusArguments, times: Times) -> anyhow::Result<ExitCode> {
+    let config = Config::load_to_look(file)?;
+    let Some(seconds) = arguments.watch else {
+        let picture = StatusSnapshot::take(&config).await?;
+        let findings = judge(&picture, times);
+        let code = code(&picture, &findings);
+        if arguments.json {
+            output::print_json("oncely.status/2", screen::as_json(&picture, &findings, code))?;
+        } else {
+            output::print(&screen::show(&config, &picture, &findings, times))?;
+        }
+        return Ok(ExitCode::from(code));
+    };
+    if !std::io::stdout().is_terminal() {
+        output::note("--watch draws on a terminal, and there is none");
+        return Ok(ExitCode::from(exit::USAGE));
+    }
+    loop {
+        let picture = StatusSnapshot::take(&config).await?;
+        let findings = judge(&picture, times);
+        let screen = screen::show(&config, &picture, &findings, times);
+        // Cursor home, draw over the old screen, erase the rest of each line and of the screen: nothing flickers.
+        let screen = screen.replace('\n', "\x1b[K\n");
+        let mut out = std::io::stdout().lock();
+        write!(out, "\x1b[H{screen}\x1b[K\n\x1b[J").and_then(|()| out.flush())?;
+        drop(out);
+        tokio::time::sleep(Duration::from_secs(seconds)).await;
+    }
+}

@@ -1,0 +1,218 @@
+//! `oncely tenant erase TENANT`.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::{Args, ValueEnum};
+use serde_json::json;
+
+use super::super::consent;
+use super::super::output::{self, Times, counted, safe};
+use oncely_amqp::Topology;
+use oncely_config::Config;
+use oncely_ops::erasure::{Erasure, Receipt};
+use oncely_ops::exit;
+use oncely_postgres::{self as pg, TenantCounts};
+use oncely_process::preflight::open_session;
+
+const SCHEMA: &str = "oncely.tenant_erase/1";
+
+#[derive(Debug, Args)]
+pub(super) struct TenantEraseArguments {
+    /// Tenant to erase
+    pub(super) tenant: String,
+    /// Treatment of its rows in the trail
+    #[arg(long, value_enum, default_value_t = TrailErasure::Pseudonym)]
+    trail: TrailErasure,
+    /// Also delete keys within their retention: copies of their messages that still arrive run again
+    #[arg(long)]
+    forget_keys: bool,
+    /// Only show the plan
+    #[arg(long)]
+    dry_run: bool,
+    /// Confirm the plan without a prompt
+    #[arg(long)]
+    yes: bool,
+    /// Reason, recorded with the action; the tenant's name in it is replaced
+    #[arg(long)]
+    note: Option<String>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum TrailErasure {
+    /// Keep them under a random name, with hashed keys and without details
+    Pseudonym,
+    /// Delete them
+    Delete,
+}
+
+pub(super) async fn run(
+    file: &Path,
+    arguments: TenantEraseArguments,
+    times: Times,
+) -> anyhow::Result<ExitCode> {
+    let tenant = arguments.tenant.as_str();
+    let config = Config::load(file)?;
+    let mut session = open_session(&config).await?;
+    let powers = pg::login_powers(&mut session.connection).await?;
+    if !powers.owner {
+        output::note(&format!(
+            "the login {} may not erase: it deletes young keys and changes the trail, so it takes the owner of the schema oncely, with whose \
+             login you migrate (DATABASE_URL)",
+            safe(&powers.login)
+        ));
+        return Ok(ExitCode::from(exit::REFUSED));
+    }
+    pg::take_time(&mut session.connection).await?;
+    let now = session.clock.now();
+    let counts = pg::tenant_counts(&mut session.connection, tenant, now).await?;
+    let refused = refusal(&counts, &arguments, times);
+    if arguments.json && (arguments.dry_run || refused.is_some()) {
+        output::print_json(
+            SCHEMA,
+            json!({ "dry_run": true, "tenant": tenant, "found": counts, "refused": refused }),
+        )?;
+    }
+    if !arguments.json || !arguments.yes {
+        output::note(&plan(&counts, &arguments));
+    }
+    if let Some(why) = &refused {
+        output::note(why);
+        return Ok(ExitCode::from(exit::REFUSED));
+    }
+    if arguments.dry_run {
+        output::note("dry run: nothing was changed");
+        return Ok(ExitCode::SUCCESS);
+    }
+    if !consent::agree(arguments.yes, tenant)? {
+        return Ok(ExitCode::from(exit::REFUSED));
+    }
+    let erasure = Erasure {
+        tenant,
+        deletes_trail: arguments.trail == TrailErasure::Delete,
+        forgets_keys: arguments.forget_keys,
+        user: &consent::user(),
+        note: arguments.note.as_deref(),
+    };
+    let receipt = erasure.run(&config, &mut session).await?;
+    session.close().await;
+    if arguments.json {
+        output::print_json(
+            SCHEMA,
+            json!({ "dry_run": false, "tenant": tenant, "receipt": receipt, "complete": receipt.is_complete() }),
+        )?;
+    } else {
+        output::print(&receipt_text(&receipt, tenant, times))?;
+    }
+    remarks(&receipt).iter().for_each(|line| output::note(line));
+    Ok(if receipt.is_complete() { ExitCode::SUCCESS } else { ExitCode::from(exit::NO) })
+}
+
+/// Returns the reason for a refusal: if a key is deleted too early, its message runs again.
+fn refusal(counts: &TenantCounts, arguments: &TenantEraseArguments, times: Times) -> Option<String> {
+    (counts.young_keys > 0 && !arguments.forget_keys).then(|| {
+        let until = match counts.young_until {
+            Some(until) => format!("; the last one is at {}, pauses left out", times.show(until)),
+            None => String::new(),
+        };
+        format!(
+            "refused: {} not past their retention yet{until}. A copy of such a message that still comes would run again. Wait until then, or \
+             accept it with --forget-keys where nothing of this tenant comes any more",
+            count_phrase(counts.young_keys, "key")
+        )
+    })
+}
+
+fn count_phrase(count: i64, noun: &str) -> String {
+    format!("{} {}", counted(count, noun), if count == 1 { "is" } else { "are" })
+}
+
+fn plan(counts: &TenantCounts, arguments: &TenantEraseArguments) -> String {
+    let TenantCounts { keys, young_keys, trail, letters, open_letters, events, rights, actions, .. } = counts;
+    let trail_fate = match arguments.trail {
+        TrailErasure::Pseudonym => "get a pseudonym",
+        TrailErasure::Delete => "are deleted",
+    };
+    [
+        format!("erase the tenant {}", safe(&arguments.tenant)),
+        format!("  {keys:>8}  keys, {young_keys} of them not past their retention, and their tags in Redis"),
+        format!("  {trail:>8}  rows of the trail, which {trail_fate}"),
+        format!("  {letters:>8}  dead letters, {open_letters} of them open, and their copies in dead-letter queues"),
+        format!("  {events:>8}  events, which are never published then"),
+        format!("  {rights:>8}  rights of logins to it"),
+        format!("  {actions:>8}  actions of people that name it, which get the pseudonym"),
+        "not erased: what waits in your own queues and in retry queues, and what its messages wrote in your tables".to_owned(),
+    ]
+    .join("\n")
+}
+
+fn receipt_text(receipt: &Receipt, tenant: &str, times: Times) -> String {
+    let trail = if receipt.trail_deleted { "deleted" } else { "under the pseudonym" };
+    let mut table = output::table(&["WHAT", "HOW MANY"]);
+    for (what, count) in [
+        ("keys", receipt.keys.to_string()),
+        ("entries in Redis", receipt.mirror_entries.to_string()),
+        ("mirror records", receipt.mirror_records.to_string()),
+        ("rows of the trail", format!("{} {trail}", receipt.trail)),
+        ("dead letters", receipt.letters.to_string()),
+        ("copies in dead-letter queues", receipt.copies.to_string()),
+        ("events", receipt.events.to_string()),
+        ("ordering keys", receipt.ordering_keys.to_string()),
+        ("rights", receipt.rights.to_string()),
+        ("limits and counts", receipt.limits.to_string()),
+        ("actions that named it", receipt.actions.to_string()),
+        ("left", receipt.left.total().to_string()),
+    ] {
+        table.add_row([what.to_owned(), count]);
+    }
+    format!(
+        "erased {} at {} by {}\nits pseudonym is {}: keep it with your papers, nothing else leads from one to the other\n{table}",
+        safe(tenant),
+        times.show(receipt.erased_at),
+        safe(&receipt.login),
+        receipt.pseudonym
+    )
+}
+
+/// Returns remaining tasks and notes.
+fn remarks(receipt: &Receipt) -> Vec<String> {
+    let mut lines = Vec::new();
+    let left = &receipt.left;
+    if left.total() - left.processes > 0 {
+        lines.push(format!(
+            "! {} of it came or stayed meanwhile: stop whoever publishes for it, and erase it again",
+            counted(left.total() - left.processes, "row")
+        ));
+    }
+    if left.keys > 0 {
+        lines.push(
+            "! a key that a run holds by a lease stays until the lease is over: oncely leases list --tenant says which"
+                .to_owned(),
+        );
+    }
+    if left.processes > 0 {
+        lines.push(format!(
+            "! {} of workers that run tell of a failure of one of its messages: restart them, and erase it again",
+            counted(left.processes, "heartbeat")
+        ));
+    }
+    if receipt.unproven_copies > 0 {
+        lines.push(format!(
+            "! {} in dead-letter queues name it in a header without a mark that this configuration can read (known_keys): look at them by hand",
+            counted(receipt.unproven_copies, "message")
+        ));
+    }
+    if receipt.broken_spans > 0 {
+        lines.push(format!(
+            "! {} of the trail were not as they had been sealed before: `oncely audit verify` goes on reporting them",
+            counted(receipt.broken_spans, "span")
+        ));
+    }
+    for queue in &receipt.missing_queues {
+        lines.push(format!("– {} is not there", safe(&Topology::dead_letter_queue(queue))));
+    }
+    lines
+}

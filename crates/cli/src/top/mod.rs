@@ -1,0 +1,89 @@
+//! `oncely top`: shows the consumers live.
+
+mod keys;
+mod live;
+mod numbers;
+mod picture;
+mod servers;
+mod table;
+mod terminal;
+#[cfg(test)]
+mod tests;
+mod view;
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+
+use self::picture::{ScreenContent, WIDE, as_json, plain};
+use self::servers::{ServerAnswers, Servers};
+use self::view::ScreenState;
+use super::output::{self, Times};
+use oncely_config::Config;
+use oncely_ops::exit;
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Rates and durations are of the last whole minute, as processes report it; states are five seconds old at most. Keys: q \
+                  quits, up and down select a consumer, p pauses or resumes it, s sorts, ? explains the columns. Where the terminal is \
+                  narrow, columns are left out from the right. Exit 3: PostgreSQL does not answer (with --once)."
+)]
+pub(super) struct TopArguments {
+    /// Print one frame and exit
+    #[arg(long)]
+    once: bool,
+    /// Print one line of JSON per query; with --once only one
+    #[arg(long)]
+    json: bool,
+    /// Seconds between two queries
+    #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=3_600))]
+    every: u64,
+}
+
+/// The schema of each line.
+const SCHEMA: &str = "oncely.top/1";
+
+pub(super) async fn run(file: &Path, arguments: TopArguments, times: Times) -> anyhow::Result<ExitCode> {
+    let config = Config::load_to_look(file)?;
+    let every = Duration::from_secs(arguments.every);
+    match (arguments.once, arguments.json) {
+        (false, false) => live::run(config, every, times).await,
+        (true, json) => {
+            let asked = Servers::new(config.clone()).ask().await?;
+            let code = match &asked.postgres {
+                Ok(_) => 0,
+                Err(missing) if missing.is_away => exit::UNREACHABLE,
+                Err(_) => exit::NO,
+            };
+            if json {
+                output::print_json_line(SCHEMA, as_json(&asked, &config))?;
+            } else {
+                let width = terminal::width().unwrap_or(WIDE);
+                let mut view = ScreenState::new(&config, times);
+                view.take(asked);
+                output::print(&plain(&ScreenContent::from_view(&view, width).whole()))?;
+            }
+            Ok(ExitCode::from(code))
+        }
+        (false, true) => stream(config, every).await,
+    }
+}
+
+/// Prints a line for each query, until it is stopped or stdout is closed.
+async fn stream(config: Config, every: Duration) -> anyhow::Result<ExitCode> {
+    let stop = oncely_process::shutdown::on_signal()?;
+    tokio::pin!(stop);
+    let mut servers = Servers::new(config.clone());
+    loop {
+        let asked: ServerAnswers = servers.ask().await?;
+        if !output::print_json_line(SCHEMA, as_json(&asked, &config))? {
+            return Ok(ExitCode::SUCCESS);
+        }
+        tokio::select! {
+            () = &mut stop => return Ok(ExitCode::SUCCESS),
+            () = tokio::time::sleep(every) => {}
+        }
+    }
+}

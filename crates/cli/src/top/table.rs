@@ -1,0 +1,184 @@
+//! The table of consumers, with as many columns as fit.
+
+use chrono::{DateTime, Utc};
+use ratatui::style::{Color, Style, Stylize as _};
+use ratatui::text::{Line, Span};
+
+use super::super::output::{age, safe};
+use super::numbers::{NOTHING, duration, grouped, per_second, percent, sparkline};
+use super::view::ConsumerRow;
+use oncely_ops::overview::ConsumerState;
+
+/// A column. Columns are ordered by importance: the rightmost are dropped first.
+struct TableColumn {
+    head: &'static str,
+    /// Numbers are aligned to the right.
+    is_number: bool,
+    cell: fn(&ConsumerRow, DateTime<Utc>) -> String,
+}
+
+const COLUMNS: [TableColumn; 13] = [
+    TableColumn {
+        head: "CONSUMER",
+        is_number: false,
+        cell: |row, _| shortened(&safe(&row.overview.consumer), 24),
+    },
+    TableColumn { head: "STATE", is_number: false, cell: |row, _| row.overview.state.shown().to_owned() },
+    TableColumn { head: "READY", is_number: true, cell: |row, _| known(row.ready) },
+    TableColumn { head: "INFLIGHT", is_number: true, cell: |row, _| inflight(row) },
+    TableColumn { head: "IN/s", is_number: true, cell: |row, _| per_second(row.overview.delivered) },
+    TableColumn { head: "DONE/s", is_number: true, cell: |row, _| per_second(row.overview.done) },
+    TableColumn {
+        head: "DUP%",
+        is_number: true,
+        cell: |row, _| percent(row.overview.duplicates, row.overview.delivered),
+    },
+    TableColumn { head: "P50", is_number: true, cell: |row, _| duration(row.overview.p50) },
+    TableColumn { head: "P99", is_number: true, cell: |row, _| duration(row.overview.p99) },
+    TableColumn { head: "DEAD", is_number: true, cell: |row, _| row.letters.to_string() },
+    TableColumn { head: HELD, is_number: true, cell: |row, _| held(row) },
+    TableColumn { head: "LAST DONE", is_number: true, cell: |row, now| last_done(row, now) },
+    TableColumn { head: "LAST 60 s", is_number: false, cell: |row, _| sparkline(&row.overview.done_by_span) },
+];
+
+/// Shown if any key is held by a lease.
+const HELD: &str = "HELD";
+
+fn held(row: &ConsumerRow) -> String {
+    match row.overview.held_over {
+        0 => row.overview.held.to_string(),
+        over => format!("{} ({over} over)", row.overview.held),
+    }
+}
+
+fn known(count: Option<u64>) -> String {
+    count.map_or_else(|| NOTHING.to_owned(), grouped)
+}
+
+fn inflight(row: &ConsumerRow) -> String {
+    match row.prefetch {
+        0 => grouped(row.overview.inflight),
+        most => format!("{}/{most}", row.overview.inflight),
+    }
+}
+
+fn last_done(row: &ConsumerRow, now: DateTime<Utc>) -> String {
+    row.overview.completed_at.map_or_else(|| NOTHING.to_owned(), |at| age(at, now))
+}
+
+/// Shortens a text to at most this number of columns.
+pub(super) fn shortened(text: &str, width: usize) -> String {
+    if Span::raw(text).width() <= width {
+        return text.to_owned();
+    }
+    let mut shown = String::new();
+    for character in text.chars() {
+        shown.push(character);
+        if Span::raw(shown.as_str()).width() >= width {
+            shown.pop();
+            break;
+        }
+    }
+    shown + "…"
+}
+
+/// The table as lines.
+pub(super) struct Table {
+    pub(super) heads: Line<'static>,
+    /// A line for each row, and a further one with the reason below each that does not run, or had a failed message recently.
+    pub(super) lines: Vec<Line<'static>>,
+    /// Index of the selected row among the lines.
+    pub(super) selected: usize,
+}
+
+impl Table {
+    /// Builds the table with at most this width, except that the first column is always shown.
+    pub(super) fn from_rows(
+        rows: &[ConsumerRow],
+        selected: Option<usize>,
+        now: DateTime<Utc>,
+        width: usize,
+    ) -> Self {
+        let mut columns: Vec<(Vec<String>, usize, bool)> = Vec::new();
+        let mut used = 0;
+        let is_held = rows.iter().any(|row| row.overview.held > 0);
+        for column in COLUMNS.iter().filter(|column| is_held || column.head != HELD) {
+            let mut cells = vec![column.head.to_owned()];
+            cells.extend(rows.iter().map(|row| (column.cell)(row, now)));
+            let wide = cells.iter().map(|cell| Span::raw(cell.as_str()).width()).max().unwrap_or(0);
+            let gap = if columns.is_empty() { 0 } else { 2 };
+            if used + gap + wide > width && !columns.is_empty() {
+                break;
+            }
+            used += gap + wide;
+            columns.push((cells, wide, column.is_number));
+        }
+        let line = |index: usize| {
+            let cells = columns.iter().enumerate().map(|(at, (cells, wide, is_number))| {
+                let cell = &cells[index];
+                let room = " ".repeat(wide.saturating_sub(Span::raw(cell.as_str()).width()));
+                let gap = if at == 0 { "" } else { "  " };
+                if *is_number { format!("{gap}{room}{cell}") } else { format!("{gap}{cell}{room}") }
+            });
+            cells.collect::<Vec<String>>()
+        };
+        let mut table = Self { heads: Line::from(line(0).concat()).bold(), lines: Vec::new(), selected: 0 };
+        for (index, row) in rows.iter().enumerate() {
+            let mut spans: Vec<Span<'static>> = line(index + 1).into_iter().map(Span::raw).collect();
+            if let Some(state) = spans.get_mut(1) {
+                *state = std::mem::take(state).style(style(row.overview.state));
+            }
+            let shown = Line::from(spans);
+            let is_selected = selected == Some(index);
+            if is_selected {
+                table.selected = table.lines.len();
+            }
+            table.lines.push(if is_selected { shown.reversed() } else { shown });
+            let why = state_reason(row, now).map(|text| Line::from(shortened(&text, width)));
+            table.lines.extend(why.map(|line| line.style(style(row.overview.state))));
+        }
+        table
+    }
+}
+
+/// Returns the style of a state. The colour only repeats the state's word.
+fn style(state: ConsumerState) -> Style {
+    match state {
+        ConsumerState::Running => Style::new(),
+        ConsumerState::Paused | ConsumerState::Contended => Style::new().fg(Color::Yellow),
+        ConsumerState::Stalled
+        | ConsumerState::NoQueue
+        | ConsumerState::Failing
+        | ConsumerState::Unattended
+        | ConsumerState::NoWorker => Style::new().fg(Color::Red),
+    }
+}
+
+/// Returns why a consumer does not run, or its recent failure while it runs.
+fn state_reason(row: &ConsumerRow, now: DateTime<Utc>) -> Option<String> {
+    let one = &row.overview;
+    let since = one.since.map(|since| format!(" for {}", age(since, now))).unwrap_or_default();
+    let reason = safe(one.reason.as_deref().unwrap_or_default());
+    match one.state {
+        ConsumerState::Running => one.failed.as_ref().map(|failed| {
+            let whose = match (&failed.tenant, &failed.key) {
+                (Some(tenant), Some(key)) => format!("tenant {} · key {}", safe(tenant), safe(key)),
+                _ => "a message without a key".to_owned(),
+            };
+            format!("  {whose} failed {} ago: {}", age(failed.since, now), safe(&failed.text))
+        }),
+        ConsumerState::Contended => Some(format!("  contended{since}: {reason}")),
+        ConsumerState::NoQueue | ConsumerState::Unattended => Some(format!("  {reason}")),
+        ConsumerState::Failing => Some(format!("  every message fails{since}: {reason}")),
+        ConsumerState::NoWorker if one.configured == Some(false) => {
+            Some("  no worker; not in this configuration".to_owned())
+        }
+        ConsumerState::NoWorker => Some("  no worker has it: nobody takes its messages".to_owned()),
+        ConsumerState::Stalled => Some(format!("  no success{since}: {reason}")),
+        ConsumerState::Paused => {
+            let by = safe(one.paused_by.as_deref().unwrap_or_default());
+            let left = one.until.map(|until| format!(", goes on in {}", age(now, until))).unwrap_or_default();
+            Some(format!("  by {by}{since}: {reason}{left}"))
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! The terminal, which is restored however the program ends.
+
+use std::io::IsTerminal as _;
+use std::time::Duration;
+
+use ratatui::crossterm::event::{self, Event};
+use ratatui::crossterm::terminal;
+use ratatui::text::Text;
+use ratatui::{DefaultTerminal, Frame};
+use tokio::sync::mpsc;
+
+use super::picture::{ScreenContent, bottom};
+use super::view::ScreenState;
+
+/// Returns the terminal's width if stdout is one.
+pub(super) fn width() -> Option<usize> {
+    let is_there = std::io::stdout().is_terminal();
+    is_there.then(terminal::size).and_then(Result::ok).map(|(width, _)| usize::from(width))
+}
+
+/// The alternate screen. A panic restores the terminal before it is reported, a normal end by dropping.
+pub(super) struct Screen(DefaultTerminal);
+
+impl Screen {
+    /// # Errors
+    /// If there is no terminal to draw on.
+    pub(super) fn open() -> std::io::Result<Self> {
+        Ok(Self(ratatui::try_init()?))
+    }
+
+    pub(super) fn draw(&mut self, view: &ScreenState) -> std::io::Result<()> {
+        self.0.draw(|area| draw(view, area))?;
+        Ok(())
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        // Fails if the terminal is gone, and then nothing needs restoring.
+        let _ = ratatui::try_restore();
+    }
+}
+
+/// Draws a frame, with the bottom line at the bottom.
+pub(super) fn draw(view: &ScreenState, area: &mut Frame<'_>) {
+    let whole = area.area();
+    let width = usize::from(whole.width);
+    let mut above = whole;
+    above.height = whole.height.saturating_sub(1);
+    area.render_widget(
+        Text::from(ScreenContent::from_view(view, width).within(usize::from(above.height))),
+        above,
+    );
+    let mut last = whole;
+    last.y = whole.y + above.height;
+    last.height = whole.height.min(1);
+    area.render_widget(bottom(view, width), last);
+}
+
+/// Interval at which the thread that reads keys checks for a receiver.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Returns the terminal's events, read by a thread of its own because reading blocks. The thread ends with the receiver.
+pub(super) fn events() -> mpsc::Receiver<std::io::Result<Event>> {
+    let (sender, receiver) = mpsc::channel(16);
+    std::thread::spawn(move || {
+        while !sender.is_closed() {
+            let read = match event::poll(LOOK) {
+                Ok(false) => continue,
+                Ok(true) => event::read(),
+                Err(error) => Err(error),
+            };
+            let is_over = read.is_err();
+            if sender.blocking_send(read).is_err() || is_over {
+                return;
+            }
+        }
+    });
+    receiver
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    const MARK: &str = "ONCELY_TEST_PANICS";
+    const NAME: &str = "top::terminal::tests::a_panic_gives_the_terminal_back_before_it_is_told";
+
+    /// Runs this test again in a terminal of its own, where it panics.
+    #[test]
+    fn a_panic_gives_the_terminal_back_before_it_is_told() {
+        if std::env::var_os(MARK).is_some() {
+            let _screen = Screen::open().unwrap();
+            panic!("on purpose");
+        }
+        let this = std::env::current_exe().unwrap();
+        let command = format!("{} --exact {NAME} --nocapture", this.display());
+        let output = Command::new("script")
+            .args(["--quiet", "--return", "--flush", "--command", &command, "/dev/null"])
+            .env(MARK, "1")
+            .stdin(std::process::Stdio::null())
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(!output.status.success(), "{text:?}");
+        let entered = text.find("\u{1b}[?1049h").unwrap_or_else(|| panic!("{text:?}"));
+        let left = text.find("\u{1b}[?1049l").unwrap_or_else(|| panic!("{text:?}"));
+        let told = text.find("on purpose").unwrap_or_else(|| panic!("{text:?}"));
+        assert!(entered < left && left < told, "{text:?}");
+    }
+}

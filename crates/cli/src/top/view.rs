@@ -1,0 +1,205 @@
+//! The content of the screen, and the user's input.
+
+use chrono::{DateTime, Utc};
+
+use super::super::output::Times;
+use super::servers::{DatabaseAnswer, Depths, ServerAnswers};
+use oncely_config::Config;
+use oncely_ops::overview::{ConsumerOverview, ConsumerState};
+
+/// Sort order of consumers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum SortOrder {
+    #[default]
+    Name,
+    /// Consumers that don't run first.
+    State,
+    Ready,
+    Done,
+    DeadLetters,
+}
+
+impl SortOrder {
+    pub(super) fn next(self) -> Self {
+        match self {
+            Self::Name => Self::State,
+            Self::State => Self::Ready,
+            Self::Ready => Self::Done,
+            Self::Done => Self::DeadLetters,
+            Self::DeadLetters => Self::Name,
+        }
+    }
+
+    pub(super) fn shown(self) -> &'static str {
+        match self {
+            Self::Name => "name",
+            Self::State => "state",
+            Self::Ready => "ready",
+            Self::Done => "done",
+            Self::DeadLetters => "dead letters",
+        }
+    }
+}
+
+/// The meaning of pressed keys.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) enum ScreenMode {
+    #[default]
+    Table,
+    Help,
+    /// The reason for a pause or a resume is being typed.
+    Reason {
+        consumer: String,
+        pause: bool,
+        text: String,
+    },
+}
+
+/// A consumer as a row.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct ConsumerRow {
+    pub(super) overview: ConsumerOverview,
+    /// Messages ready in its queues; `None` if unknown.
+    pub(super) ready: Option<u64>,
+    /// Maximum number of deliveries that its workers may hold.
+    pub(super) prefetch: u64,
+    /// Waiting dead letters.
+    pub(super) letters: i64,
+}
+
+/// A consumer's settings that the screen needs.
+struct ConfiguredConsumer {
+    name: String,
+    queues: Vec<String>,
+    prefetch: u64,
+}
+
+/// All data that a frame is drawn from.
+pub(super) struct ScreenState {
+    pub(super) times: Times,
+    pub(super) sort: SortOrder,
+    pub(super) mode: ScreenMode,
+    /// The selected consumer.
+    pub(super) selected: Option<String>,
+    /// Result of the last change.
+    pub(super) told: Option<String>,
+    /// The last answers.
+    pub(super) asked: Option<ServerAnswers>,
+    /// The last answer of PostgreSQL, with its time by this machine's clock.
+    pub(super) known: Option<(DatabaseAnswer, DateTime<Utc>)>,
+    configured: Vec<ConfiguredConsumer>,
+}
+
+impl ScreenState {
+    pub(super) fn new(config: &Config, times: Times) -> Self {
+        let configured = config.consumers.iter().map(|consumer| ConfiguredConsumer {
+            name: consumer.name.as_str().to_owned(),
+            queues: consumer.queues.clone(),
+            prefetch: u64::from(consumer.prefetch),
+        });
+        Self {
+            times,
+            sort: SortOrder::default(),
+            mode: ScreenMode::default(),
+            selected: None,
+            told: None,
+            asked: None,
+            known: None,
+            configured: configured.collect(),
+        }
+    }
+
+    /// Takes new answers. The last answer of PostgreSQL is kept while it is unreachable.
+    pub(super) fn take(&mut self, asked: ServerAnswers) {
+        if let Ok(database) = &asked.postgres {
+            self.known = Some((database.clone(), asked.at));
+        }
+        self.asked = Some(asked);
+    }
+
+    /// Returns the consumers in their order.
+    pub(super) fn rows(&self) -> Vec<ConsumerRow> {
+        let Some((database, _)) = &self.known else { return Vec::new() };
+        let depths = self.asked.as_ref().and_then(|asked| asked.rabbitmq.as_ref().ok());
+        let overviews = database.overview.consumers.iter();
+        let mut rows: Vec<ConsumerRow> =
+            overviews.map(|overview| self.row(overview, database, depths)).collect();
+        match self.sort {
+            SortOrder::Name => {}
+            SortOrder::State => rows.sort_by_key(|row| row.overview.state),
+            SortOrder::Ready => rows.sort_by_key(|row| std::cmp::Reverse(row.ready)),
+            SortOrder::Done => rows.sort_by_key(|row| std::cmp::Reverse(row.overview.done)),
+            SortOrder::DeadLetters => rows.sort_by_key(|row| std::cmp::Reverse(row.letters)),
+        }
+        rows
+    }
+
+    fn row(
+        &self,
+        overview: &ConsumerOverview,
+        database: &DatabaseAnswer,
+        depths: Option<&Depths>,
+    ) -> ConsumerRow {
+        let own = self.configured.iter().find(|one| one.name == overview.consumer);
+        let queues = own.map_or(&[][..], |one| &one.queues);
+        let counted = queues.iter().map(|queue| depths.and_then(|depths| *depths.get(queue)?));
+        let sum = counted.map(|depth| depth.map(|depth| u64::from(depth.ready))).sum::<Option<u64>>();
+        let workers = u64::try_from(overview.workers).unwrap_or(u64::MAX);
+        let each = own.map_or(0, |one| one.prefetch.saturating_mul(one.queues.len() as u64));
+        ConsumerRow {
+            overview: with_queues(overview, queues, depths),
+            ready: sum.filter(|_| !queues.is_empty()),
+            prefetch: each.saturating_mul(workers),
+            letters: database.letters.get(&overview.consumer).copied().unwrap_or(0),
+        }
+    }
+
+    /// Returns the selected row; the first one if none is selected.
+    pub(super) fn selection(&self, rows: &[ConsumerRow]) -> Option<usize> {
+        let named = self.selected.as_deref();
+        let found = rows.iter().position(|row| Some(row.overview.consumer.as_str()) == named);
+        found.or(if rows.is_empty() { None } else { Some(0) })
+    }
+
+    /// Selects the next or the previous row.
+    pub(super) fn select(&mut self, down: bool) {
+        let rows = self.rows();
+        let Some(at) = self.selection(&rows) else { return };
+        let next = if down { (at + 1).min(rows.len() - 1) } else { at.saturating_sub(1) };
+        self.selected = Some(rows[next].overview.consumer.clone());
+    }
+
+    /// Asks for the reason of pausing or resuming the selected consumer.
+    pub(super) fn ask_reason(&mut self) {
+        let rows = self.rows();
+        let Some(row) = self.selection(&rows).map(|at| &rows[at]) else { return };
+        self.mode = ScreenMode::Reason {
+            consumer: row.overview.consumer.clone(),
+            pause: row.overview.state != ConsumerState::Paused,
+            text: String::new(),
+        };
+    }
+}
+
+/// Adds facts that only the broker has: a missing queue, or a queue without a subscription.
+fn with_queues(overview: &ConsumerOverview, queues: &[String], depths: Option<&Depths>) -> ConsumerOverview {
+    let one = overview.clone();
+    // Both are more specific than the broker's facts.
+    if matches!(one.state, ConsumerState::Paused | ConsumerState::Stalled) {
+        return one;
+    }
+    let known = |queue: &&String| depths.and_then(|depths| depths.get(*queue)).copied();
+    if let Some(missing) = queues.iter().find(|queue| known(queue) == Some(None)) {
+        let reason = format!("the queue {missing} does not exist (oncely topology apply)");
+        return ConsumerOverview { state: ConsumerState::NoQueue, reason: Some(reason), since: None, ..one };
+    }
+    let is_unattended =
+        |queue: &&String| known(queue).flatten().is_some_and(|depth| depth.subscriptions == 0);
+    match queues.iter().find(is_unattended).filter(|_| one.state != ConsumerState::NoWorker) {
+        Some(queue) => {
+            let reason = format!("no worker is subscribed to the queue {queue}");
+            ConsumerOverview { state: ConsumerState::Unattended, reason: Some(reason), since: None, ..one }
+        }
+        None => one,
+    }
+}

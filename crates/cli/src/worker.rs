@@ -1,0 +1,30 @@
+//! `oncely worker`, and the program `worker`: consumes the queues of the configuration and runs their SQL functions.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use oncely_config::Config;
+use oncely_process::shutdown;
+use oncely_process::telemetry;
+use oncely_worker::worker::Worker;
+
+/// Works until SIGTERM or Ctrl-C, on a runtime with `worker.threads` threads.
+///
+/// # Errors
+/// If the configuration is invalid, or does not match the state of the servers.
+pub fn run(file: &Path) -> anyhow::Result<ExitCode> {
+    let config = Config::load(file)?;
+    telemetry::start(&config.log);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(usize::try_from(config.worker.threads)?)
+        .enable_all()
+        .build()?;
+    runtime.block_on(work(config))
+}
+
+async fn work(config: Config) -> anyhow::Result<ExitCode> {
+    let stop = shutdown::on_signal()?;
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), worker = config.worker.name, "worker starts");
+    let stopped = Worker::builder(config).tell_systemd().build()?.run(stop).await?;
+    Ok(ExitCode::from(stopped.code()))
+}

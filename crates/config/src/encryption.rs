@@ -1,0 +1,84 @@
+//! `[encryption]`: keys for stored bodies.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::{Problems, Section};
+use oncely_core::encryption::{Cipher, KeyRing};
+
+/// Encryption of stored bodies.
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct EncryptionSettings {
+    /// File of the keys, if they are in one.
+    pub keys: Option<PathBuf>,
+    /// Ids of the keys in it.
+    pub ids: Vec<String>,
+    /// Cipher that encrypts and decrypts.
+    pub cipher: Arc<dyn Cipher>,
+}
+
+impl EncryptionSettings {
+    /// Uses the program's own cipher.
+    #[must_use]
+    pub fn with_cipher(cipher: Arc<dyn Cipher>) -> Self {
+        Self { keys: None, ids: Vec::new(), cipher }
+    }
+
+    fn read(path: &Path) -> Result<Self, String> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| format!("{} can't be read: {}", path.display(), error.kind()))?;
+        let ring = KeyRing::parse(&text).map_err(|error| format!("{}: {error}", path.display()))?;
+        let ids = ring.ids().into_iter().map(str::to_owned).collect();
+        Ok(Self { keys: Some(path.to_owned()), ids, cipher: Arc::new(ring) })
+    }
+}
+
+impl fmt::Debug for EncryptionSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { keys, ids, .. } = self;
+        f.debug_struct("EncryptionSettings").field("keys", keys).field("ids", ids).finish_non_exhaustive()
+    }
+}
+
+pub(super) fn encryption(mut section: Section, problems: &mut Problems) -> Option<EncryptionSettings> {
+    let place = section.place("keys");
+    let path = section.text("keys", problems).map(PathBuf::from);
+    section.finish(problems);
+    match EncryptionSettings::read(&path?) {
+        Ok(settings) => Some(settings),
+        Err(what) => {
+            problems.add(place, what);
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_of_keys_is_read_and_nothing_of_a_key_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("keys.toml");
+        let told = |settings: &EncryptionSettings| format!("{settings:?}");
+        assert!(
+            EncryptionSettings::read(&path)
+                .unwrap_err()
+                .ends_with("keys.toml can't be read: entity not found")
+        );
+        let key = "5e".repeat(32);
+        std::fs::write(&path, format!("[[keys]]\nid = \"a\"\nkey = \"{key}\"")).unwrap();
+        let settings = EncryptionSettings::read(&path).unwrap();
+        assert_eq!(settings.ids, ["a"]);
+        assert!(!told(&settings).contains("5e5e"), "{}", told(&settings));
+        std::fs::write(&path, format!("[[keys]]\nid = \"a\"\nkey = \"{}\"", &key[2..])).unwrap();
+        let error = EncryptionSettings::read(&path).unwrap_err();
+        assert!(
+            error.contains("keys[0].key (a) must be 64 hexadecimal digits") && !error.contains("5e5e"),
+            "{error}"
+        );
+    }
+}

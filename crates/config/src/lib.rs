@@ -1,0 +1,511 @@
+//! The configuration: one file per concern, all problems reported at once, secrets never shown.
+
+mod console;
+mod consumer;
+mod consumer_handler;
+mod consumer_source;
+mod encryption;
+mod events;
+mod gateway;
+mod given_url;
+mod mirror;
+mod origin;
+mod postgres;
+mod problems;
+mod queue;
+mod rabbitmq;
+mod reference;
+mod section;
+mod tasks;
+mod tls;
+mod traces;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use figment::Figment;
+use figment::providers::Serialized;
+use figment::value::{Dict, Value};
+use secrecy::{ExposeSecret as _, SecretString};
+
+pub use console::{ConsoleSettings, Network, ProxySecret, ProxySettings};
+pub use consumer::OBSERVER;
+pub use consumer::{ConsumerSettings, InFlightPolicy, LargeResponse, LeaseSettings, Mode, QueueType};
+pub use encryption::EncryptionSettings;
+pub use events::EventSettings;
+pub use gateway::{GatewayConfig, load as load_gateway};
+pub use gateway::{GatewaySettings, GatewayTenant, UnknownOutcomePolicy};
+pub use mirror::MirrorSettings;
+pub use origin::{EffectiveSetting, effective_settings};
+pub use problems::{Problem, Problems};
+pub use queue::{QueueArgument, QueueBinding};
+pub use rabbitmq::RabbitSettings;
+pub use reference::{DefaultKind, ReferenceSetting, ReferenceTable, reference};
+pub use section::Section;
+pub use tasks::host;
+pub use tasks::{
+    AuditSettings, DeadLetterSettings, GcSettings, LogFormat, LogSettings, RelaySettings, WorkerSettings,
+};
+pub use traces::{SpanAttributes, SpanParent, TraceSettings};
+
+use oncely_core::encryption::Cipher;
+use oncely_core::signing::{SigningKeys, SigningSecrets};
+pub use oncely_net::server_url::masked;
+pub use oncely_net::server_url::without_logins;
+pub use oncely_net::tls::TlsSettings;
+use oncely_postgres::PgSettings;
+
+/// Default of `--config`.
+pub const DEFAULT_FILE: &str = "oncely.toml";
+
+/// The shipped file with commented defaults.
+pub const DEFAULTS: &str = include_str!("../oncely.default.toml");
+
+/// A valid configuration.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Config {
+    /// Digest of the settings, without secrets and the process's own name: equal files have equal digests.
+    pub digest: String,
+    /// Required name of the database's cell.
+    pub cell: String,
+    /// Key that signs identities and marks letters; by default the cell's own secret.
+    pub signing_key: Option<SecretString>,
+    /// Further accepted signing keys, besides that and the cell's own secret.
+    pub known_keys: Vec<SecretString>,
+    /// Connection to PostgreSQL.
+    pub postgres: PgSettings,
+    /// Connection to RabbitMQ.
+    pub rabbitmq: RabbitSettings,
+    /// Whether RabbitMQ is used; false if only gateways run.
+    #[doc(hidden)]
+    pub has_broker: bool,
+    /// Connection and use of Redis; `None` without a Redis.
+    pub mirror: Option<MirrorSettings>,
+    /// The worker process.
+    pub worker: WorkerSettings,
+    /// The relay process.
+    pub relay: RelaySettings,
+    /// Publishing of events by the relay.
+    pub events: EventSettings,
+    /// The garbage collection.
+    pub gc: GcSettings,
+    /// The audit trail.
+    pub audit: AuditSettings,
+    /// The searchable copies of dead letters.
+    pub dead_letters: DeadLetterSettings,
+    /// Encryption of stored bodies; `None` if they are stored unencrypted.
+    pub encryption: Option<EncryptionSettings>,
+    /// Logging.
+    pub log: LogSettings,
+    /// Export of spans; `None` without an endpoint.
+    pub traces: Option<TraceSettings>,
+    /// The console.
+    pub console: ConsoleSettings,
+    /// The gateway.
+    pub gateway: GatewaySettings,
+    /// The consumers.
+    pub consumers: Vec<ConsumerSettings>,
+}
+
+impl Config {
+    /// Reads `file` and the environment. Precedence: defaults < file < `DATABASE_URL`, `AMQP_URL`, `REDIS_URL` (each also with `_FILE`) <
+    /// `ONCELY_…` (`ONCELY_MIRROR__TTL=1h` is `ttl` in `[mirror]`).
+    ///
+    /// # Errors
+    /// All problems, at once.
+    pub fn load(file: &Path) -> Result<Self, Problems> {
+        let (config, problems) = Self::examine(file);
+        match config {
+            Some(config) => problems.or(config),
+            None => Err(problems),
+        }
+    }
+
+    /// Reads a configuration as [`Config::load`] does, and keeps the valid parts of an invalid one, so that the servers can be checked
+    /// nevertheless.
+    #[must_use]
+    pub fn examine(file: &Path) -> (Option<Self>, Problems) {
+        match std::fs::read_to_string(file) {
+            Ok(text) => Self::read(&text, &file.display().to_string(), true),
+            Err(error) => {
+                let mut problems = Problems::default();
+                let advice = "write one (start from oncely.default.toml) or name it with --config";
+                problems.add(file.display().to_string(), format!("cannot be read ({error}); {advice}"));
+                (None, problems)
+            }
+        }
+    }
+
+    /// Reads a configuration as [`Config::load`] does, for commands that use no broker. Without a broker only gateways run, and the file may
+    /// be missing.
+    ///
+    /// # Errors
+    /// All problems, at once.
+    #[doc(hidden)]
+    pub fn load_without_broker(file: &Path) -> Result<Self, Problems> {
+        let text = std::fs::read_to_string(file).unwrap_or_default();
+        let mut problems = Problems::default();
+        let mut has_broker = true;
+        let config = match values(&text, true) {
+            Ok(mut values) => {
+                let broker = values.entry("rabbitmq".to_owned()).or_insert_with(|| Value::from(Dict::new()));
+                if let Value::Dict(_, broker) = broker
+                    && !["url", "url_file"].iter().any(|key| broker.contains_key(*key))
+                {
+                    // Never connected to.
+                    has_broker = false;
+                    broker.insert("url".to_owned(), Value::from("amqp://localhost"));
+                }
+                Self::from_values(values, &mut problems)
+            }
+            Err(error) => {
+                problems.add(file.display().to_string(), error);
+                None
+            }
+        };
+        match config {
+            Some(config) => problems.or(Self { has_broker, ..config }),
+            None => Err(problems),
+        }
+    }
+
+    /// Reads a configuration as [`Config::load`] does, for read-only commands: without a consumer and a broker only gateways run, and the
+    /// file may be missing.
+    ///
+    /// # Errors
+    /// All problems, at once.
+    #[doc(hidden)]
+    pub fn load_to_look(file: &Path) -> Result<Self, Problems> {
+        match Self::load_without_broker(file) {
+            Ok(config) if !config.has_broker && config.consumers.is_empty() => Ok(config),
+            _ => Self::load(file),
+        }
+    }
+
+    /// Reads only the connection to PostgreSQL. The file may be missing if `DATABASE_URL` is set.
+    ///
+    /// # Errors
+    /// All problems of `[postgres]`.
+    pub fn load_postgres(file: &Path) -> Result<PgSettings, Problems> {
+        let text = std::fs::read_to_string(file).unwrap_or_default();
+        let mut problems = Problems::default();
+        match values(&text, true) {
+            Ok(values) => {
+                let mut root = Section::new("", values);
+                let settings = postgres::postgres(root.table("postgres", &mut problems), &mut problems);
+                problems.or(settings)
+            }
+            Err(error) => {
+                problems.add(file.display().to_string(), error);
+                Err(problems)
+            }
+        }
+    }
+
+    /// Reads only the encryption of stored bodies. The file may be missing.
+    ///
+    /// # Errors
+    /// All problems of `[encryption]`.
+    #[doc(hidden)]
+    pub fn load_encryption(file: &Path) -> Result<Option<Arc<dyn Cipher>>, Problems> {
+        let text = std::fs::read_to_string(file).unwrap_or_default();
+        let mut problems = Problems::default();
+        match values(&text, true) {
+            Ok(values) => {
+                let mut root = Section::new("", values);
+                let settings = encryption::encryption(root.table("encryption", &mut problems), &mut problems);
+                problems.or(settings.map(|settings| settings.cipher))
+            }
+            Err(error) => {
+                problems.add(file.display().to_string(), error);
+                Err(problems)
+            }
+        }
+    }
+
+    /// Returns the cipher of stored bodies, if one is configured.
+    #[doc(hidden)]
+    pub fn cipher(&self) -> Option<&Arc<dyn Cipher>> {
+        self.encryption.as_ref().map(|settings| &settings.cipher)
+    }
+
+    /// Reads a configuration from a text, without the environment.
+    ///
+    /// # Errors
+    /// All problems, at once.
+    pub fn parse(text: &str) -> Result<Self, Problems> {
+        match Self::read(text, "configuration", false) {
+            (Some(config), problems) => problems.or(config),
+            (None, problems) => Err(problems),
+        }
+    }
+
+    /// Reads a configuration from any value that serializes in the structure of `oncely.toml`, without a file or the environment:
+    ///
+    /// ```
+    /// # use oncely::Config;
+    /// # use serde_json::json;
+    /// let config = Config::from_value(json!({
+    ///     "postgres": { "url": "postgres://localhost/shop" },
+    ///     "rabbitmq": { "url": "amqp://localhost" },
+    ///     "consumers": [{
+    ///         "name": "payments",
+    ///         "queue": "payments",
+    ///         "tenant": { "header": "x-tenant-id" },
+    ///         "key": { "property": "message_id" },
+    ///     }],
+    /// }))?;
+    /// # Ok::<(), oncely::config::Problems>(())
+    /// ```
+    ///
+    /// # Errors
+    /// All problems, at once.
+    pub fn from_value(value: impl serde::Serialize) -> Result<Self, Problems> {
+        let mut problems = Problems::default();
+        match Figment::from(Serialized::defaults(value)).extract() {
+            Ok(values) => match Self::from_values(values, &mut problems) {
+                Some(config) => problems.or(config),
+                None => Err(problems),
+            },
+            Err(error) => {
+                problems.add("configuration", without_source(&error.to_string()));
+                Err(problems)
+            }
+        }
+    }
+
+    /// Returns the consumers' names, in the order of the file.
+    #[doc(hidden)]
+    pub fn consumer_names(&self) -> Vec<String> {
+        self.consumers.iter().map(|consumer| consumer.name.as_str().to_owned()).collect()
+    }
+
+    /// Returns the names of the consumers with keys in the mirror: all but observers.
+    #[doc(hidden)]
+    pub fn mirrored_consumers(&self) -> Vec<String> {
+        let working = self.consumers.iter().filter(|consumer| !consumer.observes());
+        working.map(|consumer| consumer.name.as_str().to_owned()).collect()
+    }
+
+    /// Returns the unchecked values of `file` and the environment, including secrets; `None` if the file is not TOML.
+    #[doc(hidden)]
+    pub fn written(file: &Path) -> Option<serde_json::Value> {
+        let text = std::fs::read_to_string(file).ok()?;
+        serde_json::to_value(values(&text, true).ok()?).ok()
+    }
+
+    /// Returns the keys that sign identities and mark letters, including the database's.
+    #[doc(hidden)]
+    pub fn signing_keys(&self, stored: &SigningSecrets) -> SigningKeys {
+        let bytes = |key: &SecretString| key.expose_secret().as_bytes().to_vec();
+        let known: Vec<_> = self.known_keys.iter().map(bytes).collect();
+        let known: Vec<&[u8]> = known.iter().map(Vec::as_slice).collect();
+        let signing = self.signing_key.as_ref().map(bytes);
+        SigningKeys::new(signing.as_deref(), &known, stored)
+    }
+
+    fn read(text: &str, name: &str, environment: bool) -> (Option<Self>, Problems) {
+        let mut problems = Problems::default();
+        let config = match values(text, environment) {
+            Ok(values) => Self::from_values(values, &mut problems),
+            Err(error) => {
+                problems.add(name, error);
+                None
+            }
+        };
+        (config, problems)
+    }
+
+    fn from_values(values: Dict, problems: &mut Problems) -> Option<Self> {
+        let digest = digest(&values);
+        let mut root = Section::new("", values);
+        let (cell, signing_key, known_keys) = {
+            let mut section = root.table("cell", problems);
+            let name = section.text("name", problems).unwrap_or_else(|| "main".to_owned());
+            let signing = section.text("signing_key", problems);
+            let known = section.texts("known_keys", problems).unwrap_or_default();
+            for (name, keys) in [("signing_key", signing.as_slice()), ("known_keys", known.as_slice())] {
+                if keys.iter().any(|key| key.len() < 16) {
+                    problems.add(section.place(name), "must have at least 16 bytes, or be left out");
+                }
+            }
+            section.finish(problems);
+            (name, signing.map(SecretString::from), known.into_iter().map(SecretString::from).collect())
+        };
+        let section = root.table("postgres", problems);
+        let is_set = section.has("statement_timeout");
+        let postgres = postgres::postgres(section, problems);
+        let statement = consumer::StatementLimit { timeout: postgres.statement_timeout, is_set };
+        let rabbitmq = rabbitmq::rabbitmq(root.table("rabbitmq", problems), problems);
+        let redis = root.table("redis", problems);
+        let mirror = mirror::mirror(redis, root.table("mirror", problems), problems);
+        let worker = tasks::worker(root.table("worker", problems), problems);
+        let relay = tasks::relay(root.table("relay", problems), problems);
+        let events = events::events(root.table("events", problems), problems);
+        let gc = tasks::gc(root.table("gc", problems), problems);
+        let audit = tasks::audit(root.table("audit", problems), problems);
+        let dead_letters = tasks::dead_letters(root.table("dead_letters", problems), problems);
+        let encryption = encryption::encryption(root.table("encryption", problems), problems);
+        let log = tasks::log(root.table("log", problems), problems);
+        let traces = traces::traces(root.table("traces", problems), problems);
+        let console = console::console(root.table("console", problems), problems);
+        let gateway = gateway::gateway(root.table("gateway", problems), problems);
+        let consumers: Vec<ConsumerSettings> = root
+            .tables("consumers", problems)
+            .into_iter()
+            .filter_map(|section| consumer::consumer(section, statement, problems))
+            .collect();
+        root.finish(problems);
+        contradictions(&consumers, mirror.as_ref(), &audit, problems);
+        gc.map(|gc| Self {
+            digest,
+            cell,
+            signing_key,
+            known_keys,
+            postgres,
+            rabbitmq,
+            has_broker: true,
+            mirror,
+            worker,
+            relay,
+            events,
+            gc,
+            audit,
+            dead_letters,
+            encryption,
+            log,
+            traces,
+            console,
+            gateway,
+            consumers,
+        })
+    }
+}
+
+/// Settings that are secret, hold a secret, or differ between processes.
+const NOT_DIGESTED: [(&str, &[&str]); 9] = [
+    ("cell", &["signing_key", "known_keys"]),
+    ("postgres", &["url", "url_file"]),
+    ("rabbitmq", &["url", "url_file", "management"]),
+    ("redis", &["url", "url_file", "sentinels", "sentinels_file"]),
+    ("mirror", &["key"]),
+    ("encryption", &["keys"]),
+    ("traces", &["headers"]),
+    ("worker", &["name"]),
+    ("console", &["key"]),
+];
+
+/// Returns the digest of the values, without those that must stay secret.
+fn digest(values: &Dict) -> String {
+    let mut values = serde_json::to_value(values).unwrap_or_default();
+    for (name, keys) in NOT_DIGESTED {
+        if let Some(table) = values.get_mut(name).and_then(serde_json::Value::as_object_mut) {
+            table.retain(|key, _| !keys.contains(&key.as_str()));
+            // A table that is empty now counts as absent; except [redis], which enables the mirror.
+            if table.is_empty()
+                && name != "redis"
+                && let Some(all) = values.as_object_mut()
+            {
+                all.remove(name);
+            }
+        }
+    }
+    blake3::hash(values.to_string().as_bytes()).to_hex()[..12].to_owned()
+}
+
+/// Returns the merged values of the file and the environment.
+fn values(text: &str, environment: bool) -> Result<Dict, String> {
+    let figment = origin::merged(text, environment);
+    figment.extract().map_err(|error| format!("is not TOML: {}", without_source(&error.to_string())))
+}
+
+/// Reports values that are valid on their own and conflict with each other.
+fn contradictions(
+    consumers: &[ConsumerSettings],
+    mirror: Option<&MirrorSettings>,
+    audit: &AuditSettings,
+    problems: &mut Problems,
+) {
+    let show = humantime::format_duration;
+    let mut queues = std::collections::BTreeMap::new();
+    let mut names = std::collections::BTreeSet::new();
+    for consumer in consumers {
+        if !names.insert(consumer.name.as_str()) {
+            problems.add(
+                format!("consumers.{}", consumer.name),
+                "two consumers have this name; the name is part of the identity, so each needs its own",
+            );
+        }
+        for queue in &consumer.queues {
+            if let Some(other) = queues.insert(queue.as_str(), consumer.name.as_str()) {
+                problems.add(
+                    format!("consumers.{}.queue", consumer.name),
+                    format!("{queue:?} is already read by {other:?}: each would miss what the other gets"),
+                );
+            }
+        }
+        if consumer.retention < consumer.horizon() {
+            problems.add(
+                    format!("consumers.{}.retention", consumer.name),
+                    format!(
+                        "{} is shorter than the redelivery horizon {}: a copy that comes back later would run again; \
+                         lengthen retention, or shorten redelivery_horizon or retry.delays if no copy can be that old",
+                        show(consumer.retention),
+                        show(consumer.horizon())
+                    ),
+                );
+        }
+        if let Some(mirror) = mirror
+            && mirror.ttl > consumer.retention
+        {
+            problems.add(
+                "mirror.ttl",
+                format!(
+                    "{} is longer than the retention of {} ({}): a mirror entry must not outlive its key",
+                    show(mirror.ttl),
+                    consumer.name,
+                    show(consumer.retention)
+                ),
+            );
+        }
+        if audit.retention < consumer.retention {
+            problems.add(
+                "audit.retention",
+                format!(
+                    "{} is shorter than the retention of {} ({}): the trail must outlive the keys",
+                    show(audit.retention),
+                    consumer.name,
+                    show(consumer.retention)
+                ),
+            );
+        }
+    }
+}
+
+/// Removes the source line from figment's TOML error, as it may hold a password: keeps the place in the first line only.
+fn without_source(text: &str) -> String {
+    let place = text.lines().next().unwrap_or_default().to_owned();
+    match text.lines().last() {
+        Some(last) if last != place && !last.contains('|') => format!("{place}: {last}"),
+        _ => place,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Config;
+
+    #[test]
+    fn a_digest_tells_what_processes_do_and_not_what_each_has_of_its_own() {
+        let digest = |more: &str| {
+            let base =
+                "[postgres]\nurl = \"postgres://localhost/d\"\n[rabbitmq]\nurl = \"amqp://localhost\"\n";
+            Config::parse(&format!("{base}{more}")).unwrap().digest
+        };
+        let plain = digest("");
+        assert_eq!(digest("[worker]\nname = \"worker-1\""), plain);
+        assert_ne!(digest("[worker]\nshutdown = \"20s\""), plain);
+        assert_ne!(digest("[redis]\nurl = \"redis://localhost\""), plain);
+    }
+}

@@ -1,0 +1,63 @@
+//! All problems of a configuration, in one report.
+
+use std::fmt;
+
+/// One problem: its place and an instruction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Problem {
+    /// The key, as `consumers[0].retention`, or the checked object.
+    pub place: String,
+    /// Description of the problem and its remedy, without secrets.
+    pub message: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.place, self.message)
+    }
+}
+
+/// All problems. A refused configuration ends a process with exit code 78 (`EX_CONFIG` of sysexits.h).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Problems(Vec<Problem>);
+
+impl Problems {
+    /// Adds a problem.
+    pub fn add(&mut self, place: impl Into<String>, message: impl Into<String>) {
+        self.0.push(Problem { place: place.into(), message: message.into() });
+    }
+
+    /// Returns whether there is no problem.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns all problems, in the order in which they were found.
+    #[must_use]
+    pub fn list(&self) -> &[Problem] {
+        &self.0
+    }
+
+    /// Returns `value` if there is no problem.
+    ///
+    /// # Errors
+    /// These problems, if there are any.
+    pub fn or<T>(self, value: T) -> Result<T, Self> {
+        if self.is_empty() { Ok(value) } else { Err(self) }
+    }
+}
+
+impl fmt::Display for Problems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let count = self.0.len();
+        write!(f, "{count} problem{} with the configuration:", if count == 1 { "" } else { "s" })?;
+        for problem in &self.0 {
+            write!(f, "\n  {problem}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Problems {}

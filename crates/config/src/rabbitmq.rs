@@ -1,0 +1,147 @@
+//! `[rabbitmq]`: connection to RabbitMQ and its time limits.
+
+use std::borrow::Cow;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use secrecy::{ExposeSecret as _, SecretString};
+use url::Url;
+
+use super::given_url::urls;
+use super::tls::{allow_plaintext, report_refused_connection, tls};
+use super::{Problems, Section};
+use oncely_net::server_url::{AMBIGUOUS, differ_by_host_alone, hides_its_password, masked, split_urls};
+use oncely_net::tls::{TlsError, TlsSettings, of_scheme};
+use oncely_net::url_file::{self, UrlFileError};
+
+/// Connection to RabbitMQ.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct RabbitSettings {
+    /// `amqp://user:password@host:port/vhost`.
+    pub url: SecretString,
+    /// The URLs of a cluster's other nodes: the same user and virtual host at another host or port. Connections are spread over all of them.
+    pub other_nodes: Vec<SecretString>,
+    /// File that holds the URLs, read again for each connection; `url` and `other_nodes` are its content at the start.
+    pub url_file: Option<PathBuf>,
+    /// Certificates, for the HTTP API as well.
+    pub tls: Option<TlsSettings>,
+    /// Whether a connection to another machine may go without TLS.
+    pub allow_plaintext: bool,
+    /// Heartbeat interval; a peer that is silent for two of them is considered lost.
+    pub heartbeat: Duration,
+    /// Time limit of a connection, a declaration or a confirm.
+    pub timeout: Duration,
+    /// `http://user:password@host:port` of the HTTP API, for facts that AMQP does not report. `None`: it is not used.
+    pub management: Option<SecretString>,
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+
+impl RabbitSettings {
+    /// Returns the settings with the current URLs from the file, if any.
+    #[doc(hidden)]
+    pub fn current(&self) -> Result<Cow<'_, Self>, UrlFileError> {
+        let Some(file) = &self.url_file else { return Ok(Cow::Borrowed(self)) };
+        let mut urls = split_urls(url_file::read(file)?.expose_secret()).into_iter();
+        let url = urls.next().unwrap_or_default();
+        Ok(Cow::Owned(Self { url, other_nodes: urls.collect(), ..self.clone() }))
+    }
+
+    /// Returns the settings of each node alone, with the URLs at the start.
+    #[doc(hidden)]
+    pub fn each_node(&self) -> impl Iterator<Item = Self> + '_ {
+        let alone =
+            move |url: &SecretString| Self { url: url.clone(), other_nodes: Vec::new(), ..self.clone() };
+        self.urls().map(alone)
+    }
+
+    fn urls(&self) -> impl Iterator<Item = &SecretString> {
+        std::iter::once(&self.url).chain(&self.other_nodes)
+    }
+
+    /// Returns RabbitMQ's locations, without passwords.
+    #[doc(hidden)]
+    pub fn shown(&self) -> String {
+        self.urls().map(masked).collect::<Vec<_>>().join(" ")
+    }
+
+    /// Returns the TLS settings for AMQP; `None` for plaintext connections.
+    #[doc(hidden)]
+    pub fn amqp_tls(&self) -> Result<Option<TlsSettings>, TlsError> {
+        // All nodes use the same scheme.
+        let others = self.other_nodes.iter().map(|url| self.tls_of_url(url, "amqps"));
+        others.fold(self.tls_of_url(&self.url, "amqps"), |meant, other| {
+            meant.and_then(|meant| other.map(|_| meant))
+        })
+    }
+
+    /// Returns the TLS settings for the HTTP API, if it is configured.
+    #[doc(hidden)]
+    pub fn management_tls(&self) -> Result<Option<TlsSettings>, TlsError> {
+        self.management.as_ref().map_or(Ok(None), |url| self.tls_of_url(url, "https"))
+    }
+
+    fn tls_of_url(&self, url: &SecretString, with_tls: &str) -> Result<Option<TlsSettings>, TlsError> {
+        match Url::parse(url.expose_secret()) {
+            Ok(url) => of_scheme(&url, with_tls, self.tls.as_ref(), self.allow_plaintext, "rabbitmq"),
+            // Reported elsewhere.
+            Err(_) => Ok(None),
+        }
+    }
+}
+
+pub(super) fn rabbitmq(mut section: Section, problems: &mut Problems) -> RabbitSettings {
+    let schemes: &[&str] = if cfg!(feature = "tls") { &["amqp", "amqps"] } else { &["amqp"] };
+    let given = urls(&mut section, schemes, "amqp://user:password@host:5672/vhost", "AMQP_URL", problems);
+    let before = problems.list().len();
+    let management = management(&mut section, problems);
+    let management_is_sound = problems.list().len() == before;
+    let settings = RabbitSettings {
+        url: given.url,
+        other_nodes: given.others,
+        url_file: given.file,
+        management,
+        tls: tls(&mut section, problems),
+        allow_plaintext: allow_plaintext(&mut section, problems),
+        heartbeat: section.duration("heartbeat", 10 * SECOND, SECOND..=600 * SECOND, problems),
+        timeout: section.duration("timeout", 30 * SECOND, SECOND..=600 * SECOND, problems),
+    };
+    let is_one_cluster = given.is_sound && of_one_cluster(&settings, &given.place, problems);
+    let amqp = is_one_cluster.then(|| settings.amqp_tls());
+    let http = management_is_sound.then(|| settings.management_tls());
+    if settings.tls.is_some() && matches!((&amqp, &http), (Some(Ok(None)), Some(Ok(None)))) {
+        let what =
+            "says how TLS is done, and no URL asks for it: write amqps:// (and https:// for management)";
+        problems.add(section.place("tls"), what);
+    }
+    report_refused_connection(amqp, &given.place, problems);
+    report_refused_connection(http, &section.place("management"), problems);
+    section.finish(problems);
+    settings
+}
+
+/// Reports URLs that differ by more than host and port: nodes of one cluster don't.
+fn of_one_cluster(settings: &RabbitSettings, place: &str, problems: &mut Problems) -> bool {
+    let is_one = differ_by_host_alone(settings.urls());
+    if !is_one {
+        let what = "has URLs that differ in more than host and port: they must be nodes of one cluster, with the same user, password, \
+                    virtual host and scheme";
+        problems.add(place, what);
+    }
+    is_one
+}
+
+fn management(section: &mut Section, problems: &mut Problems) -> Option<SecretString> {
+    let place = section.place("management");
+    let text = section.text("management", problems)?;
+    let schemes: &[&str] = if cfg!(feature = "tls") { &["http", "https"] } else { &["http"] };
+    let is_fit = url::Url::parse(&text).is_ok_and(|url| schemes.contains(&url.scheme()) && url.has_host());
+    if hides_its_password(&text) {
+        problems.add(place, format!("has an '@' where none can be; {AMBIGUOUS}"));
+    } else if !is_fit {
+        let more = if cfg!(feature = "tls") { "" } else { " (https:// needs the feature `tls`)" };
+        problems.add(place, format!("is not a URL like http://user:password@host:15672{more}"));
+    }
+    Some(SecretString::from(text))
+}

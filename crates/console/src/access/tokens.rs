@@ -1,0 +1,190 @@
+//! Sign-in tokens, from a file.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::person::{ConsoleRole, User};
+use super::private::{self, FileVersion};
+use oncely_config::Problems;
+
+/// Minimum length of a token, in characters, so that it can't be guessed.
+const SHORTEST: usize = 24;
+
+/// The token file, read again after each change: a user who is removed is signed out at the next request.
+pub(crate) struct TokenFile {
+    path: PathBuf,
+    known: Mutex<(FileVersion, Arc<AccessTokens>)>,
+}
+
+impl TokenFile {
+    /// # Errors
+    /// If the file is invalid; the text contains no token.
+    pub(crate) fn open(path: &Path) -> Result<Self, Problems> {
+        let known = AccessTokens::read(path)?;
+        Ok(Self { path: path.to_owned(), known: Mutex::new(known) })
+    }
+
+    /// Returns the current tokens. A file that has become invalid lets no user in until it is fixed.
+    pub(crate) fn tokens(&self) -> Arc<AccessTokens> {
+        let now = FileVersion::read(&self.path);
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(now) = now else { return Arc::default() };
+        if known.0 != now {
+            *known = AccessTokens::read(&self.path).unwrap_or_else(|problems| {
+                tracing::error!("nobody comes in until this is mended: {problems}");
+                (now, Arc::default())
+            });
+        }
+        Arc::clone(&known.1)
+    }
+}
+
+/// Owners of tokens; only hashes of the tokens are kept.
+#[derive(Debug, Default)]
+pub(crate) struct AccessTokens(Vec<(blake3::Hash, User)>);
+
+impl AccessTokens {
+    /// Reads the file: `viewer` or `operator`, a name, a token, one user per line.
+    ///
+    /// # Errors
+    /// If the file is invalid; the text contains no token.
+    fn read(path: &Path) -> Result<(FileVersion, Arc<Self>), Problems> {
+        let mut problems = Problems::default();
+        let place = format!("console.tokens {}", path.display());
+        match private::read(path) {
+            Err(what) => {
+                problems.add(place, what);
+                Err(problems)
+            }
+            Ok((stamp, text)) => {
+                let tokens = Self::parse(&text, &place, &mut problems);
+                problems.or((stamp, Arc::new(tokens)))
+            }
+        }
+    }
+
+    fn parse(text: &str, place: &str, problems: &mut Problems) -> Self {
+        let mut tokens = Self::default();
+        for (index, line) in text.lines().enumerate() {
+            let line = line.trim();
+            if line.is_empty() || line.starts_with('#') {
+                continue;
+            }
+            let place = format!("{place}, line {}", index + 1);
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let [role, name, token] = words[..] else {
+                problems.add(place, "must be: viewer or operator, a name without spaces, a token");
+                continue;
+            };
+            let person = ConsoleRole::parse(role).and_then(|role| User::new(name, role));
+            match person {
+                None => problems.add(place, "must begin with viewer or operator and a name"),
+                Some(_) if token.chars().count() < SHORTEST => {
+                    let what = format!(
+                        "has a token of less than {SHORTEST} characters; `openssl rand -hex 24` makes one"
+                    );
+                    problems.add(place, what);
+                }
+                Some(_) if tokens.person(token).is_some() => {
+                    problems.add(place, "has the token of a line before: each person needs one of their own");
+                }
+                Some(person) => tokens.0.push((blake3::hash(token.as_bytes()), person)),
+            }
+        }
+        if tokens.0.is_empty() && problems.is_empty() {
+            problems.add(place, "names nobody");
+        }
+        tokens
+    }
+
+    /// Returns the owner of a token, in constant time for all unknown tokens.
+    pub(crate) fn person(&self, token: &str) -> Option<&User> {
+        self.entry(token).map(|(_, person)| person)
+    }
+
+    /// Returns the owner with the token's hash.
+    pub(crate) fn entry(&self, token: &str) -> Option<&(blake3::Hash, User)> {
+        let hash = blake3::hash(token.as_bytes());
+        self.0.iter().find(|(known, _)| *known == hash)
+    }
+
+    /// Returns the owner of the first token with a hash that satisfies the predicate.
+    pub(crate) fn find(&self, is_it: impl Fn(&blake3::Hash) -> bool) -> Option<&User> {
+        self.0.iter().find(|(known, _)| is_it(known)).map(|(_, person)| person)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    const TOKEN: &str = "0123456789abcdef01234567";
+
+    fn parse(text: &str) -> Result<AccessTokens, String> {
+        let mut problems = Problems::default();
+        let tokens = AccessTokens::parse(text, "tokens", &mut problems);
+        problems.or(tokens).map_err(|problems| problems.to_string())
+    }
+
+    #[test]
+    fn a_token_is_its_persons() {
+        let text = format!("# the team\nviewer ana {TOKEN}\n\noperator bo {TOKEN}x\n");
+        let tokens = parse(&text).unwrap();
+        assert_eq!(tokens.person(TOKEN).unwrap().name, "ana");
+        assert_eq!(tokens.person(&format!("{TOKEN}x")).unwrap().role, ConsoleRole::Operator);
+        assert_eq!(tokens.person(&TOKEN[1..]), None);
+        assert_eq!(tokens.person(""), None);
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_file_is_said_line_by_line_and_shows_no_token() {
+        let text = format!(
+            "owner ana {TOKEN}\nviewer bo short\nviewer {TOKEN}\nviewer cy {TOKEN}\noperator di {TOKEN}\n"
+        );
+        let told = parse(&text).unwrap_err();
+        for line in [1, 2, 3, 5] {
+            assert!(told.contains(&format!("line {line}:")), "{told}");
+        }
+        assert!(!told.contains("line 4") && !told.contains(TOKEN), "{told}");
+        assert!(parse("# nobody\n").unwrap_err().contains("names nobody"));
+    }
+
+    #[test]
+    fn a_file_that_its_group_may_change_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("tokens");
+        std::fs::write(&file, format!("viewer ana {TOKEN}\n")).unwrap();
+        for (mode, is_good) in [(0o600, true), (0o640, true), (0o660, false), (0o620, false), (0o604, false)]
+        {
+            std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(TokenFile::open(&file).is_ok(), is_good, "{mode:o}");
+        }
+    }
+
+    #[test]
+    fn whoever_is_taken_out_of_the_file_is_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tokens");
+        let write = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+        };
+        write(&format!("viewer ana {TOKEN}\noperator bo {TOKEN}x\n"));
+        let file = TokenFile::open(&path).unwrap();
+        let known = |token: &str| file.tokens().person(token).map(|person| person.role);
+        assert_eq!(
+            (known(TOKEN), known(&format!("{TOKEN}x"))),
+            (Some(ConsoleRole::Viewer), Some(ConsoleRole::Operator))
+        );
+        write(&format!("operator ana {TOKEN}\n"));
+        assert_eq!((known(TOKEN), known(&format!("{TOKEN}x"))), (Some(ConsoleRole::Operator), None));
+        write("operator\n");
+        assert_eq!(known(TOKEN), None, "it is wrong now");
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(known(TOKEN), None);
+        write(&format!("viewer ana {TOKEN}\n"));
+        assert_eq!(known(TOKEN), Some(ConsoleRole::Viewer));
+    }
+}

@@ -1,0 +1,345 @@
+//! A consumer's page: state, recent work, settings; pause and resume.
+
+use chrono::{DateTime, TimeDelta, Utc};
+use maud::{Markup, html};
+
+use super::super::ask::{PageReply, PageRequest, PageResult};
+use super::super::error::PageError;
+use super::super::html::{ago, capped, code, count, exact_time, length, text, text_or, time};
+use super::super::page::{EquivalentCommands, Page, Tab, csrf};
+use super::super::pool::PooledSession;
+use super::super::settings::settings;
+use super::super::watch::{RecentActivity, StatusView};
+use super::leases;
+use super::overview::unavailable_error;
+use super::plots::{self, PlotQuery};
+use super::standing::ConsumerIssue;
+use oncely_config::Config;
+use oncely_core::shown;
+use oncely_ops::status::DatabaseSnapshot;
+use oncely_postgres::{self as pg, KnownConsumer};
+
+/// The length of a pause that an operator must end.
+const UNTIL_RESUMED: &str = "until-resumed";
+/// Bounds of other lengths.
+const SHORTEST: TimeDelta = TimeDelta::seconds(1);
+const LONGEST: TimeDelta = TimeDelta::days(3_650);
+
+pub(super) async fn page(ask: PageRequest) -> PageResult {
+    let name = ask.parameters.get("name").unwrap_or_default().to_owned();
+    let view = ask.app.view().await;
+    let (Ok(database), Some(lately)) = (&view.picture.postgres, &view.lately) else {
+        return Err(unavailable_error(&view));
+    };
+    let wanted = PlotQuery::from_request(&ask);
+    let series = ask.app.plots.series(&ask.app.pool, wanted.range).await?;
+    let mut lease = ask.app.pool.lease().await?;
+    let known = pg::known_consumers(&mut lease.session.connection).await?;
+    lease.give_back();
+    let known = known.into_iter().find(|known| known.consumer == name);
+    let is_configured = ask.app.config.consumers.iter().any(|consumer| consumer.name.as_str() == name);
+    if known.is_none() && !is_configured {
+        return Err(PageError::NotFound(
+            "No consumer of that name is configured here, and no worker of one has started.".to_owned(),
+        ));
+    }
+    let standing = ConsumerIssue::assess(&view.picture, database, &name);
+    let mut page = Page::new(Tab::Consumers, &name);
+    page.is_subject = true;
+    page.heading = html! { (text(&name)) };
+    page.verdict = Some(html! { (standing.sign()) (standing.details(database)) });
+    page.above = controls(&ask, &name, database, lately);
+    page.live = html! {
+        (troubles(&ask, &view, database, &name))
+        (leases::lease_summary(&ask, database.held(&name), &name, database.now))
+        section.plots #plots aria-labelledby="plots-title" {
+            h2 #plots-title { "Over time" }
+            (wanted.choices(&ask.link("/consumer").with("name", &name)))
+            div.figures {
+                (plots::outcomes(&wanted, &series, Some(&name)))
+                (plots::durations(&wanted, &series, Some(&name)))
+            }
+        }
+        (queues(&view, database, &name))
+        (workers(&view, database, &name))
+    };
+    page.below = html! { (memory(known.as_ref())) (configuration(&ask.app.config, &name)) };
+    page.elsewhere = EquivalentCommands {
+        cli: vec![
+            format!("oncely consumers list --consumer {}", shown::shell_word(&name)),
+            format!("oncely audit list --consumer {} --since 1h", shown::shell_word(&name)),
+        ],
+        sql: vec![pg::equivalent_sql::consumer(&name), pg::equivalent_sql::failing(&name)],
+    };
+    Ok(page.into())
+}
+
+/// Renders why the consumer is stalled, its last failure, and retries.
+fn troubles(ask: &PageRequest, view: &StatusView, database: &DatabaseSnapshot, name: &str) -> Markup {
+    let reports = || view.picture.workers(name);
+    let stalled = reports().find_map(|(seen, report)| Some((seen, report.condition.stalled.as_ref()?)));
+    let failed = reports()
+        .filter_map(|(_, report)| report.condition.failed.as_ref())
+        .max_by_key(|trouble| trouble.since);
+    let state = database.consumers.iter().find(|state| state.consumer == name);
+    let failing: Vec<_> = database.failing.iter().filter(|key| key.consumer == name).collect();
+    let key_link = |tenant: &str, key: &str| {
+        let link = ask.link("/key").with("tenant", tenant).with("consumer", name).with("key", key);
+        html! { a id=(format!("key-{}", super::table::anchor(&format!("{tenant}\0{key}")))) href=(link) { (code(key)) } }
+    };
+    html! {
+        @if let Some((seen, trouble)) = stalled {
+            p.said {
+                b { "Stands still " } (ago(trouble.since, database.now)) " because: " (text(&trouble.text))
+                @if let Some(state) = &trouble.code { " (SQLSTATE " (text(state)) ")" }
+                ", says worker " (text(&seen.row.name)) ". It is tried again and goes on by itself."
+            }
+        }
+        @if let Some(state) = state && state.failing > 0 {
+            section aria-labelledby="failing-title" {
+                h2 #failing-title { (capped(state.failing)) " failed and are tried again" }
+                table {
+                    caption.unseen { "The oldest of them" }
+                    thead { tr { th scope="col" { "Key" } th scope="col" { "Tenant" } th.number scope="col" { "Attempts" } th scope="col" { "Since" } th scope="col" { "Next try" } th scope="col" { "Last error" } } }
+                    tbody {
+                        @for key in failing {
+                            tr {
+                                th scope="row" { (key_link(&key.tenant, &key.key)) }
+                                td { (text(&key.tenant)) }
+                                td.number { (key.attempts) }
+                                td { (ago(key.created_at, database.now)) }
+                                td { @match key.not_before { Some(at) if at > database.now => (time(at)), _ => "when it comes" } }
+                                td { (text(key.last_error.as_deref().unwrap_or_default())) }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        @if let Some(trouble) = failed {
+            p.note {
+                "The last failure, " (ago(trouble.since, database.now)) ": " (text(&trouble.text))
+                @if let (Some(tenant), Some(key)) = (&trouble.tenant, &trouble.key) { " · " (text(tenant)) " · " code { (text(key)) } }
+            }
+        }
+    }
+}
+
+fn queues(view: &StatusView, database: &DatabaseSnapshot, name: &str) -> Markup {
+    let Ok(states) = &view.picture.rabbitmq else {
+        return html! { p.said { "RabbitMQ does not answer, so queues are not counted here." } };
+    };
+    let shown = |number: Option<u32>| number.map_or_else(|| "missing".to_owned(), count);
+    html! {
+        section aria-labelledby="queues-title" {
+            h2 #queues-title { "Queues" }
+            div.scroll tabindex="0" role="group" aria-label="Queues" {
+                table {
+                    caption.unseen { "Queues of this consumer" }
+                    thead { tr { th scope="col" { "Queue" } th.number scope="col" { "Ready" } th.number scope="col" { "Unacked" } th.number scope="col" { "Retrying" } th.number scope="col" { "Dead" } th.number scope="col" { "Subscriptions" } th scope="col" { "Missing" } } }
+                    tbody {
+                        @for state in states.iter().filter(|state| state.consumer == name) {
+                            tr {
+                                th scope="row" { (code(&state.queue)) }
+                                td.number { (shown(state.ready)) }
+                                td.number { (view.picture.unacknowledged(name, &state.queue).map_or_else(|| "–".to_owned(), count)) }
+                                td.number { (count(state.retrying)) }
+                                td.number { (count(database.dead(&state.queue))) }
+                                td.number { (shown(state.subscriptions)) }
+                                td { (text_or(&state.missing.join(", "), "none")) }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn workers(view: &StatusView, database: &DatabaseSnapshot, name: &str) -> Markup {
+    html! {
+        section aria-labelledby="workers-title" {
+            h2 #workers-title { "Workers" }
+            div.scroll tabindex="0" role="group" aria-label="Workers" {
+                table {
+                    caption.unseen { "What the workers of this consumer have done since their starts" }
+                    thead {
+                        tr {
+                            th scope="col" { "Worker" } th scope="col" { "State" } th.number scope="col" { "Done" }
+                            th.number scope="col" { "Duplicates" } th.number scope="col" { "by mirror" } th.number scope="col" { "Retried" } th.number scope="col" { "Dead" }
+                            th.number scope="col" title="Their copies for retry or dead-letter queues don't arrive" { "Unsettled" } th scope="col" { "Last completion" }
+                        }
+                    }
+                    tbody {
+                        @for (seen, report) in view.picture.workers(name) {
+                            @let counts = &report.counts;
+                            tr {
+                                th scope="row" { (text(&seen.row.name)) }
+                                td { (text(&seen.row.state)) @if let Some(reason) = &seen.row.reason { ": " (text(reason)) } }
+                                td.number { (count(counts.done())) }
+                                td.number { (count(counts.duplicates())) }
+                                td.number { (count(counts.duplicates_mirror)) }
+                                td.number { (count(counts.retried)) }
+                                td.number { (count(counts.dead_lettered)) }
+                                td.number { (count(i128::try_from(report.unsettled).unwrap_or(0))) }
+                                td { @match report.condition.completed_at { Some(at) => (ago(at, database.now)), None => span.quiet { "none" } } }
+                            }
+                        }
+                        @if view.picture.workers(name).next().is_none() { tr { td.empty colspan="9" { "No worker of it lives." } } }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Renders how long the database remembers the consumer's keys.
+fn memory(known: Option<&KnownConsumer>) -> Markup {
+    html! {
+        section aria-labelledby="memory-title" {
+            h2 #memory-title { "How long it remembers" }
+            @match known {
+                None => p { "No worker of it has started on this database: nothing of it is remembered yet." },
+                Some(known) => dl.facts {
+                    dt { "Keys are kept for" } dd { (length(known.retention)) }
+                    dt { "The oldest copy that may still come" }
+                    dd {
+                        (length(known.redelivery_horizon))
+                        @if known.retention < known.redelivery_horizon { " " span.bad { "longer than keys are kept: it would run again" } }
+                    }
+                    dt { "Compared when a key comes back" } dd { (code(&known.fingerprint)) }
+                    dt { "Another payload under a known key" } dd { (code(&known.on_conflict)) }
+                    dt { "Last changed" } dd { (exact_time(known.changed_at)) " by " (text(&known.changed_by)) }
+                },
+            }
+        }
+    }
+}
+
+fn configuration(config: &Config, name: &str) -> Markup {
+    let consumer = config.consumers.iter().find(|consumer| consumer.name.as_str() == name);
+    html! {
+        section aria-labelledby="configuration-title" {
+            h2 #configuration-title { "Configuration, as this console has it" }
+            @match consumer {
+                None => p { "This consumer is not in this console's file." },
+                Some(consumer) => div.scroll tabindex="0" role="group" aria-label="Configuration" {
+                    table.settings {
+                        caption.unseen { "Settings in force, and the defaults of those that differ" }
+                        thead { tr { th scope="col" { "Setting" } th scope="col" { "Value" } th scope="col" { "Default" } } }
+                        tbody {
+                            @for setting in settings(consumer) {
+                                tr.differs[setting.default.is_some()] {
+                                    th scope="row" { code { (setting.name) } }
+                                    td { (text_or(&setting.value, "none")) }
+                                    td { @if let Some(default) = &setting.default { (text_or(default, "none")) } @else { span.quiet { "" } } }
+                                }
+                            }
+                        }
+                    }
+                },
+            }
+        }
+    }
+}
+
+fn controls(ask: &PageRequest, name: &str, database: &DatabaseSnapshot, lately: &RecentActivity) -> Markup {
+    if !ask.visitor.is_operator() {
+        return Markup::default();
+    }
+    if !lately.abilities.pause {
+        return html! { p.note { "The console's login " (text(&lately.abilities.login)) " may pause nobody: that takes the role oncely_operator." } };
+    }
+    let site = ask.app.access.site();
+    html! {
+        @match database.pause(name) {
+            Some(_) => form.inline method="post" action=(site.path("/consumer/resume")) {
+                (csrf(&ask.visitor))
+                input type="hidden" name="name" value=(name);
+                label for="resume-reason" { "Why" }
+                input.long #resume-reason type="text" name="reason" maxlength="1000" placeholder="optional";
+                button { "Resume" }
+            },
+            None => form.inline method="post" action=(site.path("/consumer/pause")) {
+                (csrf(&ask.visitor))
+                input type="hidden" name="name" value=(name);
+                label for="pause-reason" { "Why" }
+                input.long #pause-reason type="text" name="reason" maxlength="1000" required;
+                label for="pause-for" { "For" }
+                select #pause-for name="for" {
+                    option value="15m" { "15 minutes" }
+                    option value="1h" selected { "an hour" }
+                    option value="8h" { "8 hours" }
+                    option value="1d" { "a day" }
+                    option value=(UNTIL_RESUMED) { "until somebody resumes it" }
+                }
+                button { "Pause" }
+            },
+        }
+    }
+}
+
+fn named(ask: &PageRequest) -> Result<&str, PageError> {
+    ask.parameters.get("name").ok_or_else(|| PageError::Wrong("Which consumer?".to_owned()))
+}
+
+/// Returns a session that may pause.
+async fn allowed(ask: &PageRequest) -> Result<PooledSession, PageError> {
+    let lease = ask.app.pool.lease().await?;
+    if lease.abilities.pause {
+        return Ok(lease);
+    }
+    let login = lease.abilities.login.clone();
+    lease.give_back();
+    Err(PageError::Refused(format!(
+        "The console's login {login} may pause nobody: that takes the role oncely_operator."
+    )))
+}
+
+/// Pauses a consumer.
+pub(super) async fn pause(ask: PageRequest) -> PageResult {
+    let name = named(&ask)?;
+    let Some(reason) = ask.parameters.word("reason") else {
+        return Err(PageError::Wrong(
+            "A pause has a reason: whoever finds the consumer paused reads it.".to_owned(),
+        ));
+    };
+    let mut lease = allowed(&ask).await?;
+    let now = lease.session.clock.now();
+    let until = match end(ask.parameters.word("for").unwrap_or_default(), now) {
+        Ok(until) => until,
+        Err(error) => {
+            lease.give_back();
+            return Err(error);
+        }
+    };
+    let actor = ask.visitor.session.person.actor();
+    pg::pause_consumer(&mut lease.session.connection, name, until, reason, &actor).await?;
+    lease.give_back();
+    Ok(PageReply::SeeOther(ask.link("/consumer").with("name", name)))
+}
+
+/// Returns the end of a pause of this length; `None` for one until resumed, which must be requested.
+fn end(length: &str, now: DateTime<Utc>) -> Result<Option<DateTime<Utc>>, PageError> {
+    if length == UNTIL_RESUMED {
+        return Ok(None);
+    }
+    let length = humantime::parse_duration(length).ok().and_then(|length| TimeDelta::from_std(length).ok());
+    match length.filter(|length| (SHORTEST..=LONGEST).contains(length)) {
+        Some(length) => Ok(Some(now + length)),
+        None => Err(PageError::Wrong(format!(
+            "A pause lasts for a time such as 15m, 1h or 1d, ten years at most, or {UNTIL_RESUMED}."
+        ))),
+    }
+}
+
+/// Resumes a consumer.
+pub(super) async fn resume(ask: PageRequest) -> PageResult {
+    let name = named(&ask)?;
+    let mut lease = allowed(&ask).await?;
+    let actor = ask.visitor.session.person.actor();
+    let reason = ask.parameters.word("reason");
+    pg::resume_consumer(&mut lease.session.connection, name, reason, &actor).await?;
+    lease.give_back();
+    Ok(PageReply::SeeOther(ask.link("/consumer").with("name", name)))
+}

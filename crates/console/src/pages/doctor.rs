@@ -1,0 +1,132 @@
+//! Doctor: findings and fixes; servers, versions, and the configuration without its secrets.
+
+use maud::{Markup, html};
+
+use super::super::ask::{PageRequest, PageResult};
+use super::super::html::{bytes, capped, code, count, length, text, time};
+use super::super::page::{EquivalentCommands, Page, Tab};
+use super::super::watch::StatusView;
+use super::checks;
+use super::overview::{finding_item, unavailable_error};
+use oncely_config::{Config, MirrorSettings};
+use oncely_core::units::counted;
+use oncely_ops::status::{DatabaseSnapshot, Severity, StatusFinding};
+use oncely_postgres as pg;
+
+pub(super) async fn page(ask: PageRequest) -> PageResult {
+    let view = ask.app.view().await;
+    let Ok(database) = &view.picture.postgres else { return Err(unavailable_error(&view)) };
+    let mut page = Page::new(Tab::Doctor, "Doctor");
+    page.live = html! {
+        (findings(&view.findings))
+        (checks::section(&ask, database.now))
+        (servers(&ask.app.config, &view, database))
+        (tables(database))
+    };
+    page.below = configuration(&ask.app.config);
+    page.elsewhere = EquivalentCommands {
+        cli: vec!["oncely status".to_owned(), "oncely doctor".to_owned()],
+        sql: vec![pg::equivalent_sql::processes()],
+    };
+    Ok(page.into())
+}
+
+fn findings(findings: &[StatusFinding]) -> Markup {
+    let of = |severity: Severity| findings.iter().filter(move |finding| finding.severity == severity);
+    let list = |title: &str, id: &str, severity: Severity| {
+        html! {
+            @if of(severity).next().is_some() {
+                section aria-labelledby=(id) {
+                    h2 id=(id) { (title) }
+                    ul.findings { @for finding in of(severity) { (finding_item(finding)) } }
+                }
+            }
+        }
+    };
+    html! {
+        p.lead {
+            @match (of(Severity::Danger).count(), of(Severity::Look).count()) {
+                (0, 0) => { span.sign.fine aria-hidden="true" { "●" } "No findings." },
+                (0, looks) => { span.sign.look aria-hidden="true" { "▲" } (counted(looks, "finding")) " for working hours. Messages are being processed." },
+                (dangers, looks) => { span.sign.bad aria-hidden="true" { "■" } (counted(dangers, "finding")) " where messages stand still, " (looks) " for working hours." },
+            }
+        }
+        (list("Messages stand still", "danger-title", Severity::Danger))
+        (list("For working hours", "look-title", Severity::Look))
+    }
+}
+
+fn servers(config: &Config, view: &StatusView, database: &DatabaseSnapshot) -> Markup {
+    let row = |name: &str, url: String, answer: Option<&String>, more: Markup| {
+        html! {
+            tr {
+                th scope="row" { (name) }
+                td { @match answer { None => span.state.fine { span aria-hidden="true" { "●" } " answers" }, Some(why) => { span.state.bad { span aria-hidden="true" { "✗" } " does not answer: " } (text(why)) } } }
+                td { (code(&url)) }
+                td { (more) }
+            }
+        }
+    };
+    html! {
+        section aria-labelledby="servers-title" {
+            h2 #servers-title { "Servers" }
+            div.scroll tabindex="0" role="group" aria-label="Servers" {
+                table {
+                    caption.unseen { "Servers" }
+                    thead { tr { th scope="col" { "Server" } th scope="col" { "State" } th scope="col" { "URL" } th scope="col" { "" } } }
+                    tbody {
+                        @let read_only = "takes no writes".to_owned();
+                        (row("PostgreSQL", config.postgres.shown(), database.read_only.then_some(&read_only), html! { "epoch " (code(&database.epoch)) }))
+                        @if config.has_broker {
+                            (row("RabbitMQ", config.rabbitmq.shown(), view.picture.rabbitmq.as_ref().err(), Markup::default()))
+                        }
+                        @if let (Some(mirror), Some(answer)) = (&config.mirror, &view.picture.redis) {
+                            (row("Redis", mirror.shown(), answer.as_ref().err().map(|missing| &missing.text), html! { "only makes duplicates cheaper" }))
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn tables(database: &DatabaseSnapshot) -> Markup {
+    let tables = &database.tables;
+    html! {
+        section aria-labelledby="tables-title" {
+            h2 #tables-title { "What is kept" }
+            dl.facts {
+                dt { "Keys" } dd { "about " (count(tables.keys)) ", " (bytes(tables.keys_bytes)) "; " (capped(tables.failed)) " given up" }
+                dt { "Trail" } dd { "about " (bytes(tables.audit_bytes)) ", partitions up to the week of " (tables.last_partition.as_deref().unwrap_or("(none: rows go to the default one)")) }
+                dt { "Sealed up to" } dd { @match tables.sealing_since { Some(at) => (time(at)), None => "not yet" } }
+                dt { "Cell" } dd { (code(&database.cell)) }
+            }
+        }
+    }
+}
+
+fn configuration(config: &Config) -> Markup {
+    let time = length;
+    let rows = [
+        ("cell.name", config.cell.clone()),
+        ("postgres.url", config.postgres.shown()),
+        ("postgres.statement_timeout", time(config.postgres.statement_timeout)),
+        ("rabbitmq.url", config.rabbitmq.shown()),
+        ("rabbitmq.heartbeat", time(config.rabbitmq.heartbeat)),
+        ("redis.url", config.mirror.as_ref().map_or_else(|| "none".to_owned(), MirrorSettings::shown)),
+        ("gc.schedule", config.gc.expression.clone()),
+        ("audit.retention", time(config.audit.retention)),
+        ("audit.duplicates", config.audit.duplicates.to_string()),
+        ("events.batch × lanes", format!("{} × {}", config.events.batch, config.events.lanes)),
+        ("dead_letters.max_body", bytes(i64::from(config.dead_letters.max_body))),
+        ("dead_letters.tenant_letters", config.dead_letters.tenant_letters.to_string()),
+        ("dead_letters.tenant_bytes", bytes(i64::from(config.dead_letters.tenant_bytes))),
+    ];
+    html! {
+        section aria-labelledby="configuration-title" {
+            h2 #configuration-title { "Configuration of this console, without secrets" }
+            p.quiet { "oncely " (env!("CARGO_PKG_VERSION")) ", digest " (code(&config.digest)) }
+            dl.facts { @for (name, value) in rows { dt { code { (name) } } dd { (text(&value)) } } }
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! A dead letter's page: reason, origin, headers, body, and actions.
+
+use maud::{Markup, html};
+use uuid::Uuid;
+
+use super::super::ask::{PageRequest, PageResult};
+use super::super::error::PageError;
+use super::super::html::{ago, bytes, code, exact_time, text, text_or};
+use super::super::page::{EquivalentCommands, Page, Tab, csrf};
+use super::failed::LetterQuery;
+use super::reveal::{RevealTarget, record_reveal};
+use super::rows::{key_link, trace_link};
+use oncely_core::letter::{Letter, why_not_stored};
+use oncely_core::mask::Visibility;
+use oncely_core::reason::Reason;
+use oncely_core::units::counted;
+use oncely_postgres::{self as pg, LetterFilter, LetterRow, StoredMessage};
+
+pub(super) async fn page(ask: PageRequest) -> PageResult {
+    Ok(build(&ask, Visibility::Outline).await?.into())
+}
+
+/// Renders the page with the unmasked message; recorded.
+pub(super) async fn reveal(ask: PageRequest) -> PageResult {
+    let mut page = build(&ask, Visibility::Revealed).await?;
+    page.polls = false;
+    Ok(page.into())
+}
+
+async fn build(ask: &PageRequest, sight: Visibility) -> Result<Page, PageError> {
+    let named = ask.parameters.word("id").and_then(|id| Uuid::try_parse(id).ok());
+    let id = named.ok_or_else(|| PageError::Wrong("Which letter? Its id is a UUID.".to_owned()))?;
+    let filter = LetterFilter { ids: Some(vec![id]), limit: 1, ..LetterFilter::default() };
+    let mut lease = ask.app.pool.lease().await?;
+    let connection = &mut lease.session.connection;
+    let Some(row) = pg::letters(connection, &filter).await?.into_iter().next() else {
+        lease.give_back();
+        return Err(PageError::NotFound("There is no such dead letter. One that was requeued or discarded is collected after audit.retention.".to_owned()));
+    };
+    let generation = u32::try_from(row.generation).unwrap_or(0);
+    let named = (row.tenant.clone(), Letter { id, generation });
+    let message = match lease.abilities.read_messages {
+        true => pg::messages(connection, &[named]).await?.into_iter().next(),
+        false => None,
+    };
+    let (now, abilities) = (lease.session.clock.now(), lease.abilities.clone());
+    lease.give_back();
+    if sight == Visibility::Revealed {
+        let (tenant, consumer, key) = (&row.tenant, &row.consumer, &row.key);
+        record_reveal(ask, RevealTarget { what: "letter", id: Some(id), tenant, consumer, key }).await?;
+    }
+    let is_operator = ask.visitor.is_operator();
+    let mut page = Page::new(Tab::Failed, "Dead letter");
+    page.is_subject = true;
+    page.heading = html! { "Dead letter " (code(&id.to_string())) };
+    page.live = html! {
+        p.lead { b { (text(&row.reason)) } " " (text(row.detail.as_deref().unwrap_or_default())) }
+        @if is_operator && abilities.change_letters { (actions(ask, &row)) }
+        dl.facts {
+            dt { "Key" }
+            dd { @if row.key.is_empty() { (text_or("", "unknown")) } @else { a #key href=(key_link(ask, &row.tenant, &row.consumer, &row.key)) { (code(&row.key)) } } }
+            dt { "Tenant" } dd { (text_or(&row.tenant, "unknown")) }
+            dt { "Consumer" } dd { (text(&row.consumer)) }
+            dt { "State" }
+            dd {
+                (text(&row.state)) " since " (exact_time(row.updated_at)) " (" (ago(row.updated_at, now)) ")"
+                @if row.generation > 1 { ", came back " (counted(row.generation - 1, "time")) " after a requeue" }
+            }
+            dt { "Dead-lettered" } dd { (exact_time(row.dead_lettered_at)) ", attempt " (row.attempt) ", worker " (text(&row.worker)) @if row.times > 1 { ", " (row.times) " times" } }
+            @if let Some(state) = &row.error_code { dt { "SQLSTATE" } dd { (code(state)) } }
+            dt { "Came from" } dd { "queue " (code(&row.queue)) ", exchange " (code(&row.exchange)) ", routing key " (code(&row.routing_key)) }
+            dt { "Failed alike" } dd { a #group href=(group(ask, &row)) { (code(&row.failure_group)) } }
+            @if let Some(trace) = &row.trace_id { dt { "Trace" } dd { (trace_link(ask, trace)) } }
+            @if let Some(at) = row.swept_at { dt { "Swept" } dd { (exact_time(at)) ": no copy is left in the dead-letter queue" } }
+        }
+        (contents(ask, &row, message.as_ref(), sight, abilities.read_messages))
+    };
+    page.below = html! {
+        @if sight == Visibility::Outline && is_operator && abilities.record && abilities.read_messages && message.is_some() {
+            form.inline method="post" action=(ask.app.access.site().path("/failed/reveal")) {
+                (csrf(&ask.visitor))
+                input type="hidden" name="id" value=(id);
+                input type="hidden" name="tenant" value=(row.tenant);
+                button { "Reveal headers and body" }
+                small { "It is recorded that you looked. What the configuration masks stays masked." }
+            }
+        }
+    };
+    page.elsewhere = EquivalentCommands {
+        cli: vec![format!("oncely failed show {id}"), format!("oncely failed show {id} --body")],
+        sql: vec![pg::equivalent_sql::letter(id)],
+    };
+    Ok(page)
+}
+
+fn group(ask: &PageRequest, row: &LetterRow) -> super::super::html::PageLink {
+    let wanted = LetterQuery {
+        group: Some(row.failure_group.clone()),
+        consumer: Some(row.consumer.clone()),
+        since: Some("90d".to_owned()),
+        ..LetterQuery::default()
+    };
+    wanted.link(ask, "/failed/letters")
+}
+
+fn actions(ask: &PageRequest, row: &LetterRow) -> Markup {
+    let plan = |change: &str| ask.link("/failed/plan").with("change", change).with("id", row.id.to_string());
+    html! {
+        @if ["waiting", "requeueing"].contains(&row.state.as_str()) {
+            p.actionsbar {
+                @if row.reason == Reason::KeyConflict.as_str() {
+                    span.note { "It can't be requeued: its key came before with another payload, so it would be refused again. Publish it under a key of its own." }
+                } @else {
+                    a.button #requeue href=(plan("requeue")) { "Requeue…" }
+                }
+                a.button #discard href=(plan("discard")) { "Discard…" }
+            }
+        }
+    }
+}
+
+fn contents(
+    ask: &PageRequest,
+    row: &LetterRow,
+    message: Option<&StoredMessage>,
+    sight: Visibility,
+    may_read: bool,
+) -> Markup {
+    let masks = &ask.app.masks;
+    html! {
+        @if !may_read {
+            p.note { "The console's login may not read messages: that takes the role oncely_operator." }
+        }
+        @if let Some(message) = message {
+            @if let Some(properties) = &message.properties {
+                h2 #properties { "Properties" }
+                pre.message tabindex="0" { (masks.json(properties, Visibility::Revealed)) }
+            }
+            @if let Some(headers) = &message.headers {
+                h2 #headers { "Headers" }
+                pre.message tabindex="0" { (masks.json(headers, sight)) }
+            }
+            h2 #body { "Body, " (bytes(row.body_size)) }
+            @match message.body(ask.app.config.cipher()) {
+                Ok(Some(body)) => pre.message tabindex="0" { (masks.body(&body, sight)) },
+                Ok(None) => p.note { "It is not stored: " (why_not_stored(row.omitted.as_deref())) "." },
+                Err(error) => p.note { "It is " (error.to_string()) "." },
+            }
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! An operation's page: progress, and the result for each letter.
+
+use std::sync::Arc;
+
+use maud::{Markup, html};
+use uuid::Uuid;
+
+use super::super::ask::{PageReply, PageRequest, PageResult};
+use super::super::error::PageError;
+use super::super::html::{count, exact_time, text};
+use super::super::page::{EquivalentCommands, Page, Tab, csrf};
+use super::rows::key_link;
+use oncely_amqp::Topology;
+use oncely_ops::letters::{
+    Change, LONG, LetterOutcome, Operation, OperationItem, OperationPhase, OperationProgress, SweepResult,
+};
+use oncely_postgres as pg;
+
+/// Maximum number of letters in the list; those with errors come first.
+const LISTED: usize = 500;
+
+fn known(ask: &PageRequest) -> Result<Arc<Operation>, PageError> {
+    let id = ask.parameters.word("id").and_then(|id| Uuid::try_parse(id).ok());
+    id.and_then(|id| ask.app.operations.get(id)).ok_or_else(|| {
+        PageError::NotFound(
+            "This console knows of no such operation: it was begun by another one, or before a restart. What was done stands in operator_actions \
+             (Operator actions on Overview); letters that stand as half requeued are found by the next requeue."
+                .to_owned(),
+        )
+    })
+}
+
+pub(super) async fn page(ask: PageRequest) -> PageResult {
+    let operation = known(&ask)?;
+    let progress = operation.progress();
+    let done = operation.done();
+    let came_back = if operation.change == Change::Requeue && !done.is_empty() {
+        let mut lease = ask.app.pool.lease().await?;
+        let number = pg::came_back_letters(&mut lease.session.connection, &done).await?;
+        lease.give_back();
+        Some((number, done.len()))
+    } else {
+        None
+    };
+    let title = match operation.change {
+        Change::Requeue => "Requeue",
+        Change::Discard => "Discard",
+    };
+    let mut page = Page::new(Tab::Failed, title);
+    page.verdict = Some(sentence(&operation, &progress));
+    page.live = html! {
+        (bar(&progress))
+        @if let Some((number, of)) = came_back {
+            p { "Came back: " b { (count(number)) } " of " (count(i128::try_from(of).unwrap_or(0))) "." }
+        }
+        dl.facts {
+            dt { "Begun" } dd { (exact_time(operation.began)) " by " (text(&operation.actor)) }
+            dt { "Why" } dd { (text(operation.reason.as_deref().unwrap_or_default())) }
+            @if operation.change == Change::Requeue && let Some(rate) = operation.rate { dt { "At most" } dd { (rate) " per second" } }
+            @for pass in &progress.swept { dt { "Swept" } dd { (text(&sweep_line(pass))) } }
+        }
+        (stop(&ask, &operation, &progress))
+        (items(&ask, &progress))
+    };
+    page.elsewhere =
+        EquivalentCommands { cli: Vec::new(), sql: vec![pg::equivalent_sql::operation(operation.id)] };
+    Ok(page.into())
+}
+
+fn is_done(outcome: &LetterOutcome) -> bool {
+    !matches!(outcome, LetterOutcome::Waits)
+}
+
+/// Renders the phase in one word, for lists.
+pub(super) fn phase(progress: &OperationProgress) -> Markup {
+    let done = progress.count(is_done);
+    html! {
+        @match &progress.phase {
+            OperationPhase::Running => { "at " (done) " of " (progress.items.len()) },
+            OperationPhase::Sweeping => "sweeping the dead-letter queues",
+            OperationPhase::Done => "done",
+            OperationPhase::Stopped => { "stopped at " (done) },
+            OperationPhase::Broken(_) => { span.bad { "broken off at " (done) } },
+        }
+    }
+}
+
+fn sentence(operation: &Operation, progress: &OperationProgress) -> Markup {
+    let of = |outcome: LetterOutcome| progress.count(|known| *known == outcome);
+    let (published, from_queue) =
+        (of(LetterOutcome::Published), progress.count(LetterOutcome::is_from_queue));
+    let failed = progress.count(LetterOutcome::is_failure);
+    let (given_up, by_another) = (of(LetterOutcome::GivenUp), of(LetterOutcome::ByAnother));
+    let (took_effect, changed) = (of(LetterOutcome::TookEffect), of(LetterOutcome::Changed));
+    html! {
+        @match &progress.phase {
+            OperationPhase::Running => b { "Under way. " },
+            OperationPhase::Sweeping => b { "Sweeping the dead-letter queues. " },
+            OperationPhase::Done if failed > 0 => b { "Done, but for some. " },
+            OperationPhase::Done => b { "Done. " },
+            OperationPhase::Stopped => b { "Stopped. " },
+            OperationPhase::Broken(_) => b { "Broken off. " },
+        }
+        @match operation.change {
+            Change::Requeue => { (published) " published" @if from_queue > 0 { ", " (from_queue) " from their queue" } },
+            Change::Discard => { (of(LetterOutcome::Discarded)) " discarded" },
+        }
+        " of " (progress.items.len()) "."
+        @if took_effect > 0 { " " (took_effect) " had taken effect." }
+        @if given_up > 0 { " " (given_up) " were discarded meanwhile." }
+        @if by_another > 0 { " " (by_another) " were published by another requeue." }
+        @if changed > 0 { " " (changed) " had changed meanwhile." }
+        @if failed > 0 { " " span.bad { (failed) " could not be published" } " and stand as half requeued: requeue them again when it is mended." }
+        @if let OperationPhase::Broken(why) = &progress.phase { " " (text(why)) }
+        @if progress.phase == OperationPhase::Stopped { " The rest is as it was." }
+    }
+}
+
+fn bar(progress: &OperationProgress) -> Markup {
+    let done = progress.count(is_done);
+    html! {
+        p.progress {
+            label.unseen for="progress" { "How far it is" }
+            progress #progress max=(progress.items.len()) value=(done) { (done) " of " (progress.items.len()) }
+            span { (done) " of " (progress.items.len()) }
+        }
+    }
+}
+
+fn stop(ask: &PageRequest, operation: &Operation, progress: &OperationProgress) -> Markup {
+    html! {
+        @if progress.phase == OperationPhase::Running && ask.visitor.is_operator() {
+            form.inline method="post" action=(ask.app.access.site().path("/failed/stop")) {
+                (csrf(&ask.visitor))
+                input type="hidden" name="id" value=(operation.id);
+                button #stop { "Stop" }
+            }
+        }
+    }
+}
+
+fn items(ask: &PageRequest, progress: &OperationProgress) -> Markup {
+    let rank = |item: &&OperationItem| match item.outcome {
+        LetterOutcome::Failed(_) => 0,
+        LetterOutcome::Changed => 1,
+        LetterOutcome::TookEffect => 2,
+        _ => 3,
+    };
+    let mut items: Vec<&OperationItem> = progress.items.iter().collect();
+    items.sort_by_key(rank);
+    html! {
+        div.scroll tabindex="0" role="group" aria-label="Letters" {
+            table #items {
+                caption.unseen { "What became of each letter" }
+                thead { tr { th scope="col" { "Key" } th scope="col" { "Tenant" } th scope="col" { "Consumer" } th scope="col" { "Result" } } }
+                tbody {
+                    @for item in items.iter().take(LISTED) {
+                        @let letter = &item.letter;
+                        tr {
+                            th.keys scope="row" {
+                                a id=(format!("item-{}", letter.id)) href=(ask.link("/failed/letter").with("id", letter.id.to_string())) {
+                                    @if letter.key.is_empty() { "unknown" } @else { (super::super::html::code(&letter.key)) }
+                                }
+                            }
+                            td.keys {
+                                @if letter.key.is_empty() { (text(&letter.tenant)) } @else {
+                                    a id=(format!("item-key-{}", letter.id)) href=(key_link(ask, &letter.tenant, &letter.consumer, &letter.key)) { (text(&letter.tenant)) }
+                                }
+                            }
+                            td.keys { (text(&letter.consumer)) }
+                            td { (result(&item.outcome)) }
+                        }
+                    }
+                }
+            }
+        }
+        @if items.len() > LISTED { p.quiet { "And " (items.len() - LISTED) " more." } }
+    }
+}
+
+fn result(outcome: &LetterOutcome) -> Markup {
+    html! {
+        @match outcome {
+            LetterOutcome::Waits => span.quiet { "waits" },
+            LetterOutcome::Published => span.fine { "● published" },
+            LetterOutcome::FromQueue(_) => span.fine { "● from its dead-letter queue, by the sweep" },
+            LetterOutcome::Discarded => span.quiet { "– discarded" },
+            LetterOutcome::GivenUp => span.look { "▲ discarded meanwhile: not published" },
+            LetterOutcome::ByAnother => span.look { "▲ published by another requeue" },
+            LetterOutcome::TookEffect => span.look { "▲ took effect meanwhile: not published" },
+            LetterOutcome::Changed => span.look { "▲ changed meanwhile: left alone" },
+            LetterOutcome::Failed(why) => span.bad { "✗ " (text(why)) },
+        }
+    }
+}
+
+fn sweep_line(pass: &SweepResult) -> String {
+    match pass {
+        SweepResult::Done(swept) => format!(
+            "{}: {} gone, {} requeued from there, {} stay",
+            Topology::dead_letter_queue(&swept.queue),
+            swept.dropped,
+            swept.requeued,
+            swept.kept
+        ),
+        SweepResult::TooLong(queue) => format!(
+            "{} holds more than {LONG} messages and was not swept: oncely failed sweep --queue {queue}",
+            Topology::dead_letter_queue(queue)
+        ),
+    }
+}
+
+/// Stops after the current steps; recorded. It stops even if the record can't be written.
+pub(super) async fn stop_operation(ask: PageRequest) -> PageResult {
+    let operation = known(&ask)?;
+    operation.stop();
+    let done = operation.progress().count(is_done);
+    let mut lease = ask.app.pool.lease().await?;
+    let action = pg::Action {
+        tenant: "",
+        verb: "stop",
+        user: &ask.visitor.session.person.actor(),
+        filter: &serde_json::json!({ "operation": operation.id, "verb": operation.change.verb() }),
+        count: i64::try_from(done).unwrap_or(i64::MAX),
+        reason: None,
+    };
+    pg::record_action(&mut lease.session.connection, &action).await?;
+    lease.give_back();
+    Ok(PageReply::SeeOther(ask.link("/failed/operation").with("id", operation.id.to_string())))
+}

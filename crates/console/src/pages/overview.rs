@@ -1,0 +1,211 @@
+//! Overview: a verdict, four numbers, three plots, the consumers, and recent actions of users.
+
+use maud::{Markup, html};
+
+use super::super::ask::{PageRequest, PageResult};
+use super::super::error::PageError;
+use super::super::html::{ago, capped, count, duration, percent, rate, text, with_commands};
+use super::super::page::{EquivalentCommands, Page, Tab};
+use super::super::plot::spark;
+use super::super::series::Series;
+use super::super::watch::{RecentActivity, StatusView};
+use super::plots::{self, PlotQuery};
+use super::table::{consumers, minute, per_second, recent_counts};
+use oncely_core::shown;
+use oncely_ops::status::{DatabaseSnapshot, Severity, StatusFinding};
+use oncely_postgres::{self as pg, ActionRow};
+
+/// Findings that are shown here; the others are on Doctor.
+const FINDINGS: usize = 6;
+
+pub(super) async fn page(ask: PageRequest) -> PageResult {
+    let view = ask.app.view().await;
+    let (Ok(database), Some(lately)) = (&view.picture.postgres, &view.lately) else {
+        return Err(unavailable_error(&view));
+    };
+    let wanted = PlotQuery::from_request(&ask);
+    let series = ask.app.plots.series(&ask.app.pool, wanted.range).await?;
+    let mut page = Page::new(Tab::Overview, "Overview");
+    page.verdict = Some(verdict(&view));
+    page.live = html! {
+        (servers(&view))
+        (numbers(database, lately))
+        (findings(&ask, &view.findings))
+        (plots(&ask, &wanted, &series))
+        section aria-labelledby="consumers-title" {
+            h2 #consumers-title { "Consumers" }
+            (consumers(&ask, &view, database, lately))
+        }
+        (actions(database, &lately.actions))
+    };
+    page.elsewhere = EquivalentCommands {
+        cli: vec!["oncely status --watch".to_owned()],
+        sql: vec![pg::equivalent_sql::overview(), pg::equivalent_sql::actions()],
+    };
+    Ok(page.into())
+}
+
+/// Returns the error of a view without a database: PostgreSQL does not answer, or a query failed.
+pub(super) fn unavailable_error(view: &StatusView) -> PageError {
+    match view.picture.postgres.as_ref().err() {
+        Some(missing) if !missing.is_away => PageError::Failed(missing.text.clone()),
+        missing => PageError::Away(missing.map(|missing| missing.text.clone()).unwrap_or_default()),
+    }
+}
+
+/// Renders the verdict in one sentence.
+fn verdict(view: &StatusView) -> Markup {
+    let dangers: Vec<&StatusFinding> =
+        view.findings.iter().filter(|finding| finding.severity == Severity::Danger).collect();
+    let looks = view.findings.len() - dangers.len();
+    let paused: Vec<&str> = view
+        .picture
+        .postgres
+        .as_ref()
+        .map(|database| database.pauses.iter().map(|pause| pause.consumer.as_str()).collect())
+        .unwrap_or_default();
+    let more = match looks {
+        0 => String::new(),
+        1 => " One finding can wait for working hours.".to_owned(),
+        some => format!(" {some} findings can wait for working hours."),
+    };
+    if let Some(first) = dangers.first() {
+        let others = match dangers.len() - 1 {
+            0 => String::new(),
+            1 => " One more consumer, queue or process is affected.".to_owned(),
+            some => format!(" {some} more findings like it."),
+        };
+        let said = format!("{}: {}.", first.about, first.text.lines().next().unwrap_or_default());
+        return html! { span.sign.bad aria-hidden="true" { "■" } b { "Somebody is needed now. " } (with_commands(&said)) (others) (more) };
+    }
+    if view.picture.rabbitmq.is_err() {
+        return html! { span.sign.bad aria-hidden="true" { "■" } b { "RabbitMQ does not answer. " } "No message comes in, and none is lost." (more) };
+    }
+    let pauses = match paused[..] {
+        [] => String::new(),
+        [one] => format!(" {} is paused.", shown::value(one)),
+        _ => format!(" {} consumers are paused.", paused.len()),
+    };
+    if looks == 0 {
+        return html! { span.sign.fine aria-hidden="true" { "●" } b { "Working. " } "Nothing needs a look." };
+    }
+    html! { span.sign.fine aria-hidden="true" { "●" } b { "Working. " } "No message stands still." (pauses) (more) }
+}
+
+/// Renders the servers that don't answer.
+fn servers(view: &StatusView) -> Markup {
+    html! {
+        @if let Err(why) = &view.picture.rabbitmq {
+            p.said { "RabbitMQ does not answer, so queues are not counted here: " (text(why)) }
+        }
+    }
+}
+
+#[allow(clippy::cast_precision_loss)] // shown as seconds
+fn numbers(database: &DatabaseSnapshot, lately: &RecentActivity) -> Markup {
+    let minute = minute(lately, None);
+    let dead: i64 = lately.stats.iter().map(|stats| stats.dead_lettered).sum();
+    let oldest = |at: Option<chrono::DateTime<chrono::Utc>>| {
+        at.map_or(0.0, |at| (database.now - at).num_milliseconds().max(0) as f64 / 1_000.0)
+    };
+    let (events, mirror) = (oldest(database.events.oldest_due), oldest(database.mirror_queue.oldest));
+    html! {
+        dl.numbers {
+            div {
+                dt { "Done per second, last minute" }
+                dd { b { (rate(per_second(minute.done))) } (spark("Done", "done", &recent_counts(lately, None, |s| s.completed + s.refused))) }
+            }
+            div {
+                dt { "Duplicates" }
+                dd {
+                    b { (minute.duplicate_share().map_or_else(|| "–".to_owned(), percent)) }
+                    (spark("Duplicates", "duplicates", &recent_counts(lately, None, |s| s.duplicates)))
+                }
+            }
+            div {
+                dt { "Dead letters in 15 min" }
+                dd {
+                    b.bad[dead > 0] { (count(dead)) }
+                    (spark("Dead letters", "dead", &recent_counts(lately, None, |s| s.dead_lettered)))
+                    small { (capped(lately.open_letters)) " waiting" }
+                }
+            }
+            div {
+                dt { "Oldest in the outbox" }
+                dd {
+                    b.look[events > 60.0] { (if database.events.oldest_due.is_some() || database.mirror_queue.oldest.is_some() { duration(events.max(mirror)) } else { "–".to_owned() }) }
+                    small {
+                        @if events >= mirror && database.events.oldest_due.is_some() { "an event for RabbitMQ" }
+                        @else if database.mirror_queue.oldest.is_some() { "a record for Redis: only slower" }
+                        @else { "empty" }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn findings(ask: &PageRequest, findings: &[StatusFinding]) -> Markup {
+    html! {
+        @if !findings.is_empty() {
+            section aria-labelledby="findings-title" {
+                h2 #findings-title { "Findings" }
+                ul.findings {
+                    @for finding in findings.iter().take(FINDINGS) { (finding_item(finding)) }
+                }
+                @if findings.len() > FINDINGS {
+                    p { a #all-findings href=(ask.link("/doctor")) { "All " (findings.len()) } }
+                }
+            }
+        }
+    }
+}
+
+/// Renders a finding as a list item.
+pub(super) fn finding_item(finding: &StatusFinding) -> Markup {
+    let (style, sign) = match finding.severity {
+        Severity::Danger => ("bad", "■"),
+        Severity::Look => ("look", "▲"),
+    };
+    let mut lines = finding.text.lines();
+    html! {
+        li {
+            span class=(format!("sign {style}")) aria-hidden="true" { (sign) }
+            span.unseen { @match finding.severity { Severity::Danger => "danger: ", Severity::Look => "look: " } }
+            b { (text(&finding.about)) } " " (with_commands(lines.next().unwrap_or_default()))
+            @for line in lines { br; span.quiet { (with_commands(line.trim())) } }
+        }
+    }
+}
+
+fn plots(ask: &PageRequest, wanted: &PlotQuery, series: &Series) -> Markup {
+    html! {
+        section.plots #plots aria-labelledby="plots-title" {
+            h2 #plots-title { "Over time" }
+            (wanted.choices(&ask.link("/")))
+            div.figures {
+                (plots::outcomes(wanted, series, None))
+                (plots::durations(wanted, series, None))
+                (plots::ages(wanted, series))
+            }
+        }
+    }
+}
+
+fn actions(database: &DatabaseSnapshot, actions: &[ActionRow]) -> Markup {
+    html! {
+        section aria-labelledby="actions-title" {
+            h2 #actions-title { "Operator actions" }
+            @if actions.is_empty() { p.quiet { "Nothing yet." } }
+            ul.actions {
+                @for action in actions {
+                    li {
+                        (text(&action.actor)) " " b { (text(&action.verb)) } " × " (count(action.count)) ", "
+                        (ago(action.occurred_at, database.now))
+                        @if let Some(reason) = &action.reason { ": " q { (text(reason)) } }
+                    }
+                }
+            }
+        }
+    }
+}

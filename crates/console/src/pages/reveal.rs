@@ -1,0 +1,39 @@
+//! The record of users who viewed an unmasked message.
+
+use serde_json::json;
+use uuid::Uuid;
+
+use super::super::ask::PageRequest;
+use super::super::error::PageError;
+use oncely_postgres as pg;
+
+/// The revealed item, as recorded.
+pub(super) struct RevealTarget<'a> {
+    pub(super) what: &'static str,
+    pub(super) id: Option<Uuid>,
+    pub(super) tenant: &'a str,
+    pub(super) consumer: &'a str,
+    pub(super) key: &'a str,
+}
+
+/// Records that a user views a message, before it is shown.
+pub(super) async fn record_reveal(ask: &PageRequest, revealed: RevealTarget<'_>) -> Result<(), PageError> {
+    let RevealTarget { what, id, tenant, consumer, key } = revealed;
+    let mut lease = ask.app.pool.lease().await?;
+    if !lease.abilities.record {
+        let login = lease.abilities.login.clone();
+        lease.give_back();
+        return Err(PageError::Refused(format!(
+            "The console's login {login} can't record that somebody looked, so nothing is revealed: that takes the role oncely_operator."
+        )));
+    }
+    let actor = ask.visitor.session.person.actor();
+    let mut filter = json!({ "what": what, "tenant": tenant, "consumer": consumer, "key": key });
+    if let Some(id) = id {
+        filter["id"] = json!(id);
+    }
+    let action = pg::Action { tenant, verb: "reveal", user: &actor, filter: &filter, count: 1, reason: None };
+    pg::record_action(&mut lease.session.connection, &action).await?;
+    lease.give_back();
+    Ok(())
+}

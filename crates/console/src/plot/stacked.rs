@@ -1,0 +1,97 @@
+//! Stacked areas, for values that add up; and ticks at the bottom for rare ones.
+
+use maud::{Markup, html};
+
+use super::axis::{HEIGHT, WIDTH, px, round_up};
+use super::{Axis, Caption, Values};
+
+/// Draws areas, the first at the bottom; missing values count as 0. `ticks`: drawn for each span with any, independent of the scale.
+pub(crate) fn stacked(caption: Caption, axis: Axis, series: &[Values], ticks: &Values) -> Markup {
+    let spans = series.iter().map(|values| values.values.len()).max().unwrap_or(0);
+    let value = |values: &Values, index: usize| values.values.get(index).copied().flatten().unwrap_or(0.0);
+    let mut lower = vec![0.0; spans];
+    let mut layers = Vec::new();
+    for values in series {
+        let upper: Vec<f64> = (0..spans).map(|index| lower[index] + value(values, index)).collect();
+        layers.push((values, lower, upper.clone()));
+        lower = upper;
+    }
+    let most = lower.iter().copied().fold(0.0, f64::max);
+    let top = round_up(most);
+    let levels: Vec<(f64, String)> =
+        [0.0, 0.5, 1.0].into_iter().map(|share| (share, (caption.written)(share * top))).collect();
+    let told = |index: usize| {
+        let all = series.iter().chain([ticks]);
+        let parts = all.map(|values| format!("{} {}", values.name, (caption.written)(value(values, index))));
+        Some(parts.collect::<Vec<_>>().join(", "))
+    };
+    let id = caption.id;
+    html! {
+        svg.plot viewBox=(format!("0 0 {WIDTH} {HEIGHT}")) role="img" aria-labelledby=(format!("{id}-title")) {
+            title id=(format!("{id}-title")) { (caption.title) ": at most " ((caption.written)(most)) }
+            defs { @for values in series { (pattern(id, values.style)) } }
+            (axis.levels(&levels))
+            @for (values, lower, upper) in &layers {
+                @if upper.iter().zip(lower).any(|(upper, lower)| upper > lower) {
+                    path class=(format!("area {}", values.style)) fill=(format!("url(#{id}-{})", values.style))
+                        d=(area(axis, lower, upper, top)) {}
+                    path class=(format!("edge {}", values.style)) d=(edges(axis, lower, upper, top)) {}
+                }
+            }
+            (tick_marks(axis, ticks))
+            (axis.times())
+            (axis.points(told))
+        }
+    }
+}
+
+fn point(axis: Axis, index: usize, value: f64, top: f64) -> String {
+    format!("{} {}", px(axis.middle(index)), px(axis.y(value / top)))
+}
+
+/// Draws the upper edge where the layer has any thickness.
+fn edges(axis: Axis, lower: &[f64], upper: &[f64], top: f64) -> String {
+    let mut out = String::new();
+    let mut is_open = false;
+    for (index, (lower, upper)) in lower.iter().zip(upper).enumerate() {
+        if upper > lower {
+            out.push_str(if is_open { "L" } else { "M" });
+            out.push_str(&point(axis, index, *upper, top));
+        }
+        is_open = upper > lower;
+    }
+    out
+}
+
+fn area(axis: Axis, lower: &[f64], upper: &[f64], top: f64) -> String {
+    let there = upper.iter().enumerate().map(|(index, value)| point(axis, index, *value, top));
+    let back = lower.iter().enumerate().rev().map(|(index, value)| point(axis, index, *value, top));
+    format!("M{}Z", there.chain(back).collect::<Vec<_>>().join("L"))
+}
+
+/// Draws a tick for each span with any value; a taller one for ten times as many.
+fn tick_marks(axis: Axis, values: &Values) -> Markup {
+    let most = values.values.iter().flatten().copied().fold(0.0, f64::max);
+    let known = values.values.iter().enumerate().filter_map(|(index, value)| Some((index, (*value)?)));
+    html! {
+        @for (index, value) in known.filter(|(_, value)| *value > 0.0) {
+            @let height = 6.0 + 8.0 * (1.0 + (value / most).log10()).max(0.0);
+            line class=(format!("tick {}", values.style)) x1=(px(axis.middle(index))) x2=(px(axis.middle(index)))
+                y1=(px(axis.bottom())) y2=(px(axis.bottom() - height)) {}
+        }
+    }
+}
+
+/// Renders the fill of an area: colour and pattern, for users who can distinguish only one of them.
+fn pattern(id: &str, style: &str) -> Markup {
+    html! {
+        pattern id=(format!("{id}-{style}")) class=(style) width="6" height="6" patternUnits="userSpaceOnUse" {
+            rect.ground width="6" height="6" {}
+            @match style {
+                "duplicates" => path.mark d="M-1 1L1 -1M0 6L6 0M5 7L7 5" {},
+                "retried" => circle.mark-dot cx="3" cy="3" r="1.2" {},
+                _ => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Connections: limits of their number and of time.
+
+use std::convert::Infallible;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::response::Response;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tower_service::Service as _;
+
+use super::app::SharedApp;
+use super::guard::{self, GuardDecision};
+use super::seats::{ConnectionSlot, ConnectionSlots};
+use oncely_net::http_server::{ConnectionLimits, accept, serve_connection};
+
+const LIMITS: ConnectionLimits = ConnectionLimits {
+    headers: Duration::from_secs(15),
+    write: Duration::from_secs(15),
+    head: 32 << 10,
+    keep_alive: true,
+};
+/// Time to finish running requests after the signal to stop.
+const STOP: Duration = Duration::from_secs(5);
+/// Answer if there is no free place.
+const FULL: &[u8] =
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: 5\r\nconnection: close\r\n\r\n";
+/// Serves until stopped, and finishes running requests.
+pub(super) async fn serve(app: SharedApp, router: Router, listener: TcpListener, stop: CancellationToken) {
+    let seats = ConnectionSlots::new(!app.access.is_behind_proxy());
+    let tasks = TaskTracker::new();
+    loop {
+        let (stream, peer) = tokio::select! {
+            accepted = accept(&listener) => accepted,
+            () = stop.cancelled() => break,
+        };
+        let peer = peer.ip();
+        // No byte is read from an untrusted address.
+        if !app.access.answers(peer) {
+            tracing::debug!(%peer, "not from the proxy's networks");
+            continue;
+        }
+        match seats.take(peer) {
+            Some(seat) => {
+                let app = Arc::clone(&app);
+                tasks.spawn(connection(app, router.clone(), stream, peer, Arc::new(seat), stop.clone()));
+            }
+            None => {
+                // Writes as much as possible without waiting.
+                let _ = stream.try_write(FULL);
+            }
+        }
+    }
+    tasks.close();
+    if tokio::time::timeout(STOP, tasks.wait()).await.is_err() {
+        tracing::warn!("answers that were under way are broken off");
+    }
+}
+
+async fn connection(
+    app: SharedApp,
+    router: Router,
+    stream: TcpStream,
+    peer: IpAddr,
+    seat: Arc<ConnectionSlot>,
+    stop: CancellationToken,
+) {
+    let own = Arc::clone(&seat);
+    let service = service_fn(move |request: hyper::Request<Incoming>| {
+        let (app, router, seat) = (Arc::clone(&app), router.clone(), Arc::clone(&own));
+        async move { Ok::<_, Infallible>(answer(app, router, peer, &seat, request.map(Body::new)).await) }
+    });
+    // The error has been logged, and ends the connection.
+    let _ = serve_connection(stream, &LIMITS, service, &stop, seat.leave.cancelled()).await;
+}
+
+async fn answer(
+    app: SharedApp,
+    mut router: Router,
+    peer: IpAddr,
+    seat: &ConnectionSlot,
+    request: axum::extract::Request,
+) -> Response {
+    let mut response = match guard::check(&app, peer, seat, request).await {
+        GuardDecision::Answer(response) => response,
+        GuardDecision::Pass(request) => {
+            let Ok(response) = router.call(request).await;
+            response
+        }
+    };
+    guard::add_security_headers(&mut response);
+    response
+}

@@ -1,0 +1,133 @@
+//! A consumer's effective settings, and which of them differ from their defaults.
+
+use super::html::length;
+use oncely_config::{Config, ConsumerSettings, LargeResponse};
+use oncely_core::decide::{OnConflict, PrecheckMode};
+use oncely_handler::JsonPolicy;
+
+/// A setting.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct DisplayedSetting {
+    pub name: &'static str,
+    pub value: String,
+    /// The default, if the value differs from it.
+    pub(crate) default: Option<String>,
+}
+
+/// Settings without a default: each consumer has its own.
+const OWN: [&str; 5] = ["queues", "tenant", "key", "handler", "bindings"];
+
+/// Returns all settings of a consumer, in the order of the reference.
+pub(crate) fn settings(consumer: &ConsumerSettings) -> Vec<DisplayedSetting> {
+    // The defaults are taken from a parsed minimal configuration, so that they can't differ from the real ones.
+    let least = "[postgres]\nurl = \"postgres://localhost/d\"\n[rabbitmq]\nurl = \"amqp://localhost\"\n[[consumers]]\nname = \"x\"\nqueue = \"x\"\n\
+                 tenant = \"queue\"\nkey = \"body_hash\"\n";
+    let defaults = Config::parse(least).ok().and_then(|config| config.consumers.into_iter().next());
+    let defaults = defaults.map(|consumer| values(&consumer)).unwrap_or_default();
+    let of = |name: &str| defaults.iter().find(|(known, _)| *known == name).map(|(_, value)| value);
+    values(consumer)
+        .into_iter()
+        .map(|(name, value)| {
+            let default = of(name).filter(|default| !OWN.contains(&name) && **default != value).cloned();
+            DisplayedSetting { name, value, default }
+        })
+        .collect()
+}
+
+fn values(consumer: &ConsumerSettings) -> Vec<(&'static str, String)> {
+    let time = length;
+    let yes = |yes: bool| if yes { "true" } else { "false" }.to_owned();
+    let handler = consumer.handler.as_ref().map_or_else(
+        || match &consumer.http {
+            Some(endpoint) => endpoint.shown(),
+            None => "in Rust, in an embedding program".to_owned(),
+        },
+        |function| {
+            let json = match function.json {
+                JsonPolicy::Optional => "optional",
+                JsonPolicy::Required => "required",
+                JsonPolicy::Off => "off",
+            };
+            format!("{}, batch = {}, json = {json}", function.name, function.batch)
+        },
+    );
+    let bindings: Vec<String> = consumer
+        .bindings
+        .iter()
+        .map(|binding| format!("{} ({})", binding.exchange, binding.routing_key))
+        .collect();
+    let arguments: Vec<&str> = consumer.queue_arguments.iter().map(|(name, _)| name.as_str()).collect();
+    let delays: Vec<String> = consumer.retry.delays.iter().map(|delay| length(*delay)).collect();
+    vec![
+        ("queues", consumer.queues.join(", ")),
+        ("queue_type", consumer.queue_type.as_str().to_owned()),
+        ("declare", yes(consumer.declare)),
+        ("queue_arguments", arguments.join(", ")),
+        ("bindings", bindings.join(", ")),
+        ("tenant", consumer.tenant.to_string()),
+        ("key", consumer.key.to_string()),
+        ("fingerprint", consumer.fingerprint.name()),
+        (
+            "on_conflict",
+            match consumer.on_conflict {
+                OnConflict::DeadLetter => "dead_letter",
+                OnConflict::Duplicate => "duplicate",
+            }
+            .to_owned(),
+        ),
+        ("handler", handler),
+        ("retention", time(consumer.retention)),
+        ("redelivery_horizon", time(consumer.redelivery_horizon)),
+        ("retry.delays", delays.join(", ")),
+        ("retry.max_attempts", consumer.retry.max_attempts.to_string()),
+        ("retry.max_crashes", consumer.retry.max_crashes.to_string()),
+        ("deadline", time(consumer.deadline)),
+        ("batch", consumer.batch.to_string()),
+        ("lanes", consumer.lanes.to_string()),
+        ("prefetch", consumer.prefetch.to_string()),
+        ("lock_order", consumer.lock_order.as_ref().map_or_else(|| "none".to_owned(), ToString::to_string)),
+        ("fair", yes(consumer.fair)),
+        ("buffer", consumer.buffer.to_string()),
+        ("max_body", consumer.max_body.to_string()),
+        (
+            "precheck",
+            match consumer.precheck {
+                None => "as [mirror] says",
+                Some(PrecheckMode::Auto) => "auto",
+                Some(PrecheckMode::Trust) => "trust",
+                Some(PrecheckMode::Verify) => "verify",
+                Some(PrecheckMode::Off) => "off",
+            }
+            .to_owned(),
+        ),
+        ("replies", yes(consumer.replies)),
+        ("response_limit", consumer.response_limit.to_string()),
+        (
+            "on_large_response",
+            match consumer.on_large_response {
+                LargeResponse::Refuse => "refuse",
+                LargeResponse::Compress => "compress",
+            }
+            .to_owned(),
+        ),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_differs_from_its_default_says_so() {
+        let text = "[postgres]\nurl = \"postgres://localhost/d\"\n[rabbitmq]\nurl = \"amqp://localhost\"\n[[consumers]]\nname = \"payments\"\n\
+                    queue = \"q\"\ntenant = { header = \"x-tenant\" }\nkey = { property = \"message_id\" }\nbatch = 100\nreplies = true\n";
+        let config = Config::parse(text).unwrap();
+        let found = settings(&config.consumers[0]);
+        let differs: Vec<_> =
+            found.iter().filter(|setting| setting.default.is_some()).map(|s| s.name).collect();
+        // prefetch follows batch and lanes.
+        assert_eq!(differs, ["batch", "prefetch", "replies"]);
+        let batch = found.iter().find(|setting| setting.name == "batch").unwrap();
+        assert_eq!((batch.value.as_str(), batch.default.as_deref()), ("100", Some("500")));
+    }
+}

@@ -1,0 +1,174 @@
+//! Keys in a file: the first encrypts; each decrypts the values that it encrypted.
+
+use std::fmt;
+
+use chacha20poly1305::aead::{Aead as _, Generate as _, KeyInit as _, Payload};
+use chacha20poly1305::{Key, XChaCha20Poly1305, XNonce};
+use figment::Figment;
+use figment::providers::{Format as _, Toml};
+use serde::Deserialize;
+
+use super::{Cipher, CipherError, EncryptedValue, Place};
+
+/// Keys by id, for XChaCha20-Poly1305 with random nonces of 192 bits.
+pub struct KeyRing {
+    keys: Vec<(String, XChaCha20Poly1305)>,
+}
+
+impl fmt::Debug for KeyRing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("KeyRing").field(&self.ids()).finish()
+    }
+}
+
+/// All errors of a key file. They never contain key material.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}", .0.join("; "))]
+pub struct KeyRingError(pub Vec<String>);
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct KeyFile {
+    #[serde(default)]
+    keys: Vec<KeyFileEntry>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct KeyFileEntry {
+    id: String,
+    key: String,
+}
+
+const DIGITS: usize = 64;
+const NONCE: usize = 24;
+
+impl KeyRing {
+    /// Parses a list of keys:
+    ///
+    /// ```toml
+    /// [[keys]]          # the first encrypts
+    /// id = "2026-11"
+    /// key = "…"         # 32 random bytes: openssl rand -hex 32
+    /// ```
+    ///
+    /// # Errors
+    /// All errors of the text at once.
+    pub fn parse(text: &str) -> Result<Self, KeyRingError> {
+        // The parser's error quotes the line, which may hold a key.
+        let Ok(file) = Figment::from(Toml::string(text)).extract::<KeyFile>() else {
+            let what =
+                "is not TOML with a list [[keys]], each with a text `id` and a text `key` and nothing else";
+            return Err(KeyRingError(vec![what.to_owned()]));
+        };
+        let mut wrong = Vec::new();
+        let mut keys: Vec<(String, XChaCha20Poly1305)> = Vec::new();
+        for (index, KeyFileEntry { id, key }) in file.keys.into_iter().enumerate() {
+            let name = format!("keys[{index}]");
+            if !is_id(&id) {
+                wrong.push(format!("{name}.id must be 1 to 64 letters, digits, '-', '_' and '.'"));
+                continue;
+            }
+            if keys.iter().any(|(known, _)| *known == id) {
+                wrong.push(format!("{name}.id {id} is there twice"));
+            }
+            match bytes(&key) {
+                Some(bytes) => keys.push((id, XChaCha20Poly1305::new(&Key::from(bytes)))),
+                None => wrong.push(format!(
+                    "{name}.key ({id}) must be {DIGITS} hexadecimal digits: openssl rand -hex 32"
+                )),
+            }
+        }
+        if keys.is_empty() && wrong.is_empty() {
+            wrong.push("holds no key".to_owned());
+        }
+        if wrong.is_empty() { Ok(Self { keys }) } else { Err(KeyRingError(wrong)) }
+    }
+
+    /// The ids of the keys; the first one encrypts.
+    #[must_use]
+    pub fn ids(&self) -> Vec<&str> {
+        self.keys.iter().map(|(id, _)| id.as_str()).collect()
+    }
+}
+
+fn is_id(id: &str) -> bool {
+    (1..=64).contains(&id.len())
+        && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+}
+
+fn bytes(digits: &str) -> Option<[u8; DIGITS / 2]> {
+    if digits.len() != DIGITS || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+        return None;
+    }
+    let mut bytes = [0; DIGITS / 2];
+    for (byte, two) in bytes.iter_mut().zip(digits.as_bytes().chunks_exact(2)) {
+        *byte = u8::from_str_radix(std::str::from_utf8(two).ok()?, 16).ok()?;
+    }
+    Some(bytes)
+}
+
+/// Returns the place followed by the key's id: a row with a changed id does not decrypt either.
+fn associated(place: &Place<'_>, key: &str) -> Vec<u8> {
+    [place.bytes().as_slice(), key.as_bytes()].concat()
+}
+
+impl Cipher for KeyRing {
+    fn seal(&self, place: &Place<'_>, plain: &[u8]) -> Result<EncryptedValue, CipherError> {
+        let other = |what: &str| CipherError::Other(what.to_owned());
+        let (id, cipher) = self.keys.first().ok_or_else(|| other("no key"))?;
+        let nonce = XNonce::try_generate().map_err(|_| other("the system gives no random bytes"))?;
+        let aad = associated(place, id);
+        let sealed = cipher
+            .encrypt(&nonce, Payload { msg: plain, aad: &aad })
+            .map_err(|_| other("too long to be encrypted"))?;
+        Ok(EncryptedValue { key: id.clone(), bytes: [nonce.as_slice(), &sealed].concat() })
+    }
+
+    fn open(&self, place: &Place<'_>, sealed: &EncryptedValue) -> Result<Vec<u8>, CipherError> {
+        let Some((id, cipher)) = self.keys.iter().find(|(id, _)| *id == sealed.key) else {
+            return Err(CipherError::NoKey { key: sealed.key.clone() });
+        };
+        let broken = || CipherError::DoesNotOpen { key: id.clone() };
+        let (nonce, rest) = sealed.bytes.split_at_checked(NONCE).ok_or_else(broken)?;
+        let nonce = <[u8; NONCE]>::try_from(nonce).map_err(|_| broken())?;
+        let aad = associated(place, id);
+        cipher.decrypt(&XNonce::from(nonce), Payload { msg: rest, aad: &aad }).map_err(|_| broken())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_that_is_wrong_with_a_file_of_keys_is_told_at_once_and_no_key_is() {
+        let secret = "5ec4e7".repeat(10);
+        let told = |text: &str| {
+            let error = KeyRing::parse(text).unwrap_err();
+            assert!(!format!("{error} {error:?}").contains("5ec4e7"), "{error}");
+            error.0
+        };
+        let good = "ab".repeat(32);
+        let text = format!(
+            "[[keys]]\nid = \"a\"\nkey = \"{secret}\"\n[[keys]]\nid = \"b b\"\nkey = \"{good}\"\n[[keys]]\nid = \"c\"\nkey = \"{good}\"\n\
+             [[keys]]\nid = \"c\"\nkey = \"{good}\""
+        );
+        assert_eq!(
+            told(&text),
+            [
+                "keys[0].key (a) must be 64 hexadecimal digits: openssl rand -hex 32",
+                "keys[1].id must be 1 to 64 letters, digits, '-', '_' and '.'",
+                "keys[3].id c is there twice",
+            ]
+        );
+        assert_eq!(told(""), ["holds no key"]);
+        for text in
+            [&format!("key = \"{secret}\""), &secret, &format!("[[keys]]\nid = 1\nkey = \"{secret}\"")]
+        {
+            assert!(told(text)[0].starts_with("is not TOML with a list [[keys]]"));
+        }
+        let ring = KeyRing::parse(&format!("[[keys]]\nid = \"a\"\nkey = \"{good}\"")).unwrap();
+        assert_eq!(format!("{ring:?}"), "KeyRing([\"a\"])");
+    }
+}

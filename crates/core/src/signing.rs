@@ -1,0 +1,451 @@
+//! A signed identity in a retried copy, so that it keeps the identity of its original.
+//!
+//! A copy that the worker publishes for a later attempt can't carry the broker-validated `user_id` of its original (the broker checks it
+//! against *our* user), and no header of an ordinary message may replace it: any publisher could set one. So the worker signs the identity
+//! with a key that only workers know.
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+use crate::identity::{Identity, IdentityPart};
+use crate::letter::Letter;
+
+/// Version of the format. A program that meets another version reports it, and does not guess.
+const VERSION: &str = "1";
+
+/// The keys of signed identities and letter marks: one of each signs, all are accepted, so that a key can be replaced while copies that it
+/// signed are in transit.
+#[derive(Clone)]
+pub struct SigningKeys {
+    identity: Ring,
+    letter: Ring,
+}
+
+/// The keys of one purpose.
+#[derive(Clone)]
+struct Ring {
+    signing: SigningKey,
+    known: Vec<SigningKey>,
+}
+
+#[derive(Clone)]
+struct SigningKey {
+    /// Identifies the key, and reveals nothing of it.
+    id: String,
+    key: [u8; 32],
+}
+
+/// A secret of the database.
+#[derive(Clone)]
+pub struct StoredSecret {
+    /// The name in signatures made with it.
+    pub id: String,
+    #[doc(hidden)]
+    pub secret: Vec<u8>,
+}
+
+/// The database's secrets of one purpose.
+#[derive(Clone)]
+pub struct StoredSecrets {
+    /// Signs if the configuration has no other.
+    pub signing: StoredSecret,
+    /// Also accepted.
+    pub accepted: Vec<StoredSecret>,
+}
+
+/// The signing and accepted secrets of the database at one time.
+#[derive(Clone)]
+pub struct SigningSecrets {
+    #[doc(hidden)]
+    pub identity: StoredSecrets,
+    #[doc(hidden)]
+    pub letter: StoredSecrets,
+}
+
+const IDENTITY: &str = "oncely 2026-11-22 signed identity v1";
+const LETTER: &str = "oncely 2026-11-22 dead letter mark v1";
+
+/// The reason why a signed identity or a mark is not accepted. There is no fallback: an attacker who can spoil the
+/// signature could choose it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SignatureError {
+    #[error("is malformed")]
+    #[doc(hidden)]
+    Malformed,
+    #[error("has a version that this program does not know: a newer one wrote it")]
+    #[doc(hidden)]
+    Version,
+    #[error("is signed with the key {0}, which is not accepted here (oncely secrets list; cell.known_keys)")]
+    #[doc(hidden)]
+    Key(String),
+    #[error("does not belong to this message, or is forged")]
+    #[doc(hidden)]
+    Mismatch,
+}
+
+#[derive(Deserialize, Serialize)]
+struct SignedContent {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    tenant: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    key: Option<String>,
+    user_id: Option<String>,
+}
+
+/// Content of a signed identity.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SignedIdentity {
+    /// `None` if it was unknown; the message is identified again.
+    pub identity: Option<Identity>,
+    #[doc(hidden)]
+    pub user_id: Option<String>,
+}
+
+impl StoredSecret {
+    /// Makes a secret with an id derived from it: of a configuration, or a test.
+    fn named(secret: &[u8]) -> Self {
+        let [a, b, c, d, ..] = blake3::derive_key("oncely 2026-11-22 signing key id v1", secret);
+        Self { id: format!("{:08x}", u32::from_be_bytes([a, b, c, d])), secret: secret.to_vec() }
+    }
+}
+
+impl SigningKey {
+    fn derive(context: &str, stored: &StoredSecret) -> Self {
+        Self { id: stored.id.clone(), key: blake3::derive_key(context, &stored.secret) }
+    }
+
+    /// Returns `<version>.<key id>.<MAC>`, which precedes the content.
+    fn sign(&self, mac: blake3::Hash) -> String {
+        format!("{VERSION}.{}.{}", self.id, mac.to_hex())
+    }
+
+    fn identity(&self, consumer: &IdentityPart, body: &[u8], content: &str) -> blake3::Hash {
+        keyed(&self.key, &[consumer.as_str().as_bytes(), &Sha256::digest(body), content.as_bytes()])
+    }
+
+    fn letter(&self, letter: Letter, tenant: &str, body: &[u8]) -> blake3::Hash {
+        keyed(&self.key, &[letter.to_string().as_bytes(), tenant.as_bytes(), body])
+    }
+}
+
+impl Ring {
+    fn new(context: &str, signing: Option<&[u8]>, known: &[&[u8]], stored: &StoredSecrets) -> Self {
+        let derive = |stored: &StoredSecret| SigningKey::derive(context, stored);
+        let configured = known.iter().map(|secret| derive(&StoredSecret::named(secret)));
+        Self {
+            signing: signing.map_or_else(|| derive(&stored.signing), |one| derive(&StoredSecret::named(one))),
+            known: configured
+                .chain(std::iter::once(&stored.signing).chain(&stored.accepted).map(derive))
+                .collect(),
+        }
+    }
+
+    /// Returns the key of a signature that begins with this version and key id.
+    fn key(&self, version: &str, id: &str) -> Result<&SigningKey, SignatureError> {
+        if version != VERSION {
+            let is_number = !version.is_empty() && version.bytes().all(|byte| byte.is_ascii_digit());
+            return Err(if is_number { SignatureError::Version } else { SignatureError::Malformed });
+        }
+        let mut keys = std::iter::once(&self.signing).chain(&self.known);
+        keys.find(|key| key.id == id).ok_or_else(|| {
+            match id.len() == 8 && id.bytes().all(|b| b.is_ascii_hexdigit()) {
+                true => SignatureError::Key(id.to_owned()),
+                false => SignatureError::Malformed,
+            }
+        })
+    }
+
+    /// Returns whether a signature names an unknown key.
+    fn misses(&self, signature: &str) -> bool {
+        let mut parts = signature.splitn(3, '.');
+        let (version, id) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+        matches!(self.key(version, id), Err(SignatureError::Key(_)))
+    }
+}
+
+impl SigningKeys {
+    /// Combines the configuration's signing key, its accepted keys, and the database's own, which sign if there is no other, and are always
+    /// accepted.
+    pub fn new(signing: Option<&[u8]>, known: &[&[u8]], stored: &SigningSecrets) -> Self {
+        Self {
+            identity: Ring::new(IDENTITY, signing, known, &stored.identity),
+            letter: Ring::new(LETTER, signing, known, &stored.letter),
+        }
+    }
+
+    /// Makes keys from one secret of the database for every purpose.
+    pub fn derive<'a>(
+        signing: Option<&[u8]>,
+        known: impl IntoIterator<Item = &'a [u8]>,
+        secret: &[u8],
+    ) -> Self {
+        let stored = StoredSecrets { signing: StoredSecret::named(secret), accepted: Vec::new() };
+        let known: Vec<&[u8]> = known.into_iter().collect();
+        Self::new(signing, &known, &SigningSecrets { identity: stored.clone(), letter: stored })
+    }
+
+    /// Returns whether a message names an unknown key in its signed identity or its mark.
+    pub fn misses(&self, identity: Option<&str>, mark: Option<&str>) -> bool {
+        identity.is_some_and(|identity| self.identity.misses(identity))
+            || mark.is_some_and(|mark| self.letter.misses(mark))
+    }
+
+    /// Returns the header's value for a copy of a message with this body.
+    pub fn sign_identity(&self, identity: &Identity, user_id: Option<&str>, body: &[u8]) -> Option<String> {
+        let signed = SignedContent {
+            tenant: Some(identity.tenant.as_str().to_owned()),
+            key: Some(identity.key.as_str().to_owned()),
+            user_id: user_id.map(str::to_owned),
+        };
+        self.write(&signed, &identity.consumer, body)
+    }
+
+    /// Returns the header's value for a message of unknown identity: its user id alone.
+    pub fn sign_user(&self, consumer: &IdentityPart, user_id: &str, body: &[u8]) -> Option<String> {
+        self.write(
+            &SignedContent { tenant: None, key: None, user_id: Some(user_id.to_owned()) },
+            consumer,
+            body,
+        )
+    }
+
+    fn write(&self, signed: &SignedContent, consumer: &IdentityPart, body: &[u8]) -> Option<String> {
+        let content = serde_json::to_string(signed).ok()?;
+        let key = &self.identity.signing;
+        Some(format!("{}.{content}", key.sign(key.identity(consumer, body, &content))))
+    }
+
+    /// Returns the content of a header's value, if we signed it for this consumer and this body.
+    ///
+    /// # Errors
+    /// The reason why it is not accepted.
+    pub fn open(
+        &self,
+        value: &[u8],
+        consumer: &IdentityPart,
+        body: &[u8],
+    ) -> Result<SignedIdentity, SignatureError> {
+        let text = std::str::from_utf8(value).map_err(|_| SignatureError::Malformed)?;
+        let mut parts = text.splitn(4, '.');
+        let mut part = || parts.next().ok_or(SignatureError::Malformed);
+        let (version, id, mac, content) = (part()?, part()?, part()?, part()?);
+        let key = self.identity.key(version, id)?;
+        compare(mac, key.identity(consumer, body, content))?;
+        let signed: SignedContent = serde_json::from_str(content).map_err(|_| SignatureError::Malformed)?;
+        let read = |text: &str| IdentityPart::new(text.as_bytes()).map_err(|_| SignatureError::Malformed);
+        let identity = match (signed.tenant, signed.key) {
+            (Some(tenant), Some(key)) => {
+                Some(Identity { tenant: read(&tenant)?, consumer: consumer.clone(), key: read(&key)? })
+            }
+            _ => None,
+        };
+        Ok(SignedIdentity { identity, user_id: signed.user_id })
+    }
+
+    /// Marks a dead letter, so that no publisher can make a sweep confuse one message with another.
+    pub fn mark(&self, letter: Letter, tenant: &str, body: &[u8]) -> String {
+        self.letter.signing.sign(self.letter.signing.letter(letter, tenant, body))
+    }
+
+    /// Returns the letter of a message by its two headers, the letter's name and its mark. `None` if it has no mark: a name alone could be
+    /// any publisher's.
+    ///
+    /// # Errors
+    /// The reason why its mark is not accepted.
+    pub fn read_mark(
+        &self,
+        letter: Option<&str>,
+        mark: Option<&str>,
+        tenant: &str,
+        body: &[u8],
+    ) -> Result<Option<Letter>, SignatureError> {
+        let Some(mark) = mark else { return Ok(None) };
+        let mut parts = mark.splitn(3, '.');
+        let mut part = || parts.next().ok_or(SignatureError::Malformed);
+        let (version, id, mac) = (part()?, part()?, part()?);
+        let key = self.letter.key(version, id)?;
+        let letter = letter.and_then(Letter::parse).ok_or(SignatureError::Mismatch)?;
+        compare(mac, key.letter(letter, tenant, body))?;
+        Ok(Some(letter))
+    }
+}
+
+/// Compares a MAC in constant time (blake3).
+fn compare(mac: &str, expected: blake3::Hash) -> Result<(), SignatureError> {
+    match blake3::Hash::from_hex(mac).map_err(|_| SignatureError::Malformed)? == expected {
+        true => Ok(()),
+        false => Err(SignatureError::Mismatch),
+    }
+}
+
+fn keyed(key: &[u8; 32], parts: &[&[u8]]) -> blake3::Hash {
+    let mut hasher = blake3::Hasher::new_keyed(key);
+    for part in parts {
+        hasher.update(&(part.len() as u64).to_be_bytes());
+        hasher.update(part);
+    }
+    hasher.finalize()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn part(text: &str) -> IdentityPart {
+        IdentityPart::new(text.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn only_our_signature_on_this_body_for_this_consumer_opens() {
+        let key = SigningKeys::derive(None, [], b"secret");
+        let identity = Identity { tenant: part("acme"), consumer: part("payments"), key: part("k\u{1}\"") };
+        let value = key.sign_identity(&identity, Some("shop"), b"body").unwrap();
+        let open = |key: &SigningKeys, value: &str, consumer: &str, body: &[u8]| {
+            key.open(value.as_bytes(), &part(consumer), body)
+        };
+        assert_eq!(
+            open(&key, &value, "payments", b"body"),
+            Ok(SignedIdentity { identity: Some(identity), user_id: Some("shop".into()) })
+        );
+        assert_eq!(open(&key, &value, "ledger", b"body"), Err(SignatureError::Mismatch));
+        assert_eq!(open(&key, &value, "payments", b"other"), Err(SignatureError::Mismatch));
+        assert_eq!(
+            open(&SigningKeys::derive(None, [], b"other"), &value, "payments", b"body"),
+            Err(SignatureError::Key(key.identity.signing.id.clone()))
+        );
+        assert_eq!(
+            open(&key, &value.replace("acme", "evil"), "payments", b"body"),
+            Err(SignatureError::Mismatch)
+        );
+        let newer = value.replacen("1.", "2.", 1);
+        assert_eq!(open(&key, &newer, "payments", b"body"), Err(SignatureError::Version));
+        for junk in ["", ".", "zz.{}", "x", "...", "1.2.3.4", "1.00000000"] {
+            assert_eq!(open(&key, junk, "payments", b"body"), Err(SignatureError::Malformed), "{junk}");
+        }
+    }
+
+    #[test]
+    fn a_key_is_replaced_while_copies_are_on_their_way() {
+        let identity = Identity { tenant: part("acme"), consumer: part("payments"), key: part("k") };
+        let letter = Letter { id: uuid::Uuid::from_u128(7), generation: 1 };
+        let opens =
+            |key: &SigningKeys, value: &str| key.open(value.as_bytes(), &identity.consumer, b"body").is_ok();
+        let before = SigningKeys::derive(None, [], b"secret");
+        let (old, old_mark) =
+            (before.sign_identity(&identity, None, b"body").unwrap(), before.mark(letter, "acme", b"body"));
+        // Accepted everywhere first, then used to sign.
+        let known = SigningKeys::derive(None, [&b"new key"[..]], b"secret");
+        let after = SigningKeys::derive(Some(b"new key"), [], b"secret");
+        let new = after.sign_identity(&identity, None, b"body").unwrap();
+        assert_ne!(old, new);
+        let reads = |key: &SigningKeys, mark: &str| {
+            key.read_mark(Some(&letter.to_string()), Some(mark), "acme", b"body")
+        };
+        let new_mark = after.mark(letter, "acme", b"body");
+        for key in [&known, &after] {
+            assert!(opens(key, &old) && opens(key, &new));
+            assert_eq!(reads(key, &old_mark), Ok(Some(letter)));
+            assert_eq!(reads(key, &new_mark), Ok(Some(letter)));
+        }
+        assert_eq!(reads(&before, &new_mark), Err(SignatureError::Key(after.letter.signing.id.clone())));
+        assert!(!opens(&before, &new), "who does not have the key says so");
+        let third = SigningKeys::derive(Some(b"newer key"), [&b"new key"[..]], b"secret");
+        assert!(opens(&third, &new) && opens(&third, &old));
+    }
+
+    #[test]
+    fn each_purpose_has_its_own_key_and_a_name_that_is_not_here_is_told_from_junk() {
+        let ring = |name: &str| {
+            let secret = |id: &str| StoredSecret { id: id.to_owned(), secret: name.as_bytes().to_vec() };
+            StoredSecrets { signing: secret("00000001"), accepted: vec![secret("00000002")] }
+        };
+        let stored =
+            |identity: &str, letter: &str| SigningSecrets { identity: ring(identity), letter: ring(letter) };
+        let key = SigningKeys::new(None, &[], &stored("i", "l"));
+        let letter = Letter { id: uuid::Uuid::from_u128(7), generation: 1 };
+        let (user, mark) =
+            (key.sign_user(&part("payments"), "shop", b"body").unwrap(), key.mark(letter, "acme", b"body"));
+        let open = |key: &SigningKeys| key.open(user.as_bytes(), &part("payments"), b"body").is_ok();
+        let read = |key: &SigningKeys| {
+            key.read_mark(Some(&letter.to_string()), Some(&mark), "acme", b"body").is_ok()
+        };
+        let (no_letter, no_identity) =
+            (SigningKeys::new(None, &[], &stored("i", "x")), SigningKeys::new(None, &[], &stored("x", "l")));
+        assert!(open(&no_letter) && !read(&no_letter) && !open(&no_identity) && read(&no_identity));
+        for known in [&user, &mark, "1.00000001.", "1.00000002.ab.{}"] {
+            assert!(!key.misses(Some(known), Some(known)), "{known}");
+        }
+        for unknown in ["1.00000003", "1.00000003.ab", "1.fFfFfFfF.ab.{}"] {
+            assert!(key.misses(Some(unknown), None) && key.misses(None, Some(unknown)), "{unknown}");
+        }
+        for junk in ["", "1", "1.", "1.0000003.ab", "2.00000003.ab", "x.00000003.ab", "1.0000000g.ab"] {
+            assert!(!key.misses(Some(junk), Some(junk)), "{junk}");
+        }
+    }
+
+    #[test]
+    fn a_user_is_signed_where_the_identity_is_not_known() {
+        let key = SigningKeys::derive(None, [], b"secret");
+        let value = key.sign_user(&part("payments"), "shop", b"body").unwrap();
+        let opened = SignedIdentity { identity: None, user_id: Some("shop".into()) };
+        assert_eq!(key.open(value.as_bytes(), &part("payments"), b"body"), Ok(opened));
+        assert_eq!(key.open(value.as_bytes(), &part("ledger"), b"body"), Err(SignatureError::Mismatch));
+    }
+
+    #[test]
+    fn a_dead_letters_mark_fits_its_letter_tenant_and_body_only() {
+        let key = SigningKeys::derive(None, [], b"secret");
+        let letter = Letter { id: uuid::Uuid::from_u128(7), generation: 1 };
+        let next = Letter { generation: 2, ..letter };
+        let mark = key.mark(letter, "acme", b"body");
+        let read = |mark: &str, letter: Letter, tenant: &str, body: &[u8]| {
+            key.read_mark(Some(&letter.to_string()), Some(mark), tenant, body)
+        };
+        assert_eq!(read(&mark, letter, "acme", b"body"), Ok(Some(letter)));
+        assert_eq!(read(&mark, next, "acme", b"body"), Err(SignatureError::Mismatch));
+        assert_eq!(read(&mark, letter, "globex", b"body"), Err(SignatureError::Mismatch));
+        assert_eq!(read(&mark, letter, "acme", b"other"), Err(SignatureError::Mismatch));
+        assert_eq!(
+            read(&mark.replacen("1.", "2.", 1), letter, "acme", b"body"),
+            Err(SignatureError::Version)
+        );
+        for junk in ["", ".", "1", "1..", "x.00000000.00", "1.0000000g.00", &mark[..mark.len() - 1]] {
+            assert_eq!(read(junk, letter, "acme", b"body"), Err(SignatureError::Malformed), "{junk}");
+        }
+        assert_eq!(key.read_mark(Some(&letter.to_string()), None, "acme", b"body"), Ok(None), "a name alone");
+        assert_eq!(
+            key.read_mark(None, Some(&mark), "acme", b"body"),
+            Err(SignatureError::Mismatch),
+            "a mark alone"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_signed_is_found_and_no_bit_of_it_can_be_changed(
+            tenant in "[^\u{0}]{1,60}",
+            key in "[^\u{0}]{1,60}",
+            user in prop::option::of(".{0,20}"),
+            body in prop::collection::vec(any::<u8>(), 0..50),
+            flip in any::<prop::sample::Index>(),
+        ) {
+            let signing_keys = SigningKeys::derive(None, [], b"secret");
+            let identity = Identity { tenant: part(&tenant), consumer: part("payments"), key: part(&key) };
+            let signed = signing_keys.sign_identity(&identity, user.as_deref(), &body).unwrap();
+            let opened = signing_keys.open(signed.as_bytes(), &identity.consumer, &body);
+            prop_assert_eq!(opened, Ok(SignedIdentity { identity: Some(identity.clone()), user_id: user }));
+            let mut forged = signed.into_bytes();
+            let bit = flip.index(forged.len() * 8);
+            forged[bit / 8] ^= 1 << (bit % 8);
+            // The other case of a hexadecimal digit is the same MAC.
+            let opened = signing_keys.open(&forged, &identity.consumer, &body);
+            let in_mac = (11..75).contains(&(bit / 8));
+            let same_digit = bit % 8 == 5 && in_mac && forged[bit / 8].is_ascii_uppercase();
+            prop_assert_eq!(opened.is_ok(), same_digit);
+            let mut body = body;
+            body.push(0);
+            prop_assert!(signing_keys.open(&forged, &identity.consumer, &body).is_err());
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! Named steps of the programs at which a test ends the process (feature `failpoints`), or a task with all that it owns (feature
+//! `testing`). Without these features, which no release build has, steps do nothing.
+
+/// Every step, before and after each input or output of worker, relay and garbage collection. `tests/it/crash_points.rs`
+/// kills a process at each of them.
+pub const STEPS: &[&str] = &[
+    "worker.precheck.before",
+    "worker.precheck.after",
+    "worker.look_up_suspects.before",
+    "worker.look_up_suspects.after",
+    "worker.mark.before",
+    "worker.mark.after",
+    "worker.begin.before",
+    "worker.begin.after",
+    "worker.commit_fresh.before",
+    "worker.commit_fresh.after",
+    "worker.claim_fresh.before",
+    "worker.claim_fresh.after",
+    "worker.claim.before",
+    "worker.claim.after",
+    "worker.look_up.before",
+    "worker.look_up.after",
+    "worker.retake.before",
+    "worker.retake.after",
+    "worker.handle.before",
+    "worker.handle.after",
+    "worker.fail.before",
+    "worker.fail.after",
+    "worker.refusal.before",
+    "worker.refusal.after",
+    "worker.responses.before",
+    "worker.responses.after",
+    "worker.audit.before",
+    "worker.audit.after",
+    "worker.mirror_queue.before",
+    "worker.mirror_queue.after",
+    "worker.reply.before",
+    "worker.reply.after",
+    "worker.letter.before",
+    "worker.letter.after",
+    "worker.commit.before",
+    "worker.commit.after",
+    "worker.record_failure.before",
+    "worker.record_failure.after",
+    "worker.reject.before",
+    "worker.reject.after",
+    "worker.publish.before",
+    "worker.publish.after",
+    "worker.ack.before",
+    "worker.ack.after",
+    "observe.commit.before",
+    "observe.commit.after",
+    "observe.ack.before",
+    "observe.ack.after",
+    "relay.take.before",
+    "relay.take.after",
+    "relay.mirror.before",
+    "relay.mirror.after",
+    "relay.delete.before",
+    "relay.delete.after",
+    "relay.commit.before",
+    "relay.commit.after",
+    "events.take.before",
+    "events.take.after",
+    "events.publish.before",
+    "events.publish.after",
+    "events.delete.before",
+    "events.delete.after",
+    "events.fail.before",
+    "events.fail.after",
+    "events.commit.before",
+    "events.commit.after",
+    "gc.partitions.before",
+    "gc.partitions.after",
+    "gc.seal.before",
+    "gc.seal.after",
+    "gc.drop.before",
+    "gc.drop.after",
+    "gc.lock.before",
+    "gc.lock.after",
+    "gc.delete.before",
+    "gc.delete.after",
+    "gc.count.before",
+    "gc.count.after",
+    "lease.claim.before",
+    "lease.claim.after",
+    "lease.begin.before",
+    "lease.begin.after",
+    "lease.call.before",
+    "lease.call.after",
+    "lease.checkpoint.before",
+    "lease.checkpoint.after",
+    "lease.transaction.before",
+    "lease.transaction.after",
+    "lease.renew.before",
+    "lease.complete.before",
+    "lease.commit.before",
+    "lease.commit.after",
+    "lease.fail.before",
+    "lease.fail.after",
+    "http.claim.before",
+    "http.claim.after",
+    "http.handle.before",
+    "http.handle.after",
+    "http.leave.before",
+    "http.leave.after",
+    "http.store.before",
+    "http.store.after",
+    "http.commit.before",
+    "http.commit.after",
+    "leased.claim.before",
+    "leased.claim.after",
+    "leased.handle.before",
+    "leased.handle.after",
+    "leased.end.before",
+    "leased.end.after",
+];
+
+#[cfg(feature = "testing")]
+tokio::task_local! {
+    /// The step at which the current task ends.
+    static LAST: &'static str;
+}
+
+/// Panic payload of a task that has reached its last step.
+#[cfg(feature = "testing")]
+struct FailpointReached;
+
+/// Runs until this step; returns `None` if it was reached. Everything that the future owned is dropped then; the process goes on. A future
+/// that completes before the step returns its result.
+///
+/// # Panics
+/// If the future does. With `panic = "abort"`, which tests can't use, the step ends the process.
+/// As the future does. Built with `panic = "abort"`, which tests can't be, the step ends the process.
+#[cfg(feature = "testing")]
+pub async fn run_until<T>(step: &'static str, run: impl Future<Output = T>) -> Option<T> {
+    use futures::FutureExt as _;
+
+    debug_assert!(STEPS.contains(&step), "{step} is not in the list of steps");
+    match std::panic::AssertUnwindSafe(LAST.scope(step, run)).catch_unwind().await {
+        Ok(done) => Some(done),
+        Err(panic) if panic.is::<FailpointReached>() => None,
+        Err(panic) => std::panic::resume_unwind(panic),
+    }
+}
+
+/// Lets a task that works for the current one end at the same step.
+#[cfg(feature = "testing")]
+pub fn inherit<F: Future>(task: F) -> impl Future<Output = F::Output> {
+    let last = LAST.try_with(|last| *last).ok();
+    async move {
+        match last {
+            Some(last) => LAST.scope(last, task).await,
+            None => task.await,
+        }
+    }
+}
+
+/// Ends the current task, if a task that worked for it has reached the last step.
+#[cfg(feature = "testing")]
+pub fn ended(other: tokio::task::JoinError) {
+    if let Ok(panic) = other.try_into_panic()
+        && panic.is::<FailpointReached>()
+    {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+/// Returns the task unchanged.
+#[cfg(not(feature = "testing"))]
+#[inline(always)]
+pub fn inherit<F: Future>(task: F) -> F {
+    task
+}
+
+/// Does nothing.
+#[cfg(not(feature = "testing"))]
+#[inline(always)]
+pub fn ended(_: tokio::task::JoinError) {}
+
+/// Reaches a step: of a process in this crate's tests, or of a task in those of an embedding program.
+#[cfg(any(feature = "failpoints", feature = "testing"))]
+pub fn step(name: &'static str) {
+    debug_assert!(STEPS.contains(&name), "{name} is not in the list of steps");
+    #[cfg(feature = "testing")]
+    if LAST.try_with(|last| *last == name).unwrap_or(false) {
+        // Without the panic hook, so that nothing is reported.
+        std::panic::resume_unwind(Box::new(FailpointReached));
+    }
+    #[cfg(feature = "failpoints")]
+    end_at(name);
+}
+
+/// Ends the process at `FAILPOINT=worker.commit.after` by SIGABRT; `…=starve` blocks every thread of the runtime.
+#[cfg(feature = "failpoints")]
+fn end_at(name: &'static str) {
+    use std::sync::OnceLock;
+
+    static CHOSEN: OnceLock<Option<String>> = OnceLock::new();
+    let Some(chosen) = CHOSEN.get_or_init(|| std::env::var("FAILPOINT").ok()) else { return };
+    if chosen == name {
+        eprintln!("failpoint: {name}");
+        std::process::abort();
+    }
+    if chosen.strip_suffix("=starve") == Some(name) {
+        eprintln!("failpoint: {name}: the runtime starves");
+        for _ in 0..tokio::runtime::Handle::current().metrics().num_workers() {
+            tokio::spawn(async { std::thread::sleep(std::time::Duration::from_secs(3_600)) });
+        }
+        std::thread::sleep(std::time::Duration::from_secs(3_600));
+    }
+}
+
+/// Reaches a step with these messages. `FAILPOINT=worker.handle.before=key:kill` ends the process if a key begins with `kill`, to simulate
+/// a message that crashes its process.
+#[cfg(feature = "failpoints")]
+pub fn step_with<'a>(name: &'static str, mut keys: impl Iterator<Item = &'a str>) {
+    step(name);
+    let chosen = std::env::var("FAILPOINT").unwrap_or_default();
+    let prefix = chosen.strip_prefix(name).and_then(|rest| rest.strip_prefix("=key:"));
+    if prefix.is_some_and(|prefix| keys.any(|key| key.starts_with(prefix))) {
+        eprintln!("failpoint: {name}: a message kills the process");
+        std::process::abort();
+    }
+}
+
+/// Reaches a step with these messages.
+#[cfg(not(feature = "failpoints"))]
+#[inline(always)]
+pub fn step_with<'a>(name: &'static str, _: impl Iterator<Item = &'a str>) {
+    step(name);
+}
+
+/// Does nothing.
+#[cfg(not(any(feature = "failpoints", feature = "testing")))]
+#[inline(always)]
+pub fn step(_: &'static str) {}

@@ -1,0 +1,162 @@
+//! `oncely gateway`: a reverse proxy that adds the idempotency layer to a service without changing it.
+//!
+//! Only one request of a key at a time is sent on, and final answers are replayed. A request with a key is a run under a lease
+//! ([`oncely_http`]) with one step, the call of the service (`keyed`): if the gateway crashes during it, or the answer breaks off, the
+//! outcome is unknown, and the step's rule decides. All other requests stream through.
+//!
+//! connection (`server`, `tls`) → refusals and removed headers (`door`, `request`) → the layer → `upstream` (`keyed`, `answer`).
+
+mod answer;
+mod body;
+mod browser;
+mod calls;
+mod door;
+mod heartbeat;
+mod held;
+mod keyed;
+mod layer;
+mod places;
+mod problem;
+mod readiness;
+mod request;
+mod server;
+mod tls;
+mod upstream;
+
+use std::net::SocketAddr;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use chrono::Utc;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+
+use self::door::RequestHandler;
+use self::heartbeat::GatewayMember;
+use self::layer::layer;
+use self::problem::answers;
+use self::readiness::ReadinessWatch;
+use self::tls::Tls;
+use self::upstream::Upstream;
+use oncely_config::GatewayConfig;
+use oncely_postgres::{self as pg, Readiness, SessionPool, Timelines};
+use oncely_process::heartbeat::Heartbeat;
+use oncely_process::metrics::{GatewayMetrics, Server};
+use oncely_process::preflight::{fit_database, warn_of_gateway_files};
+use oncely_process::process::Lifecycle;
+use oncely_process::shutdown::StopOutcome;
+use oncely_process::vitals::Program;
+
+/// Limit of concurrent PostgreSQL sessions. A request holds one for a statement, and none while the service works.
+const SESSIONS: usize = 16;
+/// Limit for closing the sessions after the last answer.
+const CLOSE: Duration = Duration::from_secs(2);
+
+/// A gateway.
+pub struct Gateway(pub GatewayConfig);
+
+impl Gateway {
+    /// Answers requests until `stop` completes, and finishes requests at work for up to `worker.shutdown`. While PostgreSQL is unavailable
+    /// requests with a key are refused, and all others stream through.
+    ///
+    /// # Errors
+    /// If the configuration, the database or the address can't be used; every problem is reported.
+    /// Everything that is wrong with the configuration, the database or the address.
+    pub async fn run(self, stop: impl Future<Output = ()> + Send + 'static) -> anyhow::Result<StopOutcome> {
+        let config = self.0;
+        let program = Program {
+            kind: "gateway",
+            name: &config.worker.name,
+            digest: &config.digest,
+            servers: &[Server::Postgres],
+            listen: config.gateway.metrics,
+            setting: "gateway.metrics",
+            tells_systemd: true,
+        };
+        let lifecycle = match Lifecycle::start(program, &config.worker, &config.log, stop).await? {
+            ControlFlow::Continue(lifecycle) => lifecycle,
+            ControlFlow::Break(stopped) => return Ok(stopped),
+        };
+        let (vitals, stop) = (&lifecycle.vitals, &lifecycle.stop);
+        warn_of_gateway_files(&config);
+        warn(&config);
+        let mut found = fit_database(&config.postgres, &config.cell).await;
+        if let Some(session) = found.session.take() {
+            session.close().await;
+        }
+        for waits_for in found.waits_for() {
+            tracing::warn!("{waits_for}: requests with a key are refused until then");
+        }
+        found.problems.or(())?;
+        let name = format!("oncely gateway {}", config.worker.name);
+        let timelines = Timelines::default();
+        let door = pg::SessionFactory::new(config.postgres.clone(), config.cell.clone(), timelines.clone());
+        let sessions = SessionPool::new(door, name, SESSIONS, config.postgres.connect_timeout);
+        let metrics =
+            Arc::new(vitals.with_registry(|| GatewayMetrics::new(&config.gateway.consumer, answers)));
+        let upstream = Upstream::new(&config, Arc::clone(&metrics)).context("gateway.upstream")?;
+        let layer = layer(&config, sessions.clone())?;
+        let door = Arc::new(RequestHandler::new(&config.gateway, layer, upstream, metrics)?);
+        let tls =
+            config.gateway.listen_tls.as_ref().map(Tls::new).transpose().context("gateway.listen_tls")?;
+        let listener = listen(config.gateway.listen).await?;
+        let _renewing =
+            tls.clone().map(|tls| AbortOnDropHandle::new(tokio::spawn(tls::renew(tls, stop.clone()))));
+        let heartbeat = Heartbeat::start(
+            Arc::clone(vitals),
+            &config.postgres,
+            &config.cell,
+            // Clock for stats, of which a gateway writes none.
+            pg::DatabaseClock::new(Utc::now(), Instant::now()),
+            timelines,
+            GatewayMember,
+        );
+        let watched = CancellationToken::new();
+        let watch = ReadinessWatch {
+            sessions,
+            vitals: Arc::clone(vitals),
+            metrics: Arc::clone(&door.metrics),
+            consumer: config.gateway.consumer.clone(),
+            settings: config.postgres.clone(),
+        };
+        let mut watching = AbortOnDropHandle::new(tokio::spawn(watch.run(watched.clone())));
+        let limit = config.worker.shutdown;
+        let open = server::serve(&door, listener, tls, config.gateway.connections, stop.clone()).await;
+        vitals.set_readiness(Readiness::Stopping);
+        let finished = tokio::time::timeout(limit, async {
+            open.end().await;
+            // Requests that have lost their client.
+            door.drain().await;
+        });
+        let stopped = match finished.await {
+            Ok(()) => StopOutcome::Clean,
+            Err(_) => {
+                tracing::error!(?limit, "not all requests were answered in time: they are broken off");
+                StopOutcome::Deadline
+            }
+        };
+        watched.cancel();
+        // A server that does not answer is not awaited: the query ends with its session.
+        let _ = tokio::join!(tokio::time::timeout(CLOSE, &mut watching), heartbeat.end());
+        Ok(stopped)
+    }
+}
+
+async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
+    let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
+    // The port, if the system chose it.
+    tracing::info!(address = %listener.local_addr()?, "listening: the gateway");
+    Ok(listener)
+}
+
+/// Warns of settings that are allowed, but rarely intended.
+fn warn(config: &GatewayConfig) {
+    let max_run = config.gateway.max_run;
+    if max_run >= config.worker.shutdown {
+        tracing::warn!(?max_run, shutdown = ?config.worker.shutdown,
+            "a call of the service may take longer than this process has to stop: then it is cut off, and its outcome is not known");
+    }
+}

@@ -1,0 +1,94 @@
+//! The gateway's own answers: RFC 9457 problems, with types like those of the layer.
+
+use std::time::Duration;
+
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use http::{Response, StatusCode};
+use serde_json::json;
+
+use oncely_http::{AnswerName, Body, PROBLEMS, REPLAY, whole};
+
+/// If a request is not sent on, or its answer not passed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum GatewayProblemKind {
+    /// The request violates HTTP, or a restriction of this gateway.
+    Malformed,
+    /// Upgrades, tunnels, unknown codings.
+    Unsupported,
+    TenantMissing,
+    /// A streamed body did not arrive completely.
+    BodyIncomplete,
+    /// No connection to the service: nothing was sent.
+    UpstreamAway,
+    /// The service's answer broke off, or can't be passed on.
+    UpstreamBroken,
+    /// The service did not answer in time.
+    UpstreamLate,
+}
+
+impl GatewayProblemKind {
+    fn parts(self) -> (StatusCode, &'static str, &'static str) {
+        match self {
+            Self::Malformed => (StatusCode::BAD_REQUEST, "malformed", "The request is malformed"),
+            Self::Unsupported => {
+                (StatusCode::NOT_IMPLEMENTED, "unsupported", "The gateway does not pass this on")
+            }
+            Self::TenantMissing => {
+                (StatusCode::BAD_REQUEST, "tenant-missing", "The request does not say whose it is")
+            }
+            // The same as for a body with a key.
+            Self::BodyIncomplete => {
+                (StatusCode::BAD_REQUEST, "body-incomplete", "The request did not arrive whole")
+            }
+            Self::UpstreamAway => {
+                (StatusCode::SERVICE_UNAVAILABLE, "upstream-away", "The service can't be reached")
+            }
+            Self::UpstreamBroken => {
+                (StatusCode::BAD_GATEWAY, "upstream-broken", "The service's answer can't be passed on")
+            }
+            Self::UpstreamLate => {
+                (StatusCode::GATEWAY_TIMEOUT, "upstream-late", "The service did not answer in time")
+            }
+        }
+    }
+}
+
+/// The service's own answer, in metrics.
+pub(super) const UPSTREAM: &str = "upstream";
+/// No place for the connection.
+pub(super) const FULL: &str = "full";
+/// Names of answers that are not problems of the layer.
+const OWN: [&str; 9] = [
+    UPSTREAM,
+    REPLAY,
+    FULL,
+    "malformed",
+    "unsupported",
+    "tenant-missing",
+    "upstream-away",
+    "upstream-broken",
+    "upstream-late",
+];
+
+/// Returns the names of all answers, for metrics: the service's, the replay, and problems.
+pub(super) fn answers() -> impl Iterator<Item = &'static str> {
+    OWN.into_iter().chain(PROBLEMS)
+}
+
+/// Builds the answer for a problem.
+pub(super) fn problem(kind: GatewayProblemKind, detail: &str) -> Response<Body> {
+    let (status, name, title) = kind.parts();
+    let text = json!({
+        "type": format!("urn:oncely:problem:{name}"), "title": title, "status": status.as_u16(), "detail": detail,
+    });
+    let mut response = Response::new(whole(text.to_string().into()));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    if kind == GatewayProblemKind::UpstreamAway {
+        headers.insert(RETRY_AFTER, HeaderValue::from(Duration::from_secs(1).as_secs()));
+    }
+    response.extensions_mut().insert(AnswerName(name));
+    response
+}

@@ -1,0 +1,298 @@
+//! Prepares a request for the service: refusals, headers of this hop, and the client's address.
+
+use std::net::IpAddr;
+
+use http::header::{
+    CONNECTION, CONTENT_LENGTH, EXPECT, FORWARDED, HOST, HeaderMap, HeaderName, HeaderValue,
+    PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA,
+};
+use http::request::Parts;
+use http::uri::Authority;
+use http::{Method, Uri, Version};
+
+use super::problem::GatewayProblemKind;
+
+/// Headers of one hop (RFC 9110, 7.6.1), besides those that `Connection` names.
+const HOP: [HeaderName; 10] = [
+    CONNECTION,
+    HeaderName::from_static("proxy-connection"),
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("http2-settings"),
+    PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION,
+    TE,
+    TRAILER,
+    TRANSFER_ENCODING,
+    UPGRADE,
+];
+const FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const BY_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+const BY_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+/// Prefix of headers that only proxies set, and services trust.
+const SAID_BY_PROXIES: &str = "x-forwarded-";
+const REAL: HeaderName = HeaderName::from_static("x-real-ip");
+
+/// Refusal of a request.
+pub(super) type RequestRefusal = (GatewayProblemKind, &'static str);
+
+/// Sender of a request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Peer {
+    pub(super) address: IpAddr,
+    /// Whether its forwarding headers are trusted.
+    pub(super) is_trusted: bool,
+    /// Whether it uses TLS.
+    pub(super) is_secure: bool,
+}
+
+/// Turns a received request into the one that is sent on: removes the headers of its hop, adds those of a proxy, and makes its target a path.
+pub(super) fn prepare_upstream(parts: &mut Parts, peer: Peer) -> Result<(), RequestRefusal> {
+    if parts.method == Method::CONNECT {
+        return Err((GatewayProblemKind::Unsupported, "Tunnels are not made"));
+    }
+    upgrade(&parts.headers)?;
+    coding(&parts.headers)?;
+    let host = host(parts)?;
+    parts.uri = target(&parts.uri)?;
+    strip(&mut parts.headers);
+    let headers = &mut parts.headers;
+    // The server on this side has answered it; the length is set again.
+    headers.remove(EXPECT);
+    headers.remove(CONTENT_LENGTH);
+    let protocol = if parts.version == Version::HTTP_10 { "1.0 oncely" } else { "1.1 oncely" };
+    headers.append(VIA, HeaderValue::from_static(protocol));
+    if !peer.is_trusted {
+        // Many services read `x_forwarded_for` as the same name.
+        let said = headers.keys().filter(|name| {
+            let name = name.as_str().replace('_', "-");
+            name.starts_with(SAID_BY_PROXIES) || name == REAL.as_str() || name == FORWARDED.as_str()
+        });
+        for name in said.cloned().collect::<Vec<_>>() {
+            headers.remove(name);
+        }
+    }
+    let before: Vec<&str> = headers.get_all(FOR).iter().filter_map(|value| value.to_str().ok()).collect();
+    let mut chain = before.join(", ");
+    if !chain.is_empty() {
+        chain.push_str(", ");
+    }
+    chain.push_str(&peer.address.to_canonical().to_string());
+    if let Ok(chain) = HeaderValue::try_from(chain) {
+        headers.insert(FOR, chain);
+    }
+    let protocol = if peer.is_secure { "https" } else { "http" };
+    headers.entry(BY_PROTO).or_insert(HeaderValue::from_static(protocol));
+    if let Some(host) = host {
+        headers.entry(BY_HOST).or_insert(host.clone());
+        headers.insert(HOST, host);
+    }
+    parts.version = Version::HTTP_11;
+    Ok(())
+}
+
+/// Removes the headers of one hop, of requests and answers.
+pub(super) fn strip(headers: &mut HeaderMap) {
+    let named: Vec<HeaderName> =
+        tokens(headers, CONNECTION).filter_map(|token| HeaderName::try_from(token).ok()).collect();
+    for name in named.iter().chain(&HOP) {
+        headers.remove(name);
+    }
+}
+
+/// Returns the items of a list header.
+fn tokens(headers: &HeaderMap, name: HeaderName) -> impl Iterator<Item = &str> {
+    let values = headers.get_all(name).into_iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).map(str::trim).filter(|word| !word.is_empty())
+}
+
+/// Refuses protocol upgrades. An offer of HTTP/2 is ignored: such a client continues with HTTP/1.1.
+fn upgrade(headers: &HeaderMap) -> Result<(), RequestRefusal> {
+    let wanted = headers.get_all(UPGRADE).iter().any(|value| !value.as_bytes().eq_ignore_ascii_case(b"h2c"));
+    match wanted {
+        true => Err((GatewayProblemKind::Unsupported, "No other protocol is spoken through the gateway")),
+        false => Ok(()),
+    }
+}
+
+/// Refuses transfer codings besides chunked: the header that names them is removed, so the service would misread the body.
+fn coding(headers: &HeaderMap) -> Result<(), RequestRefusal> {
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    let is_known = match (codings.next(), codings.next()) {
+        (None, _) => true,
+        (Some(coding), None) => coding.as_bytes().eq_ignore_ascii_case(b"chunked"),
+        (Some(_), Some(_)) => false,
+    };
+    match is_known {
+        true => Ok(()),
+        false => Err((GatewayProblemKind::Unsupported, "Of transfer codings only chunked is known")),
+    }
+}
+
+/// Returns the host that the client addresses. A request of HTTP/1.0 may omit it.
+fn host(parts: &Parts) -> Result<Option<HeaderValue>, RequestRefusal> {
+    let wrong = (
+        GatewayProblemKind::Malformed,
+        "A request has one Host, a name or an address with or without a port",
+    );
+    let mut said = parts.headers.get_all(HOST).iter();
+    let (first, second) = (said.next(), said.next());
+    if second.is_some() {
+        return Err(wrong);
+    }
+    // The target takes precedence (RFC 9112, 3.2.2).
+    let authority = match (parts.uri.authority(), first) {
+        (Some(authority), _) => authority.clone(),
+        (None, Some(host)) => Authority::try_from(host.as_bytes()).map_err(|_| wrong)?,
+        (None, None) if parts.version == Version::HTTP_10 => return Ok(None),
+        (None, None) => return Err(wrong),
+    };
+    if authority.as_str().contains('@') {
+        return Err(wrong);
+    }
+    HeaderValue::from_str(authority.as_str()).map(Some).map_err(|_| wrong)
+}
+
+/// Returns path and query, byte for byte.
+fn target(uri: &Uri) -> Result<Uri, RequestRefusal> {
+    let wrong = (GatewayProblemKind::Malformed, "The target is a path that begins with a slash");
+    let path = uri.path_and_query().map_or("/", |path| path.as_str());
+    let path = if path.starts_with('?') { format!("/{path}") } else { path.to_owned() };
+    if !path.starts_with('/') {
+        return Err(wrong);
+    }
+    // Two leading slashes would be parsed as a host.
+    Uri::builder().path_and_query(path).build().map_err(|_| wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Request;
+
+    use super::*;
+
+    fn peer(is_trusted: bool) -> Peer {
+        Peer { address: "203.0.113.7".parse().unwrap(), is_trusted, is_secure: false }
+    }
+
+    fn parts(target: &str, headers: &[(&str, &str)]) -> Parts {
+        let mut request = Request::builder().method("POST").uri(target);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        request.body(()).unwrap().into_parts().0
+    }
+
+    fn said(parts: &Parts) -> Vec<(String, String)> {
+        let shown = |(name, value): (&HeaderName, &HeaderValue)| {
+            (name.as_str().to_owned(), value.to_str().unwrap().to_owned())
+        };
+        let mut said: Vec<_> = parts.headers.iter().map(shown).collect();
+        said.sort();
+        said
+    }
+
+    #[test]
+    fn what_is_of_one_hop_ends_here_and_what_is_for_the_service_goes_on() {
+        let mut request = parts(
+            "/orders?x=1",
+            &[
+                ("host", "shop.example.com:8080"),
+                ("connection", "close, X-Mine, authorization"),
+                ("x-mine", "1"),
+                ("authorization", "Bearer S3CR3T"),
+                ("keep-alive", "timeout=5"),
+                ("proxy-authorization", "Basic S3CR3T"),
+                ("te", "trailers"),
+                ("trailer", "x-sum"),
+                ("expect", "100-continue"),
+                ("content-length", "3"),
+                ("upgrade", "h2c"),
+                ("http2-settings", "AAMAAABkAAQAAP__"),
+                ("idempotency-key", "\"a\""),
+                ("cookie", "a=1"),
+                ("via", "1.1 front"),
+            ],
+        );
+        prepare_upstream(&mut request, peer(false)).unwrap();
+        let expected = [
+            ("cookie", "a=1"),
+            ("host", "shop.example.com:8080"),
+            ("idempotency-key", "\"a\""),
+            ("via", "1.1 front"),
+            ("via", "1.1 oncely"),
+            ("x-forwarded-for", "203.0.113.7"),
+            ("x-forwarded-host", "shop.example.com:8080"),
+            ("x-forwarded-proto", "http"),
+        ];
+        assert_eq!(said(&request), expected.map(|(name, value)| (name.to_owned(), value.to_owned())));
+        assert_eq!(request.uri.to_string(), "/orders?x=1");
+    }
+
+    #[test]
+    fn only_a_trusted_proxy_says_who_came_before_it() {
+        let forged = [
+            ("host", "shop"),
+            ("x-forwarded-for", "198.51.100.1"),
+            ("x-forwarded-proto", "https"),
+            ("x-forwarded-host", "shop.example.com"),
+            ("x-forwarded-prefix", "/admin"),
+            ("x-real-ip", "198.51.100.1"),
+            ("forwarded", "for=198.51.100.1"),
+        ];
+        let of = |is_trusted| {
+            let mut request = parts("/", &forged);
+            prepare_upstream(&mut request, peer(is_trusted)).unwrap();
+            said(&request)
+        };
+        let has = |said: &[(String, String)], name: &str, value: &str| {
+            said.contains(&(name.to_owned(), value.to_owned()))
+        };
+        let believed = of(true);
+        assert!(has(&believed, "x-forwarded-for", "198.51.100.1, 203.0.113.7"), "{believed:?}");
+        assert!(has(&believed, "x-forwarded-proto", "https"), "{believed:?}");
+        assert!(has(&believed, "forwarded", "for=198.51.100.1"), "{believed:?}");
+        let stranger = of(false);
+        assert!(
+            !stranger.iter().any(|(_, value)| value.contains("198.51") || value == "/admin"),
+            "{stranger:?}"
+        );
+        assert!(has(&stranger, "x-forwarded-proto", "http") && has(&stranger, "x-forwarded-host", "shop"));
+    }
+
+    #[test]
+    fn what_came_by_tls_is_said_to_have() {
+        let mut request = parts("/", &[("host", "shop")]);
+        prepare_upstream(&mut request, Peer { is_secure: true, ..peer(false) }).unwrap();
+        assert!(said(&request).contains(&("x-forwarded-proto".to_owned(), "https".to_owned())));
+    }
+
+    #[test]
+    fn a_target_is_a_path_and_names_one_host() {
+        let mut absolute = parts("http://shop.example.com/a//b/../c?q=%2e", &[("host", "other")]);
+        prepare_upstream(&mut absolute, peer(false)).unwrap();
+        assert_eq!(absolute.uri.to_string(), "/a//b/../c?q=%2e");
+        assert_eq!(absolute.headers[HOST], "shop.example.com");
+        for (target, headers) in [
+            ("*", &[("host", "shop")][..]),
+            ("/", &[("host", "a"), ("host", "a")]),
+            ("/", &[("host", "a b")]),
+            ("/", &[("host", "user@a")]),
+            ("/", &[("host", "")]),
+            ("/", &[]),
+        ] {
+            let refused = prepare_upstream(&mut parts(target, headers), peer(false));
+            assert!(
+                matches!(refused, Err((GatewayProblemKind::Malformed, _))),
+                "{target} {headers:?}: {refused:?}"
+            );
+        }
+        for headers in [
+            &[("host", "a"), ("upgrade", "websocket")][..],
+            &[("host", "a"), ("transfer-encoding", "gzip, chunked")],
+            &[("host", "a"), ("transfer-encoding", "chunked"), ("transfer-encoding", "chunked")],
+        ] {
+            let refused = prepare_upstream(&mut parts("/", headers), peer(false));
+            assert!(matches!(refused, Err((GatewayProblemKind::Unsupported, _))), "{headers:?}: {refused:?}");
+        }
+    }
+}

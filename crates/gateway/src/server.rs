@@ -1,0 +1,185 @@
+//! Connections of clients, with their number and time limits.
+
+use std::convert::Infallible;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use http::Version;
+use http::header::CONTENT_LENGTH;
+use hyper::body::{Body as _, Incoming};
+use hyper::service::service_fn;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::door::RequestHandler;
+use super::places::{ConnectionLimiter, ConnectionPermit};
+use super::problem::FULL;
+use super::tls::Tls;
+use oncely_net::http_server::{BrokenConnection, ConnectionLimits, accept, serve_connection};
+
+const LIMITS: ConnectionLimits = ConnectionLimits {
+    headers: Duration::from_secs(30),
+    write: Duration::from_secs(30),
+    head: 64 << 10,
+    keep_alive: true,
+};
+/// Limit of a TLS handshake.
+#[cfg(feature = "tls")]
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// Answer for a client without a place.
+const NO_PLACE: &[u8] =
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: 1\r\nconnection: close\r\n\r\n";
+/// Limit of clients that are sent it at the same time, and the time for it.
+const TURNED_AWAY: usize = 100;
+const LINGER: Duration = Duration::from_secs(1);
+/// Connections that are open after the listener stopped.
+pub(super) struct OpenConnections(TaskTracker);
+
+impl OpenConnections {
+    /// Waits until all have ended.
+    pub(super) async fn end(&self) {
+        self.0.wait().await;
+    }
+}
+
+/// Accepts connections until `stop`; each finishes its current request, and ends.
+pub(super) async fn serve(
+    door: &Arc<RequestHandler>,
+    listener: TcpListener,
+    tls: Option<Tls>,
+    connections: u32,
+    stop: CancellationToken,
+) -> OpenConnections {
+    let places = ConnectionLimiter::new(usize::try_from(connections).unwrap_or(usize::MAX));
+    let turned_away = Arc::new(Semaphore::new(TURNED_AWAY));
+    let tasks = TaskTracker::new();
+    loop {
+        let (stream, peer) = tokio::select! {
+            accepted = accept(&listener) => accepted,
+            () = stop.cancelled() => break,
+        };
+        match places.enter(peer.ip(), door.trusts(peer.ip())) {
+            Some(place) => {
+                let client =
+                    ClientConnection { door: Arc::clone(door), peer: peer.ip(), place, stop: stop.clone() };
+                tasks.spawn(connection(client, stream, tls.clone()));
+            }
+            None => {
+                door.metrics.plain.answered(FULL);
+                // Over TLS no answer is possible without a handshake: the connection is closed.
+                if tls.is_none()
+                    && let Ok(place) = Arc::clone(&turned_away).try_acquire_owned()
+                {
+                    tasks.spawn(refuse_connection(stream, place));
+                }
+            }
+        }
+    }
+    tasks.close();
+    OpenConnections(tasks)
+}
+
+/// Answers that no place is free. Bytes of the client are read before the socket is closed: otherwise a reset would discard the answer.
+async fn refuse_connection(mut stream: TcpStream, _place: OwnedSemaphorePermit) {
+    let told = async {
+        stream.write_all(NO_PLACE).await?;
+        stream.shutdown().await?;
+        tokio::io::copy(&mut stream, &mut tokio::io::sink()).await
+    };
+    if let Ok(Err(error)) = tokio::time::timeout(LINGER, told).await {
+        tracing::debug!(%error, "a client left that was turned away");
+    }
+}
+
+/// The client of a connection.
+struct ClientConnection {
+    door: Arc<RequestHandler>,
+    peer: IpAddr,
+    place: Arc<ConnectionPermit>,
+    stop: CancellationToken,
+}
+
+/// A client's stream and its socket.
+trait ClientStream: AsyncRead + AsyncWrite + Send + 'static {
+    fn socket(&self) -> &TcpStream;
+}
+
+impl ClientStream for TcpStream {
+    fn socket(&self) -> &TcpStream {
+        self
+    }
+}
+
+#[cfg(feature = "tls")]
+impl ClientStream for tokio_rustls::server::TlsStream<TcpStream> {
+    fn socket(&self) -> &TcpStream {
+        self.get_ref().0
+    }
+}
+
+async fn connection(client: ClientConnection, stream: TcpStream, tls: Option<Tls>) {
+    let connections = client.door.metrics.connections.clone();
+    connections.increment(1.0);
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "a connection waits for full packets");
+    }
+    match tls {
+        None => client.serve_requests(stream, false).await,
+        #[cfg(feature = "tls")]
+        Some(tls) => {
+            let shaken = tokio::select! {
+                shaken = tls.handshake(stream, HANDSHAKE) => Some(shaken),
+                () = client.stop.cancelled() => None,
+                () = client.place.lost() => None,
+            };
+            match shaken {
+                Some(Ok(stream)) => client.serve_requests(stream, true).await,
+                Some(Err(error)) => tracing::debug!(%error, "a TLS handshake has failed"),
+                None => {}
+            }
+        }
+        #[cfg(not(feature = "tls"))]
+        Some(tls) => match tls {},
+    }
+    connections.decrement(1.0);
+}
+
+impl ClientConnection {
+    /// Answers requests until either side closes the connection, or another client gets its place.
+    async fn serve_requests<S: ClientStream>(self, stream: S, is_secure: bool) {
+        let Self { door, peer, place, stop } = self;
+        // Whether an answer that ends with the connection is being sent.
+        let is_unsized = Arc::new(AtomicBool::new(false));
+        let (seen, at) = (Arc::clone(&is_unsized), Arc::clone(&place));
+        let service = service_fn(move |request: hyper::Request<Incoming>| {
+            let (door, place, is_unsized) = (Arc::clone(&door), Arc::clone(&at), Arc::clone(&seen));
+            async move {
+                if !place.begin() {
+                    // The place is lost: the connection ends.
+                    std::future::pending::<()>().await;
+                }
+                let is_old = request.version() == Version::HTTP_10;
+                let answer = door.answer(peer, is_secure, request, &place).await;
+                let has_length = answer.headers().contains_key(CONTENT_LENGTH)
+                    || answer.body().size_hint().exact().is_some();
+                is_unsized.store(is_old && !has_length, Ordering::Relaxed);
+                Ok::<_, Infallible>(answer)
+            }
+        });
+        let served = serve_connection(stream, &LIMITS, service, &stop, place.lost()).await;
+        let Err(BrokenConnection { error, stream }) = served else { return };
+        // The answer's source broke off. A client of HTTP/1.0 without a length takes the end of the connection for the end of the answer,
+        // so the connection is reset.
+        if error.is_user()
+            && is_unsized.load(Ordering::Relaxed)
+            && let Err(error) = stream.get_ref().socket().set_zero_linger()
+        {
+            tracing::warn!(%error, "cannot reset a connection: half of an answer may look whole to its client");
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! TLS of the clients' connections.
+
+#[cfg(feature = "tls")]
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+#[cfg(feature = "tls")]
+pub(super) use oncely_net::tls::TlsServer as Tls;
+
+/// Never constructed: the configuration refuses TLS without the feature.
+#[cfg(not(feature = "tls"))]
+#[derive(Clone, Copy)]
+pub(super) enum Tls {}
+
+/// Interval at which the certificate files are read.
+#[cfg(feature = "tls")]
+const RENEW: Duration = Duration::from_secs(10);
+
+/// Reloads the certificate files until `stop`.
+#[cfg(feature = "tls")]
+pub(super) async fn renew(tls: Tls, stop: CancellationToken) {
+    let mut failing = false;
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(RENEW) => {}
+        }
+        let renewed = tls.renew().await;
+        match &renewed {
+            Ok(true) => tracing::info!("clients are shown another certificate from now on"),
+            Ok(false) => {}
+            Err(error) if !failing => {
+                tracing::error!(%error, "gateway.listen_tls: clients are shown the certificate that was there before");
+            }
+            Err(error) => tracing::debug!(%error, "gateway.listen_tls can't be read"),
+        }
+        failing = renewed.is_err();
+    }
+}
+
+#[cfg(not(feature = "tls"))]
+pub(super) async fn renew(tls: Tls, _: CancellationToken) {
+    match tls {}
+}
+
+#[cfg(not(feature = "tls"))]
+impl Tls {
+    pub(super) fn new(_: &oncely_net::tls::TlsSettings) -> Result<Self, oncely_net::tls::TlsError> {
+        Err(oncely_net::tls::TlsError::NotBuilt)
+    }
+}

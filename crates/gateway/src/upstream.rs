@@ -1,0 +1,100 @@
+//! The service behind the gateway, as the layer calls it, with or without a run.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use http::{Request, Response};
+use tokio::sync::oneshot;
+use tower_service::Service;
+
+use super::answer::streamed;
+use super::body::GuardedBody;
+use super::calls::{ServiceCallResult, ServiceClient};
+use super::keyed::KeyedService;
+use super::problem::{GatewayProblemKind, problem};
+use oncely_config::GatewayConfig;
+use oncely_http::{Body, Run, passed};
+use oncely_process::metrics::GatewayMetrics;
+
+#[derive(Clone)]
+pub(super) struct Upstream(Arc<UpstreamInner>);
+
+struct UpstreamInner {
+    keyed: KeyedService,
+    calls: Arc<ServiceClient>,
+    limit: Duration,
+    metrics: Arc<GatewayMetrics>,
+}
+
+impl Upstream {
+    /// Makes no connection yet.
+    ///
+    /// # Errors
+    /// If the certificates can't be used.
+    pub(super) fn new(config: &GatewayConfig, metrics: Arc<GatewayMetrics>) -> anyhow::Result<Self> {
+        let calls = Arc::new(ServiceClient::new(config)?);
+        let keyed = KeyedService::new(&config.gateway, Arc::clone(&calls), Arc::clone(&metrics));
+        Ok(Self(Arc::new(UpstreamInner { keyed, calls, limit: config.gateway.max_run, metrics })))
+    }
+}
+
+impl UpstreamInner {
+    /// Streams request and answer.
+    async fn stream(&self, request: Request<Body>) -> Response<Body> {
+        let is_repeatable = request.method().is_safe();
+        // Limited from the end of the request on: an upload may take longer.
+        let (guard, sent) = oneshot::channel::<()>();
+        let request = request.map(|body| passed(GuardedBody::new(body, guard)));
+        let late = async {
+            let _ = sent.await;
+            tokio::time::sleep(self.limit).await;
+        };
+        let sent = tokio::select! {
+            biased;
+            sent = self.calls.send(request, is_repeatable) => sent,
+            () = late => ServiceCallResult::Late,
+        };
+        self.metrics.plain.called(sent.result());
+        match sent {
+            ServiceCallResult::Answer(answer) => streamed(answer),
+            ServiceCallResult::Unsent(why) => {
+                tracing::warn!(error = why, "the service can't be reached");
+                problem(GatewayProblemKind::UpstreamAway, "Nothing was sent")
+            }
+            ServiceCallResult::Torn(why) => {
+                tracing::warn!(error = why, "the service's answer broke off");
+                problem(GatewayProblemKind::UpstreamBroken, "Whether the request took effect is not known")
+            }
+            ServiceCallResult::Cut(why) => {
+                tracing::debug!(error = why, "a client's request broke off");
+                problem(GatewayProblemKind::BodyIncomplete, "It broke off, is malformed, or came too slowly")
+            }
+            ServiceCallResult::Late => {
+                problem(GatewayProblemKind::UpstreamLate, "Whether the request took effect is not known")
+            }
+        }
+    }
+}
+
+impl Service<Request<Body>> for Upstream {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<Response<Body>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let inner = Arc::clone(&self.0);
+        Box::pin(async move {
+            Ok(match Run::from_extensions(request.extensions()) {
+                Ok(run) => inner.keyed.call(&run, request).await,
+                Err(_) => inner.stream(request).await,
+            })
+        })
+    }
+}

@@ -1,0 +1,1 @@
+../postgres/build.rs

@@ -1,0 +1,187 @@
+//! The lease of a message, as its handler uses it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use sqlx::PgConnection;
+
+use super::failed::{RunError, still};
+use oncely_failpoint::step as at;
+use oncely_lease::handler_error::HandlerError;
+use oncely_lease::{Call, GroupedStore, Repeat, Run, RunTrail, SessionReuse, Statement, Step, StepError};
+use oncely_postgres as pg;
+
+tokio::task_local! {
+    /// Set within a transaction of the lease with this number.
+    static WRITING: i64;
+}
+
+/// A key that this run holds. See [`LeasedHandler`](super::LeasedHandler).
+#[derive(Clone)]
+pub struct Lease {
+    run: Run<GroupedStore>,
+    /// Longest run, from its claim on: no renewal goes beyond.
+    max_run: Duration,
+    pub(super) trail: Arc<RunTrail>,
+}
+
+impl std::fmt::Debug for Lease {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Lease").field("run", &self.run).finish_non_exhaustive()
+    }
+}
+
+impl Lease {
+    #[doc(hidden)]
+    pub fn new(run: Run<GroupedStore>, max_run: Duration, trail: Arc<RunTrail>) -> Self {
+        Self { run, max_run, trail }
+    }
+
+    /// Returns the lease's number: greater than that of every earlier lease of this key. A service that compares it refuses late calls of
+    /// older runs.
+    #[must_use]
+    pub fn token(&self) -> i64 {
+        self.run.token()
+    }
+
+    /// Returns the number of this run, from 1; runs that ended without a report are not counted.
+    #[must_use]
+    pub fn attempt(&self) -> u32 {
+        self.run.attempt()
+    }
+
+    /// Returns whether a run before this one ended without a report: its last step may have happened.
+    #[must_use]
+    pub fn is_takeover(&self) -> bool {
+        self.run.is_takeover()
+    }
+
+    /// Waits until this run must end: another one has the key, `max_run` is over, or the worker stops. Two seconds later it is dropped.
+    pub async fn lost(&self) {
+        self.run.lost().await;
+    }
+
+    /// Calls another system, unless an earlier run has done it, as [`Run::step`] does.
+    ///
+    /// # Errors
+    /// As [`Run::step`]. The handler must return all of them.
+    pub async fn step<T, F, Fut>(&self, step: &Step, call: F) -> Result<T, HandlerError>
+    where
+        T: Serialize + DeserializeOwned,
+        F: FnOnce(Call) -> Fut,
+        Fut: Future<Output = Result<T, StepError>> + Send,
+    {
+        self.outside_of_a_transaction()?;
+        self.run.step(step, call).await
+    }
+
+    /// Calls another system, or asks it whether an earlier call has happened, as [`Run::step_or_ask`] does.
+    ///
+    /// # Errors
+    /// As [`Run::step_or_ask`]. The handler must return all of them.
+    pub async fn step_or_ask<T, A, AskFut, F, Fut>(
+        &self,
+        step: &Step,
+        ask: A,
+        call: F,
+    ) -> Result<T, HandlerError>
+    where
+        T: Serialize + DeserializeOwned,
+        A: FnOnce(Call) -> AskFut,
+        AskFut: Future<Output = Result<Option<T>, HandlerError>> + Send,
+        F: FnOnce(Call) -> Fut,
+        Fut: Future<Output = Result<T, StepError>> + Send,
+    {
+        self.outside_of_a_transaction()?;
+        self.run.step_or_ask(step, ask, call).await
+    }
+
+    /// Runs a step with an effect in PostgreSQL: the writes of `work` and its result are one commit, under the lease. An earlier run's
+    /// result is returned, and nothing is written. `name` is the step's, 1 to 255 bytes.
+    ///
+    /// # Errors
+    /// Errors of `work`; a lost lease. If the answer to COMMIT is lost, the run fails, and the next one finds the result.
+    pub async fn transaction<T, W>(&self, name: &'static str, work: W) -> Result<T, HandlerError>
+    where
+        T: Serialize + DeserializeOwned + Send + 'static,
+        W: for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<T, HandlerError>> + Send + 'static,
+    {
+        let step = Step::new(name, Repeat::Always);
+        let me = self.clone();
+        self.outside_of_a_transaction()?;
+        let statement: Statement<Result<T, Value>, RunError> = Box::new(move |session| {
+            Box::pin(async move {
+                let (run, limit) = (&me.run, me.store().own.limit());
+                let mut transaction = pg::within(limit, pg::begin(&mut session.connection)).await?;
+                let done = pg::step_result(&mut transaction, run.held().as_row(), name);
+                if let Some(result) = pg::within(limit, done).await? {
+                    pg::within(limit, transaction.rollback()).await?;
+                    return Ok(Err(result));
+                }
+                let own = pg::within(limit, pg::transaction_id(&mut transaction)).await?;
+                pg::within(limit, pg::enter_handler(&mut transaction, pg::LockWait::Session)).await?;
+                let written = me.in_time(work(&mut transaction)).await?;
+                let result = run.write(&step, &written)?;
+                still(&mut transaction, &own).await?;
+                let held = run.held().as_row();
+                let stored = pg::checkpoint(&mut transaction, held, name, &result, true, run.lease());
+                pg::within(limit, stored).await?;
+                at("lease.transaction.before");
+                // Includes work that was deferred to COMMIT.
+                transaction.commit().await?;
+                at("lease.transaction.after");
+                Ok(Ok(written))
+            })
+        });
+        let written = self.store().writes.within(SessionReuse::Close, self.writing_time(), statement);
+        match written.await {
+            Ok(Ok(written)) => Ok(written),
+            Ok(Err(result)) => self.run.read(&step, result),
+            Err(RunError::Handler(error)) => Err(error),
+            Err(RunError::Ours(error)) if pg::is_lease_lost(&error) => Err(self.run.give_up()),
+            Err(RunError::Ours(error)) => Err(HandlerError::Database(error)),
+        }
+    }
+
+    #[doc(hidden)]
+    pub fn run(&self) -> &Run<GroupedStore> {
+        &self.run
+    }
+
+    pub(super) fn store(&self) -> &GroupedStore {
+        self.run.store()
+    }
+
+    /// Returns how long a handler's own transaction may take, with our statements around it.
+    pub(super) fn writing_time(&self) -> Duration {
+        self.max_run + self.store().own.limit().saturating_mul(4)
+    }
+
+    /// Runs a handler's work in a transaction of ours, within the time of a run.
+    pub(super) async fn in_time<T>(
+        &self,
+        work: impl Future<Output = Result<T, HandlerError>>,
+    ) -> Result<T, HandlerError> {
+        let limit = self.max_run;
+        match tokio::time::timeout(limit, WRITING.scope(self.token(), work)).await {
+            Ok(done) => done,
+            Err(_) => Err(HandlerError::transient(format!(
+                "a transaction of the handler took longer than {limit:?} (consumers.lease.max_run)"
+            ))),
+        }
+    }
+
+    /// Refuses a step in a transaction of the same lease: it would wait for the row that the transaction holds, and the transaction for it.
+    fn outside_of_a_transaction(&self) -> Result<(), HandlerError> {
+        match WRITING.try_with(|writing| *writing == self.token()) {
+            Ok(true) => Err(HandlerError::permanent(
+                "a step was begun inside a transaction of its own lease: begin it before the transaction, or after it",
+            )),
+            Ok(false) | Err(_) => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Reads a handler's answer and selects the parts kept for a retry.
+
+use bytes::{Bytes, BytesMut};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderName, TRANSFER_ENCODING};
+use http::{HeaderMap, Response, StatusCode};
+use http_body_util::BodyExt as _;
+
+use super::body::{Body, BoxError, followed, passed, whole};
+use super::on_large::OnLarge;
+use super::problem::AnswerName;
+use super::replay::OMITTED;
+use super::settings::is_kept;
+use oncely_lease::failure::FailureResponse;
+use oncely_lease::handler_error::HandlerError;
+use oncely_postgres::HttpAnswer;
+
+/// Maximum size in bytes of JSON that is also stored as the key's response, for a copy that arrives as a message; the same as for message
+/// handlers.
+const LONGEST_RESPONSE: usize = 65_536;
+
+/// Response extension: the body is streamed through and not kept.
+#[derive(Clone, Copy, Debug)]
+pub struct StreamedBody;
+
+/// A handler's answer.
+#[derive(Debug)]
+pub(super) struct HandlerAnswer {
+    pub(super) status: StatusCode,
+    headers: HeaderMap,
+    body: Bytes,
+    /// Remainder of a body that is too large to keep; streamed through.
+    rest: Option<Body>,
+    failure: Option<FailureResponse>,
+    /// Name of an answer that no handler gave.
+    name: Option<AnswerName>,
+}
+
+/// If the answer can't be read.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum AnswerReadError {
+    #[error("the answer has more than {0} bytes")]
+    TooLarge(usize),
+    #[error("the answer broke off: {0}")]
+    Torn(BoxError),
+    #[error("the service has failed: {0}")]
+    Service(BoxError),
+}
+
+impl HandlerAnswer {
+    /// Reads a response to its end, or until it exceeds `most` bytes, where `on_large` decides.
+    pub(super) async fn read<B>(
+        response: Response<B>,
+        most: usize,
+        on_large: OnLarge,
+    ) -> Result<Self, AnswerReadError>
+    where
+        B: http_body::Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        let (mut parts, body) = response.into_parts();
+        let body = passed(body);
+        let (read, rest) = match parts.extensions.remove::<StreamedBody>() {
+            Some(StreamedBody) => (Bytes::new(), Some(body)),
+            None => read_body(body, most, on_large).await?,
+        };
+        let (failure, name) = (parts.extensions.remove(), parts.extensions.remove());
+        let mut headers = parts.headers;
+        // The server sets these for the bytes that are sent.
+        headers.remove(CONTENT_LENGTH);
+        headers.remove(TRANSFER_ENCODING);
+        Ok(Self { status: parts.status, headers, body: read, rest, failure, name })
+    }
+
+    /// Takes the failure that this answer stands for.
+    pub(super) fn failure(&mut self) -> Option<HandlerError> {
+        self.failure.take().and_then(FailureResponse::take)
+    }
+
+    /// Returns the parts that are kept. Headers stay in order, as a name may be repeated.
+    pub(super) fn kept(&self, omitted: &[HeaderName]) -> HttpAnswer {
+        let kept = self.headers.iter().filter(|(name, _)| is_kept(name, omitted));
+        HttpAnswer {
+            status: self.status.as_u16(),
+            headers: kept
+                .map(|(name, value)| (name.as_str().to_owned(), value.as_bytes().to_vec()))
+                .collect(),
+            // The body was omitted already when the answer was stored as a step result.
+            body: (self.rest.is_none() && !self.headers.contains_key(OMITTED)).then(|| self.body.to_vec()),
+        }
+    }
+
+    /// Returns whether the body is also stored as the response for message copies.
+    pub(super) fn is_response(&self) -> bool {
+        let media = self.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        let media = media.split(';').next().unwrap_or_default().trim();
+        self.rest.is_none()
+            && self.body.len() <= LONGEST_RESPONSE
+            && (media.eq_ignore_ascii_case("application/json") || media.ends_with("+json"))
+    }
+
+    pub(super) fn into_response(self) -> Response<Body> {
+        let mut response = Response::new(match self.rest {
+            None => whole(self.body),
+            Some(rest) => followed(self.body, rest),
+        });
+        *response.status_mut() = self.status;
+        *response.headers_mut() = self.headers;
+        if let Some(name) = self.name {
+            response.extensions_mut().insert(name);
+        }
+        response
+    }
+}
+
+/// Reads a body to its end or until it exceeds `most` bytes; returns the bytes and the rest. A body of one frame is not copied.
+async fn read_body(
+    mut body: Body,
+    most: usize,
+    on_large: OnLarge,
+) -> Result<(Bytes, Option<Body>), AnswerReadError> {
+    let (mut first, mut read) = (Bytes::new(), BytesMut::new());
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| AnswerReadError::Torn(error.into()))?;
+        let Ok(data) = frame.into_data() else { continue };
+        if first.is_empty() && read.is_empty() {
+            first = data;
+        } else {
+            read.extend_from_slice(&std::mem::take(&mut first));
+            read.extend_from_slice(&data);
+        }
+        if first.len() + read.len() > most {
+            let read = if read.is_empty() { first } else { read.freeze() };
+            return match on_large {
+                OnLarge::Fail => Err(AnswerReadError::TooLarge(most)),
+                OnLarge::Omit => Ok((read, Some(body))),
+            };
+        }
+    }
+    Ok((if read.is_empty() { first } else { read.freeze() }, None))
+}

@@ -1,0 +1,176 @@
+//! Validates settings and derives values from them.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use http::Method;
+
+use super::consumer::{Consumer, ConsumerName};
+use super::keys::KeyStore;
+use super::on_large::OnLarge;
+use super::settings::{POLICY, Settings};
+use super::store::ConsumerRegistration;
+use oncely_core::fingerprint::FingerprintPolicy;
+use oncely_core::identity::IdentityPart;
+use oncely_core::retry::RetryPolicy;
+use oncely_lease::{AnyStore, LeaseRunner};
+
+const DAY: Duration = Duration::from_secs(86_400);
+/// PostgreSQL ends a session that is idle in a transaction for longer (`claim_request.sql`).
+const LONGEST_HANDLER: Duration = Duration::from_secs(60);
+/// The same limit under a lease.
+const LONGEST_LEASED: Duration = Duration::from_secs(12 * 3_600);
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+const SECOND: Duration = Duration::from_secs(1);
+/// Default length of a lease.
+const LEASE: Duration = Duration::from_secs(30);
+/// Time for a handler past its limit to end and to be recorded.
+const BEYOND_LIMIT: Duration = Duration::from_secs(5);
+
+/// All problems of a layer's settings.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}", .0.join("; "))]
+pub struct SettingsError(Vec<String>);
+
+impl Settings {
+    /// Checks all settings and reports every problem at once.
+    pub(super) fn checked(mut self) -> Result<(Self, KeyStore), SettingsError> {
+        let mut problems = std::mem::take(&mut self.problems);
+        let mut check = |is_right: bool, text: &str| {
+            if !is_right {
+                problems.push(text.to_owned());
+            }
+        };
+        check(self.consumer.is_some(), "consumer is not set: Consumer::named, or another one");
+        check(self.tenant.is_some(), "tenant is not set: whose requests are they?");
+        if let Some(Consumer(ConsumerName::Fixed(name) | ConsumerName::Shared(name))) = &self.consumer {
+            check(
+                IdentityPart::new(name.as_bytes()).is_ok(),
+                "consumer: a name has 1 to 255 bytes without NUL",
+            );
+        }
+        let is_shared = self.is_shared();
+        check(
+            !is_shared || self.fingerprint.is_some(),
+            "fingerprint is not set: a shared consumer compares what its queue compares, such as FingerprintPolicy::Body",
+        );
+        check(
+            self.fingerprint.is_none() || self.principal.is_none(),
+            "principal: it is not compared where fingerprint says what is",
+        );
+        check(
+            self.principal.is_some() != self.is_one_principal,
+            "principal: who sends a request? Either principal, or one_principal, which gives an answer to whoever repeats its request",
+        );
+        self.limits.check(self.max_request, &mut check);
+        let at_most = |time: Duration, most: Duration| !time.is_zero() && time <= most;
+        check(at_most(self.wait, LONGEST_WAIT), "wait: more than nothing, and 60 s at most");
+        match self.keys {
+            KeyStore::Transactions(_) => {
+                check(
+                    at_most(self.handler_limit, LONGEST_HANDLER),
+                    "handler_limit: more than nothing, and 60 s at most",
+                );
+                check(
+                    self.lease.is_none() && self.retry.is_none(),
+                    "lease and retry: for IdempotencyLayer::leased alone",
+                );
+                check(
+                    !is_shared || self.redelivery_horizon.is_none(),
+                    "redelivery_horizon: a shared consumer's is that of its queue",
+                );
+            }
+            KeyStore::Leases(_) => self.check_leases(is_shared, &mut check),
+        }
+        check(
+            (self.horizon()..=3_650 * DAY).contains(&self.retention) && self.horizon() >= SECOND,
+            "retention: redelivery_horizon (1 day, or a second at least) to 3,650 days",
+        );
+        check((1..=255).contains(&self.worker.len()), "worker: a name has 1 to 255 bytes");
+        check(
+            self.max_response <= 64 * 1_048_576 && self.max_request <= 1_024 * 1_048_576,
+            "max_request is 1 GiB at most, max_response 64 MiB",
+        );
+        let unique: BTreeSet<&str> = self.methods.iter().map(Method::as_str).collect();
+        check(!unique.is_empty(), "methods: none is left");
+        if problems.is_empty() {
+            let keys = self.keys.clone();
+            Ok((self, keys))
+        } else {
+            Err(SettingsError(problems))
+        }
+    }
+
+    fn check_leases(&self, is_shared: bool, check: &mut impl FnMut(bool, &str)) {
+        check(
+            (SECOND..=LONGEST_LEASED).contains(&self.handler_limit),
+            "handler_limit: 1 s to 12 hours under a lease",
+        );
+        check(
+            self.lease.is_none_or(|lease| (SECOND..=self.handler_limit).contains(&lease)),
+            "lease: a second at least, and no longer than handler_limit",
+        );
+        check(
+            self.redelivery_horizon.is_none(),
+            "redelivery_horizon: for IdempotencyLayer::transactional alone",
+        );
+        let RetryPolicy { delays, max_attempts, max_crashes } = self.retries();
+        check(
+            [max_attempts, max_crashes].iter().all(|count| (1..=10_000).contains(count)),
+            "retry: 1 to 10,000 runs, and as many deaths",
+        );
+        check(delays.iter().all(|delay| *delay <= 365 * DAY), "retry: a delay is 365 days at most");
+        check(
+            self.on_large != Some(OnLarge::Fail),
+            "on_large: an effect under a lease has happened, however large its answer is",
+        );
+        check(
+            !is_shared
+                || matches!(
+                    &self.fingerprint,
+                    None | Some(FingerprintPolicy::Body | FingerprintPolicy::None)
+                ),
+            "fingerprint: a consumer that is shared under leases compares the body, or nothing",
+        );
+    }
+
+    fn horizon(&self) -> Duration {
+        self.redelivery_horizon.unwrap_or(DAY)
+    }
+
+    /// Returns the treatment of answers that are too large.
+    pub(super) fn large(&self) -> OnLarge {
+        match self.keys {
+            KeyStore::Transactions(_) => self.on_large.unwrap_or(OnLarge::Fail),
+            KeyStore::Leases(_) => OnLarge::Omit,
+        }
+    }
+
+    fn retries(&self) -> RetryPolicy {
+        let delays = || [1, 5, 30, 60, 300].map(Duration::from_secs).to_vec();
+        let default = || RetryPolicy { delays: delays(), max_attempts: 30, max_crashes: 3 };
+        self.retry.clone().unwrap_or_else(default)
+    }
+
+    /// Builds the runner that holds the keys.
+    pub(super) fn runner(&self, store: AnyStore) -> LeaseRunner<AnyStore> {
+        let RetryPolicy { delays, max_attempts, max_crashes } = self.retries();
+        LeaseRunner::new(store)
+            .lease(self.lease.unwrap_or(LEASE).min(self.handler_limit))
+            .max_run(self.handler_limit + BEYOND_LIMIT)
+            .retention(self.retention)
+            .retry(delays, max_attempts, max_crashes)
+    }
+
+    /// Returns the consumer's registration in the database, the same as a worker's.
+    pub(super) fn registration(&self, consumer: &IdentityPart) -> ConsumerRegistration {
+        ConsumerRegistration {
+            consumer: consumer.clone(),
+            retention: self.retention,
+            redelivery_horizon: self.horizon(),
+            is_shared: self.is_shared(),
+            fingerprint: self.fingerprint.as_ref().map_or_else(|| POLICY.to_owned(), FingerprintPolicy::name),
+            worker: self.worker.clone(),
+        }
+    }
+}

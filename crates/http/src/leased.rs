@@ -1,0 +1,176 @@
+//! Runs one request under a lease, from its claim to its answer, in its own task, which no client can interrupt.
+
+use std::panic::AssertUnwindSafe;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use chrono::Utc;
+use futures::FutureExt as _;
+use http::request::Parts;
+use http::{Request, Response};
+
+use super::body::{Body, whole};
+use super::held::{Run, RunTakenFlag};
+use super::in_flight::{InFlightKeys, KeyTurn};
+use super::key_time::check_age;
+use super::problem::{ProblemDetails, ProblemKind};
+use super::replay::replay;
+use super::reply::{AnswerSender, HandlerCall, send};
+use super::request::RequestIdentity;
+use super::settings::Settings;
+use super::stored;
+use super::word::{RunResolution, unknown};
+use oncely_failpoint::step;
+use oncely_lease::{ActiveRun, AnyStore, ClaimOutcome, LeaseRunner, RunEnd, RunOutcome, StoreError};
+
+/// Shortest and longest pause between two claims of a key that another process holds.
+const LOOK_AGAIN: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(200)];
+/// How long the answer waits until it is stored. Storing continues after that.
+const LOOK: Duration = Duration::from_secs(2);
+/// Time for a handler past its limit to end by itself.
+const DROPPED_AFTER: Duration = Duration::from_secs(2);
+
+/// A request in a task of its own.
+pub(super) struct LeasedRequest {
+    pub(super) settings: Arc<Settings>,
+    pub(super) runner: Arc<LeaseRunner<AnyStore>>,
+    pub(super) in_flight: InFlightKeys,
+    pub(super) asked: RequestIdentity,
+    /// Fingerprint of the request in the form of a store.
+    pub(super) digest: [u8; 32],
+    pub(super) parts: Parts,
+    pub(super) body: Bytes,
+}
+
+impl LeasedRequest {
+    /// Runs the request. Calls of the store are awaited to their end.
+    pub(super) async fn run(self, call: HandlerCall, reply: AnswerSender) {
+        if self.settings.refuse_old_keys
+            && let Err(problem) = check_age(self.asked.made, Utc::now(), self.settings.retention)
+        {
+            return send(reply, problem);
+        }
+        match self.claim().await {
+            Ok((running, _turn)) => self.handle(call, running, reply).await,
+            Err(answer) => send(reply, answer),
+        }
+    }
+
+    /// Claims the key, or returns the answer.
+    async fn claim(&self) -> Result<(ActiveRun<AnyStore>, KeyTurn), Response<Body>> {
+        let identity = &self.asked.identity;
+        let until = tokio::time::Instant::now() + self.settings.wait;
+        // Requests of this process wait for each other without querying the store. Without its turn a request does not claim: the previous
+        // one is at work, and its lease may have expired while the store was away.
+        let Some(turn) = self.in_flight.enter(identity, until).await else {
+            return Err(ProblemDetails::in_flight(Duration::from_secs(1)).into());
+        };
+        let mut pause = LOOK_AGAIN[0];
+        loop {
+            step("leased.claim.before");
+            let claimed = self.runner.begin(identity, self.digest).await;
+            step("leased.claim.after");
+            let claimed = match claimed {
+                Ok(Ok(running)) => return Ok((running, turn)),
+                Ok(Err(claimed)) => claimed,
+                Err(error) => return Err(self.not_claimed(&error).into()),
+            };
+            let left = until.saturating_duration_since(tokio::time::Instant::now());
+            match claimed {
+                ClaimOutcome::InFlight(_) if left > pause => tokio::time::sleep(pause).await,
+                ClaimOutcome::InFlight(rest) => return Err(ProblemDetails::in_flight(rest).into()),
+                ClaimOutcome::Wait(rest) if left > rest => tokio::time::sleep(rest).await,
+                ClaimOutcome::Wait(rest) => return Err(ProblemDetails::failed_before(rest).into()),
+                ClaimOutcome::Done(response) => {
+                    let stored = stored::of_response(identity, response.as_ref());
+                    return Err(replay(&self.settings, Some(&self.parts), stored));
+                }
+                ClaimOutcome::Conflict => return Err(ProblemDetails::key_reused().into()),
+                ClaimOutcome::GivenUp { reason, .. } => return Err(ProblemDetails::given_up(reason).into()),
+                ClaimOutcome::Granted(_) => return Err(ProblemDetails::unavailable().into()),
+            }
+            pause = (pause * 2).min(LOOK_AGAIN[1]);
+        }
+    }
+
+    /// Reports that the key could not be claimed; no handler ran.
+    fn not_claimed(&self, error: &StoreError) -> ProblemDetails {
+        let consumer = &self.asked.identity.consumer;
+        tracing::error!(%consumer, %error, "a request's key can't be claimed");
+        match error {
+            StoreError::Unavailable(_) => ProblemDetails::unavailable(),
+            _ => ProblemDetails::new(ProblemKind::Failed, "Nothing was done; ask whoever runs this service"),
+        }
+    }
+
+    async fn handle(self, call: HandlerCall, running: ActiveRun<AnyStore>, reply: AnswerSender) {
+        let Self { settings, runner, asked, parts, body, .. } = self;
+        let consumer = &asked.identity.consumer;
+        let run = running.run.clone();
+        let mut request = Request::from_parts(parts, whole(body));
+        let taken = RunTakenFlag::default();
+        request.extensions_mut().insert(Run::from(run.clone()));
+        request.extensions_mut().insert(taken.clone());
+        step("leased.handle.before");
+        let limit = settings.handler_limit;
+        let mut handling = Box::pin(AssertUnwindSafe(async move { call(request).await }).catch_unwind());
+        let in_time = tokio::select! {
+            biased;
+            handled = &mut handling => Some(handled),
+            // Another run has the key, or the lease has expired.
+            () = run.lost() => None,
+            () = tokio::time::sleep(limit) => None,
+        };
+        // Then the failure does not count: another run has the key, or an outage or a clock has ended the lease.
+        let is_lost = run.is_lost() && !run.is_too_long();
+        let (reply, handled) = match in_time {
+            Some(handled) => (Some(reply), Some(handled)),
+            None => {
+                tracing::error!(%consumer, ?limit, "a handler is past its limit, or its lease is lost");
+                send(reply, unknown(ProblemKind::Late).retry_after(Duration::from_secs(1)));
+                run.stop();
+                (None, tokio::time::timeout(DROPPED_AFTER, &mut handling).await.ok())
+            }
+        };
+        drop(handling);
+        step("leased.handle.after");
+        let mut word = match handled {
+            Some(handled) => RunResolution::new(&settings, &running, taken.is(), handled),
+            None => RunResolution::failed_run(format!("the handler is past its limit of {limit:?}")),
+        };
+        if is_lost && matches!(word.ended, RunEnd::Failed(_)) {
+            word.ended = RunEnd::GivenBack;
+        }
+        let is_given_back = matches!(word.ended, RunEnd::GivenBack);
+        step("leased.end.before");
+        let mut ending = pin!(runner.end(running, word.ended));
+        let ended = tokio::time::timeout(LOOK, &mut ending).await;
+        step("leased.end.after");
+        if let Some(reply) = reply {
+            send(reply, word.told.by(&asked, ended.as_ref().ok()));
+        }
+        // The client has its answer; storing continues.
+        let ended = match ended {
+            Ok(ended) => ended,
+            Err(_) => ending.await,
+        };
+        let token = run.token();
+        match ended {
+            Ok(RunOutcome::Failed { error, .. }) => {
+                tracing::error!(%consumer, token, error, "a request has failed")
+            }
+            Ok(RunOutcome::GivenUp { reason, detail }) => {
+                tracing::error!(%consumer, token, reason = reason.as_str(), detail, "a request was given up");
+            }
+            Ok(RunOutcome::Lost) if !is_given_back => {
+                tracing::warn!(%consumer, token, "a request has lost its lease: nothing of it is recorded but its steps");
+            }
+            Ok(_) => {}
+            Err(error) => {
+                tracing::error!(%consumer, token, %error, "the end of a request can't be recorded");
+            }
+        }
+    }
+}

@@ -1,0 +1,306 @@
+//! Sessions for the short transactions of leases: a few, shared by many runs.
+//!
+//! Each statement runs in a task of its own, to its end: dropping a run cancels no statement half-way. Statements are idempotent, so after
+//! a lost answer a statement is repeated until it is answered.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures::future::BoxFuture;
+use sqlx::PgConnection;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+
+use crate::error::StoreError;
+use oncely_core::backoff::Backoff;
+use oncely_core::fault::{Fault, FaultClass};
+use oncely_failpoint as failpoint;
+use oncely_postgres::{
+    self as pg, DatabaseClock, LastOutage, NoSession, PgFault, Session, SessionFactory, classify,
+    is_lease_lost, is_outage, passes,
+};
+
+/// The reason why a statement has no answer.
+#[derive(Debug)]
+pub enum StatementError {
+    /// The lease is lost.
+    Lost,
+    /// A later try may succeed.
+    Unavailable(Fault),
+    /// PostgreSQL refuses the statement.
+    Refused(Fault),
+}
+
+impl From<StatementError> for StoreError {
+    fn from(error: StatementError) -> Self {
+        match error {
+            StatementError::Lost => Self::Lost,
+            StatementError::Unavailable(fault) => Self::unavailable(anyhow::anyhow!("{fault}")),
+            // Invalid arguments stay invalid.
+            StatementError::Refused(fault) if fault.class == FaultClass::Poison => {
+                Self::Refused(fault.to_string())
+            }
+            StatementError::Refused(fault) => Self::Failed(fault.to_string()),
+        }
+    }
+}
+
+/// The treatment of a session after its statement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SessionReuse {
+    /// It is reused.
+    Keep,
+    /// It is closed: a handler used it and may have left settings in it.
+    Close,
+}
+
+/// The sessions of one consumer.
+pub struct LeaseSessions {
+    door: SessionFactory,
+    application: String,
+    clock: DatabaseClock,
+    limit: Duration,
+    places: Semaphore,
+    /// Called with each fault that keeps a statement from being answered.
+    stalled: Box<dyn Fn(&Fault) + Send + Sync>,
+    resting: Mutex<Vec<Session>>,
+    away: LastOutage,
+    /// Whether the server is known to have been reachable all the time, so that new sessions may take over at once (see `pg::backdate_session`).
+    has_contact: bool,
+}
+
+/// A statement of the lease protocol, to be run in one session.
+pub type Statement<T, E> = Box<dyn for<'c> FnOnce(&'c mut Session) -> BoxFuture<'c, Result<T, E>> + Send>;
+
+/// Converts a failure to get a session to an error of the statement.
+fn session_error(error: NoSession) -> sqlx::Error {
+    match error {
+        NoSession::Postgres(error) => error,
+        // Classified as an outage: it passes when the right server is back.
+        other => sqlx::Error::Configuration(Box::new(other)),
+    }
+}
+
+impl LeaseSessions {
+    /// Creates up to `count` sessions. `limit` is the longest wait for an answer; `away` is shared by all sessions of a consumer;
+    /// `has_contact` is set if the server is known to have been reachable for all holders, whether or not these sessions can tell.
+    #[doc(hidden)]
+    pub fn new(
+        (door, application, clock): (SessionFactory, String, DatabaseClock),
+        limit: Duration,
+        count: usize,
+        (away, has_contact): (LastOutage, bool),
+        stalled: impl Fn(&Fault) + Send + Sync + 'static,
+    ) -> Self {
+        let places = Semaphore::new(count);
+        let stalled = Box::new(stalled);
+        Self {
+            door,
+            application,
+            clock,
+            limit,
+            places,
+            stalled,
+            resting: Mutex::default(),
+            away,
+            has_contact,
+        }
+    }
+
+    /// Returns the longest wait for an answer to a statement of the protocol.
+    #[doc(hidden)]
+    pub fn limit(&self) -> Duration {
+        self.limit
+    }
+
+    /// Runs a statement once. It is carried to its end even if the caller is dropped. The session is kept if PostgreSQL has only refused
+    /// the statement.
+    pub(crate) async fn ask<T: Send + 'static>(
+        self: &Arc<Self>,
+        statement: Statement<T, sqlx::Error>,
+    ) -> Result<T, sqlx::Error> {
+        let refusable: Statement<Result<T, sqlx::Error>, sqlx::Error> = Box::new(move |session| {
+            Box::pin(async move {
+                match statement(session).await {
+                    Err(error) if error.as_database_error().is_some() && !is_outage(&error) => Ok(Err(error)),
+                    answered => answered.map(Ok),
+                }
+            })
+        });
+        let (is_fresh, answered) = self.run_statement(SessionReuse::Keep, self.limit, refusable).await;
+        if is_fresh && answered.is_err() {
+            self.away.note();
+        }
+        answered?
+    }
+
+    /// Does the same for a statement that includes a handler's work: `limit` is for all of it. The protocol's statements in it have limits
+    /// of their own.
+    #[doc(hidden)]
+    pub async fn within<T, E>(
+        self: &Arc<Self>,
+        after: SessionReuse,
+        limit: Duration,
+        statement: Statement<T, E>,
+    ) -> Result<T, E>
+    where
+        T: Send + 'static,
+        E: From<sqlx::Error> + Send + 'static,
+    {
+        self.run_statement(after, limit, statement).await.1
+    }
+
+    /// Does the same; also returns whether a session was opened for it, successfully or not.
+    async fn run_statement<T, E>(
+        self: &Arc<Self>,
+        after: SessionReuse,
+        limit: Duration,
+        statement: Statement<T, E>,
+    ) -> (bool, Result<T, E>)
+    where
+        T: Send + 'static,
+        E: From<sqlx::Error> + Send + 'static,
+    {
+        let sessions = Arc::clone(self);
+        let said = tokio::spawn(failpoint::inherit(async move {
+            let Ok(_place) = sessions.places.acquire().await else {
+                return (false, Err(sqlx::Error::PoolClosed.into()));
+            };
+            let (is_fresh, mut session) = match sessions.rested() {
+                Some(session) => (false, session),
+                None => match sessions.open().await {
+                    Ok(session) => (true, session),
+                    Err(error) => {
+                        sessions.away.note();
+                        return (true, Err(session_error(error).into()));
+                    }
+                },
+            };
+            let answer = match tokio::time::timeout(limit, statement(&mut session)).await {
+                Ok(Ok(answer)) => {
+                    if after == SessionReuse::Keep {
+                        sessions.lock().push(session);
+                    }
+                    return (is_fresh, Ok(answer));
+                }
+                // The session is in an unknown state: its connection is closed.
+                Ok(Err(error)) => Err(error),
+                Err(_) => {
+                    let text = format!("no answer within {limit:?}");
+                    Err(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, text)).into())
+                }
+            };
+            // The other idle sessions may be broken as well: the next statement opens a new one.
+            sessions.lock().clear();
+            (is_fresh, answer)
+        }));
+        said.await.unwrap_or_else(|error| {
+            failpoint::ended(error);
+            (false, Err(sqlx::Error::WorkerCrashed.into()))
+        })
+    }
+
+    /// Repeats a statement until it is answered or `until` is cancelled. `make` builds it for each try.
+    #[doc(hidden)]
+    pub async fn say<T: Send + 'static>(
+        self: &Arc<Self>,
+        until: &CancellationToken,
+        what: &str,
+        make: impl Fn() -> Statement<T, sqlx::Error>,
+    ) -> Result<T, StatementError> {
+        let ask = || -> BoxFuture<'static, Result<T, sqlx::Error>> {
+            let (sessions, statement) = (Arc::clone(self), make());
+            Box::pin(async move { sessions.ask(statement).await })
+        };
+        self.until_answered(until, what, ask).await
+    }
+
+    /// Repeats `ask` until it is answered. Once `until` is cancelled, returns the last [`StatementError::Unavailable`].
+    #[doc(hidden)]
+    pub async fn until_answered<T>(
+        &self,
+        until: &CancellationToken,
+        what: &str,
+        ask: impl Fn() -> BoxFuture<'static, Result<T, sqlx::Error>>,
+    ) -> Result<T, StatementError> {
+        let mut backoff = Backoff::default();
+        loop {
+            let asked = Instant::now();
+            let error = match ask().await {
+                Ok(answer) => return Ok(answer),
+                Err(error) => self.judge(asked, error),
+            };
+            let StatementError::Unavailable(fault) = &error else { return Err(error) };
+            tracing::warn!(application = %self.application, error = %fault, "{what}: PostgreSQL can't be asked; tried again");
+            tokio::select! {
+                biased;
+                () = until.cancelled() => return Err(error),
+                () = tokio::time::sleep(backoff.next_pause()) => {}
+            }
+        }
+    }
+
+    /// Classifies the error of a statement issued at `asked`, and reports a fault that keeps it from being answered.
+    pub(crate) fn judge(&self, asked: Instant, error: sqlx::Error) -> StatementError {
+        if is_lease_lost(&error) {
+            return StatementError::Lost;
+        }
+        let (fault, is_stalled) = match classify(error) {
+            // A session that was already lost is no evidence about the server: the next one is.
+            PgFault::Outage(outage) => {
+                let fault = Fault::new(FaultClass::Environment, None, outage.to_string());
+                (fault, self.away.is_since(asked))
+            }
+            // A lock of another transaction is not a fault of PostgreSQL.
+            PgFault::Fault(fault) if passes(&fault) => {
+                let is_stalled = fault.class != FaultClass::Contention;
+                (fault, is_stalled)
+            }
+            PgFault::Fault(fault) => return StatementError::Refused(fault),
+        };
+        if is_stalled {
+            self.stall(&fault);
+        }
+        StatementError::Unavailable(fault)
+    }
+
+    /// Reports a fault that keeps statements from being answered.
+    #[doc(hidden)]
+    pub fn stall(&self, fault: &Fault) {
+        (self.stalled)(fault);
+    }
+
+    fn rested(&self) -> Option<Session> {
+        let mut resting = self.lock();
+        std::iter::from_fn(|| resting.pop()).find(|session| self.door.admits(session))
+    }
+
+    async fn open(&self) -> Result<Session, NoSession> {
+        let mut session = self.door.open_for_handlers(&self.application).await?;
+        session.clock = self.clock.clone();
+        if self.has_contact {
+            pg::within(self.limit, pg::backdate_session(&mut session.connection)).await?;
+        }
+        Ok(session)
+    }
+
+    pub(crate) async fn close(&self) {
+        let resting = std::mem::take(&mut *self.lock());
+        for session in resting {
+            session.close().await;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Session>> {
+        // No change leaves the list inconsistent.
+        self.resting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[doc(hidden)]
+pub fn statement<T, F>(said: F) -> Statement<T, sqlx::Error>
+where
+    F: for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<T, sqlx::Error>> + Send + 'static,
+{
+    Box::new(move |session| said(&mut session.connection))
+}

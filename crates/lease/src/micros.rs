@@ -1,0 +1,12 @@
+//! Times as stored: microseconds; points in time since 1970.
+
+use std::time::Duration;
+
+#[doc(hidden)]
+pub fn micros(time: Duration) -> i64 {
+    i64::try_from(time.as_micros()).unwrap_or(i64::MAX)
+}
+
+pub(super) fn time(micros: i64) -> Duration {
+    Duration::from_micros(u64::try_from(micros).unwrap_or(0))
+}

@@ -1,0 +1,454 @@
+//! A key's record and its transitions: the state machine, without I/O and without a clock. Times are microseconds since 1970, by the
+//! store's clock.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use uuid::Uuid;
+
+use super::check::{DAY, stored_error};
+use super::claim::{Claim, ClaimOutcome, Grant};
+use super::error::StoreError;
+use super::held::{BegunStep, FailOutcome, Failure, KeySnapshot, RenewOutcome};
+use super::micros::{micros, time};
+use super::step::Step;
+use super::steps::Steps;
+use oncely_core::decide::{EARLY, KeyDecision, KeyRecord, KeyStatus, OnConflict, decide};
+use oncely_core::fingerprint::Fingerprint;
+use oncely_core::identity::Identity;
+use oncely_core::reason::Reason;
+
+/// The record of a key in a store of [`Cells`](super::Cells). Opaque: it is stored in its serialised form.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Record {
+    state: RecordState,
+    #[serde(with = "print")]
+    fingerprint: Fingerprint,
+    token: i64,
+    attempts: u32,
+    crashes: u32,
+    retention: i64,
+    #[doc(hidden)]
+    pub expires_at: i64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+    #[serde(default, skip_serializing_if = "Steps::is_empty")]
+    steps: Steps,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+enum RecordState {
+    Free {
+        not_before: i64,
+    },
+    Held {
+        owner: String,
+        until: i64,
+        run_until: i64,
+    },
+    Completed {
+        // Omitted if there is no response: a response may be null.
+        #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "some")]
+        response: Option<Value>,
+    },
+    Failed {
+        #[serde(with = "code")]
+        reason: Reason,
+    },
+}
+
+/// The current time, and the time beyond its end that a lease is left to its holder.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RecordTime {
+    pub(super) at: i64,
+    pub(super) grace: i64,
+}
+
+impl Record {
+    /// Returns the time (microseconds since 1970) from which the record is no longer needed.
+    #[must_use]
+    pub fn expires_at(&self) -> i64 {
+        self.expires_at
+    }
+
+    fn status(&self) -> KeyStatus {
+        match self.state {
+            RecordState::Free { .. } | RecordState::Held { .. } => KeyStatus::InProgress,
+            RecordState::Completed { .. } => KeyStatus::Completed,
+            RecordState::Failed { .. } => KeyStatus::Failed,
+        }
+    }
+
+    /// Converts the record for [`decide`].
+    fn key_record(&self) -> KeyRecord {
+        let reason = match self.state {
+            RecordState::Failed { reason } => Some(reason),
+            _ => None,
+        };
+        KeyRecord {
+            status: self.status(),
+            fingerprint: Some(self.fingerprint),
+            attempts: self.attempts,
+            crash_attempts: self.crashes,
+            reason,
+            last_error: self.error.clone(),
+            error_code: None,
+            not_before: None,
+            is_running: false,
+            is_leased: false,
+        }
+    }
+
+    /// Decides a claim; returns the new record if it changes.
+    pub(super) fn claim(
+        known: Option<&Self>,
+        claim: &Claim<'_>,
+        now: RecordTime,
+    ) -> (Option<Self>, ClaimOutcome) {
+        let print = Fingerprint::of_digest(&claim.fingerprint);
+        let held = RecordState::Held {
+            owner: claim.owner.to_owned(),
+            until: now.at.saturating_add(micros(claim.lease)),
+            run_until: now.at.saturating_add(micros(claim.max_run)),
+        };
+        let retention = micros(claim.retention);
+        let expires_at = now.at.saturating_add(retention);
+        let known = match known {
+            // An expired record counts as absent.
+            None => None,
+            Some(known) if known.expires_at <= now.at => None,
+            Some(known) => Some(known),
+        };
+        let Some(known) = known else {
+            let token = now.at;
+            let fresh = Self {
+                state: held,
+                fingerprint: print,
+                token,
+                attempts: 0,
+                crashes: 0,
+                retention,
+                expires_at,
+                error: None,
+                steps: Steps::default(),
+            };
+            return (Some(fresh), ClaimOutcome::Granted(Grant { token, attempt: 1, is_takeover: false }));
+        };
+        match decide(&known.key_record(), Some(&print), OnConflict::DeadLetter) {
+            KeyDecision::Reject(rejection) if rejection.reason == Reason::KeyConflict => {
+                return (None, ClaimOutcome::Conflict);
+            }
+            KeyDecision::Reject(rejection) => {
+                let (reason, detail) = (rejection.reason, rejection.detail);
+                return (None, ClaimOutcome::GivenUp { reason, detail });
+            }
+            KeyDecision::Duplicate => {
+                let response = match &known.state {
+                    RecordState::Completed { response } => response.clone(),
+                    _ => None,
+                };
+                return (None, ClaimOutcome::Done(response));
+            }
+            KeyDecision::Retake | KeyDecision::Leased => {}
+        }
+        let was_held = match &known.state {
+            // The same acquisition after a lost reply: its run has not begun, and gets its full time.
+            RecordState::Held { owner, until, .. } if owner == claim.owner => {
+                let run_until = now.at.saturating_add(micros(claim.max_run));
+                let (owner, until) = (owner.clone(), *until);
+                let mut renewed =
+                    Self { state: RecordState::Held { owner, until, run_until }, ..known.clone() };
+                renewed.extend(claim.lease, now.at);
+                return (Some(renewed), ClaimOutcome::Granted(known.grant()));
+            }
+            RecordState::Held { until, .. } => {
+                let left = until.saturating_add(now.grace).saturating_sub(now.at);
+                // No lease is longer than a day: a longer one was granted by a clock that was ahead.
+                if left > 0 && left <= micros(DAY).saturating_add(now.grace) {
+                    return (None, ClaimOutcome::InFlight(time(left)));
+                }
+                true
+            }
+            RecordState::Free { not_before } => {
+                let left = not_before.saturating_sub(now.at);
+                if left > micros(EARLY) {
+                    return (None, ClaimOutcome::Wait(time(left)));
+                }
+                false
+            }
+            RecordState::Completed { .. } | RecordState::Failed { .. } => false,
+        };
+        let mut taken = Self {
+            token: now.at.max(known.token.saturating_add(1)),
+            crashes: known.crashes.saturating_add(u32::from(was_held)),
+            state: held,
+            retention,
+            expires_at,
+            ..known.clone()
+        };
+        if was_held && taken.crashes >= claim.max_crashes {
+            let detail = format!("{} runs under a lease ended without a word", taken.crashes);
+            taken.error = Some(detail.clone());
+            taken.state = RecordState::Failed { reason: Reason::Crash };
+            return (Some(taken), ClaimOutcome::GivenUp { reason: Reason::Crash, detail });
+        }
+        let grant = taken.grant();
+        (Some(taken), ClaimOutcome::Granted(grant))
+    }
+
+    fn grant(&self) -> Grant {
+        Grant { token: self.token, attempt: self.attempts.saturating_add(1), is_takeover: self.crashes > 0 }
+    }
+
+    /// Extends the lease, but never beyond its run.
+    fn extend(&mut self, lease: Duration, at: i64) {
+        if let RecordState::Held { until, run_until, .. } = &mut self.state {
+            *until = (*until).max(at.saturating_add(micros(lease))).min(*run_until);
+        }
+    }
+
+    /// Returns whether a run holds the key.
+    pub(super) fn is_running(&self) -> bool {
+        matches!(self.state, RecordState::Held { .. })
+    }
+
+    fn is_held(&self, token: i64) -> bool {
+        matches!(self.state, RecordState::Held { .. }) && self.token == token
+    }
+
+    /// Returns the record for a change by its holder, with the lease renewed. `beginning`: after its time a run may begin nothing, even if
+    /// no other run has taken the key over yet.
+    fn hold(&self, token: i64, lease: Duration, at: i64, beginning: bool) -> Result<Self, StoreError> {
+        let runs = match self.state {
+            RecordState::Held { run_until, .. } => run_until > at,
+            _ => false,
+        };
+        if !self.is_held(token) || (beginning && !runs) {
+            return Err(StoreError::Lost);
+        }
+        let mut renewed = self.clone();
+        renewed.extend(lease, at);
+        Ok(renewed)
+    }
+
+    pub(super) fn renew(&self, token: i64, lease: Duration, at: i64) -> (Option<Self>, RenewOutcome) {
+        match self.hold(token, lease, at, true) {
+            Ok(renewed) => {
+                let left = match renewed.state {
+                    RecordState::Held { until, .. } => time(until.saturating_sub(at)),
+                    _ => Duration::ZERO,
+                };
+                (Some(renewed), RenewOutcome::Until(left))
+            }
+            Err(_) => (None, RenewOutcome::Lost),
+        }
+    }
+
+    /// Completes the key; `None` if this same lease has completed it already.
+    pub(super) fn complete(
+        &self,
+        token: i64,
+        response: Option<&Value>,
+        at: i64,
+    ) -> Result<Option<Self>, StoreError> {
+        if self.token == token && matches!(self.state, RecordState::Completed { .. }) {
+            return Ok(None);
+        }
+        if !self.is_held(token) {
+            return Err(StoreError::Lost);
+        }
+        Ok(Some(Self {
+            state: RecordState::Completed { response: response.cloned() },
+            attempts: self.attempts.saturating_add(1),
+            error: None,
+            expires_at: at.saturating_add(self.retention),
+            ..self.clone()
+        }))
+    }
+
+    pub(super) fn fail(&self, token: i64, failure: &Failure<'_>, at: i64) -> (Option<Self>, FailOutcome) {
+        let attempts = self.attempts;
+        if self.token != token {
+            return (None, FailOutcome::Lost);
+        }
+        match self.state {
+            // Repeated after a lost reply; or this same run has released the key.
+            RecordState::Free { .. } => return (None, FailOutcome::Retry { attempts }),
+            RecordState::Failed { reason } => return (None, FailOutcome::GivenUp { attempts, reason }),
+            RecordState::Completed { .. } => return (None, FailOutcome::Completed),
+            RecordState::Held { .. } => {}
+        }
+        let attempts = attempts.saturating_add(1);
+        let exhausted = (attempts >= failure.max_attempts).then_some(Reason::AttemptsExhausted);
+        let mut failed = Self { attempts, error: Some(stored_error(failure.error)), ..self.clone() };
+        failed.expires_at = at.saturating_add(micros(failure.delay)).saturating_add(self.retention);
+        match failure.reason.or(exhausted) {
+            Some(reason) => {
+                failed.state = RecordState::Failed { reason };
+                (Some(failed), FailOutcome::GivenUp { attempts, reason })
+            }
+            None => {
+                failed.state = RecordState::Free { not_before: at.saturating_add(micros(failure.delay)) };
+                // The process is alive: it reports this failure.
+                failed.crashes = 0;
+                (Some(failed), FailOutcome::Retry { attempts })
+            }
+        }
+    }
+
+    pub(super) fn release(&self, token: i64) -> (Option<Self>, bool) {
+        if self.is_held(token) {
+            return (Some(Self { state: RecordState::Free { not_before: 0 }, ..self.clone() }), true);
+        }
+        (None, self.token == token && matches!(self.state, RecordState::Free { .. }))
+    }
+
+    /// Records that a step is about to be called.
+    pub(super) fn begin_step(
+        &self,
+        (identity, token): (&Identity, i64),
+        step: &Step,
+        call: Uuid,
+        (lease, at): (Duration, i64),
+    ) -> Result<(Self, BegunStep), StoreError> {
+        let mut held = self.hold(token, lease, at, true)?;
+        let begun = held.steps.begin((identity, token), step, call, at)?;
+        Ok((held, begun))
+    }
+
+    /// Stores a result; `None` if it is stored already.
+    pub(super) fn checkpoint(
+        &self,
+        token: i64,
+        step: &str,
+        result: &Value,
+        (lease, at): (Duration, i64),
+    ) -> Result<Option<Self>, StoreError> {
+        let mut held = self.hold(token, lease, at, false)?;
+        let changed = held.steps.store(token, step, result)?;
+        Ok(changed.then_some(held))
+    }
+
+    /// Records that a step's call did not happen; returns the next round.
+    pub(super) fn refuse_step(
+        &self,
+        token: i64,
+        step: &str,
+        round: u32,
+        (lease, at): (Duration, i64),
+    ) -> Result<(Option<Self>, u32), StoreError> {
+        let mut held = self.hold(token, lease, at, false)?;
+        let next = held.steps.refuse(token, step, round)?;
+        Ok((next.has_changed.then_some(held), next.round))
+    }
+
+    pub(super) fn known(&self) -> KeySnapshot {
+        let owner = match &self.state {
+            RecordState::Held { owner, .. } => Some(owner.clone()),
+            _ => None,
+        };
+        let response = match &self.state {
+            RecordState::Completed { response } => response.clone(),
+            _ => None,
+        };
+        KeySnapshot {
+            status: self.status(),
+            owner,
+            token: self.token,
+            attempts: self.attempts,
+            crashes: self.crashes,
+            reason: self.key_record().reason,
+            response,
+        }
+    }
+}
+
+fn some<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
+    Value::deserialize(deserializer).map(Some)
+}
+
+/// A fingerprint as hexadecimal digits.
+mod print {
+    use serde::de::Error as _;
+    use serde::{Deserialize as _, Deserializer, Serializer};
+
+    use oncely_core::fingerprint::Fingerprint;
+
+    pub(super) fn serialize<S: Serializer>(print: &Fingerprint, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&format!("{:032x}", u128::from_be_bytes(print.0)))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Fingerprint, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let number = u128::from_str_radix(&text, 16).map_err(D::Error::custom)?;
+        Ok(Fingerprint(number.to_be_bytes()))
+    }
+}
+
+/// A reason as its code.
+mod code {
+    use serde::de::Error as _;
+    use serde::{Deserialize as _, Deserializer, Serializer};
+
+    use oncely_core::reason::Reason;
+
+    pub(super) fn serialize<S: Serializer>(reason: &Reason, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(reason.as_str())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Reason, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        Reason::from_code(&text).ok_or_else(|| D::Error::custom("no such reason"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::step::Repeat;
+    use oncely_core::identity::IdentityPart;
+
+    #[test]
+    fn a_record_in_every_state_is_read_as_it_was_written() {
+        let part = |text: &str| IdentityPart::new(text.as_bytes()).unwrap();
+        let identity = Identity { tenant: part("acme"), consumer: part("payments"), key: part("order 1") };
+        let day = Duration::from_secs(86_400);
+        let claim = Claim {
+            identity: &identity,
+            fingerprint: [0; 32],
+            owner: "first",
+            lease: day,
+            max_run: day,
+            retention: day,
+            max_crashes: 3,
+        };
+        let at = 1_800_000_000_000_000;
+        let (held, _) = Record::claim(None, &claim, RecordTime { at, grace: 0 });
+        let mut held = held.unwrap();
+        for repeat in [Repeat::Always, Repeat::Within(day), Repeat::Ask, Repeat::Never] {
+            let name: &'static str = repeat.rule().0;
+            let who = (&identity, held.token);
+            held = held.begin_step(who, &Step::new(name, repeat), Uuid::new_v4(), (day, at)).unwrap().0;
+        }
+        held = held.checkpoint(held.token, "always", &Value::Null, (day, at)).unwrap().unwrap();
+        held = held.refuse_step(held.token, "never", 0, (day, at)).unwrap().0.unwrap();
+        let failure = |reason| Failure { error: "away", reason, max_attempts: 9, delay: day };
+        let mut records = vec![
+            held.release(held.token).0.unwrap(),
+            held.fail(held.token, &failure(None), at).0.unwrap(),
+            held.fail(held.token, &failure(Some(Reason::Poison)), at).0.unwrap(),
+        ];
+        for response in [None, Some(Value::Null), Some(Value::from("done"))] {
+            records.push(held.complete(held.token, response.as_ref(), at).unwrap().unwrap());
+        }
+        records.push(held);
+        for record in records {
+            let text = serde_json::to_string(&record).unwrap();
+            assert_eq!(serde_json::from_str::<Record>(&text).unwrap(), record, "{text}");
+        }
+        assert!(serde_json::from_str::<Record>("{}").is_err());
+    }
+}

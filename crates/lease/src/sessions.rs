@@ -1,0 +1,74 @@
+//! Sessions for a store in PostgreSQL: from an application's pool, or of its own.
+
+use sqlx::pool::PoolConnection;
+use sqlx::{PgConnection, PgPool, Postgres};
+use tokio::time::{Instant, timeout_at};
+
+use oncely_postgres::{BorrowedSession, NoSession, SessionPool};
+
+/// The source of sessions.
+#[derive(Clone, Debug)]
+pub(crate) enum SessionSource {
+    Pool(PgPool),
+    /// Sessions opened by this crate.
+    Own(SessionPool),
+}
+
+/// A session for one transaction.
+pub(super) enum TransactionSession {
+    Pool(PoolConnection<Postgres>),
+    Own(BorrowedSession),
+}
+
+/// The reason why no session is available.
+pub(super) enum CheckoutError {
+    Postgres(sqlx::Error),
+    /// No session became available in time.
+    Silent,
+    Other(NoSession),
+}
+
+impl SessionSource {
+    /// Takes a session. Own sessions have time limits of their own.
+    pub(super) async fn take(&self, until: Instant) -> Result<TransactionSession, CheckoutError> {
+        match self {
+            Self::Pool(pool) => match timeout_at(until, pool.acquire()).await {
+                Ok(taken) => taken.map(TransactionSession::Pool).map_err(CheckoutError::Postgres),
+                Err(_) => Err(CheckoutError::Silent),
+            },
+            Self::Own(sessions) => match sessions.take().await {
+                // It came too late, and is usable.
+                Ok(taken) if until <= Instant::now() => {
+                    taken.give_back();
+                    Err(CheckoutError::Silent)
+                }
+                Ok(taken) => Ok(TransactionSession::Own(taken)),
+                Err(NoSession::Postgres(error)) => Err(CheckoutError::Postgres(error)),
+                Err(other) => Err(CheckoutError::Other(other)),
+            },
+        }
+    }
+}
+
+impl TransactionSession {
+    pub(super) fn connection(&mut self) -> &mut PgConnection {
+        match self {
+            Self::Pool(connection) => connection,
+            Self::Own(taken) => taken.connection(),
+        }
+    }
+
+    /// Returns a usable session. A pool's connection returns by itself.
+    pub(super) fn give_back(self) {
+        if let Self::Own(taken) = self {
+            taken.give_back();
+        }
+    }
+
+    /// Closes a session in an unknown state.
+    pub(super) fn end(self) {
+        if let Self::Pool(connection) = self {
+            drop(connection.detach());
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Calls the functions of a lease store in Redis or Valkey (7 or later), and keeps their connection.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use redis::{FromRedisValue as _, Value};
+use tokio::sync::Mutex;
+
+use super::error::MirrorError;
+use super::link::{ANSWER_TIME, RedisConnection};
+use super::reach::reach;
+use oncely_config::MirrorSettings;
+
+/// A library of functions in the Redis that keeps the leases. Clones share one connection.
+#[derive(Clone)]
+pub struct Library {
+    settings: MirrorSettings,
+    name: String,
+    code: String,
+    link: Arc<Mutex<Option<RedisConnection>>>,
+}
+
+/// One part of an answer; `None` for nil.
+pub type ReplyPart = Option<Vec<u8>>;
+
+/// The reason why a function gave no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum LibraryError {
+    #[error(transparent)]
+    Mirror(#[from] MirrorError),
+    /// The server's configuration must be changed before it can keep leases.
+    #[error("{0}")]
+    Unfit(String),
+    /// The key holds a value of another type.
+    #[error("the key is of another type")]
+    OtherType,
+}
+
+impl From<redis::RedisError> for LibraryError {
+    fn from(error: redis::RedisError) -> Self {
+        Self::Mirror(error.into())
+    }
+}
+
+impl Library {
+    /// Describes a library `name` defined by `code`; its functions' names begin with that name.
+    pub fn new(settings: MirrorSettings, name: String, code: String) -> Self {
+        Self { settings, name, code, link: Arc::default() }
+    }
+
+    /// Connects if necessary; checks that the server may keep leases, and loads the functions if they are missing.
+    pub async fn open(&self) -> Result<(), LibraryError> {
+        self.link().await.map(drop)
+    }
+
+    /// Calls a function on one key.
+    pub async fn call(
+        &self,
+        function: &str,
+        key: &str,
+        arguments: &[&[u8]],
+    ) -> Result<Vec<ReplyPart>, LibraryError> {
+        let mut link = self.link().await?;
+        let mut command = redis::cmd("FCALL");
+        command.arg(format!("{}_{function}", self.name)).arg(1).arg(key);
+        for argument in arguments {
+            command.arg(*argument);
+        }
+        let answer = timely(command.query_async::<Vec<Value>>(&mut link.connection)).await;
+        match answer {
+            Ok(parts) => parts
+                .into_iter()
+                .map(|part| {
+                    ReplyPart::from_redis_value(part).map_err(|error| redis::RedisError::from(error).into())
+                })
+                .collect(),
+            Err(LibraryError::Mirror(MirrorError::Redis(error))) if error.code() == Some("WRONGTYPE") => {
+                Err(LibraryError::OtherType)
+            }
+            Err(error) => {
+                // After any error the next call connects and checks again. A late answer must not be taken for another call's.
+                *self.link.lock().await = None;
+                Err(error)
+            }
+        }
+    }
+
+    async fn link(&self) -> Result<RedisConnection, LibraryError> {
+        // Held while connecting, so that concurrent calls don't connect as well.
+        let mut place = self.link.lock().await;
+        if let Some(link) = &*place {
+            return Ok(link.clone());
+        }
+        let mut link = reach(&self.settings).await?;
+        fits(&mut link).await?;
+        self.load(&mut link).await?;
+        Ok(place.insert(link).clone())
+    }
+
+    /// Loads the functions unless they are loaded; if they are, the right to load is not needed. Functions are global to the server: a user
+    /// who may load them could put code under our name, which would be called with our rights.
+    async fn load(&self, link: &mut RedisConnection) -> Result<(), LibraryError> {
+        if self.is_there(link).await? {
+            return Ok(());
+        }
+        let mut load = redis::cmd("FUNCTION");
+        load.arg("LOAD").arg(&self.code);
+        let loaded = timely(load.query_async::<()>(&mut link.connection)).await;
+        // Another process may have loaded it in the meantime.
+        if self.is_there(link).await? { Ok(()) } else { loaded }
+    }
+
+    /// Returns whether exactly this code is loaded.
+    async fn is_there(&self, link: &mut RedisConnection) -> Result<bool, LibraryError> {
+        let mut list = redis::cmd("FUNCTION");
+        list.arg("LIST").arg("LIBRARYNAME").arg(&self.name).arg("WITHCODE");
+        let found = timely(list.query_async::<Vec<HashMap<String, Value>>>(&mut link.connection)).await?;
+        let Some(library) = found.first() else { return Ok(false) };
+        let code = library.get("library_code").and_then(|code| String::from_redis_value_ref(code).ok());
+        if code.as_deref() == Some(self.code.as_str()) {
+            return Ok(true);
+        }
+        Err(LibraryError::Unfit(format!(
+            "the library {} in Redis has other code than Oncely's, so somebody else has loaded it: find out who may (ACL +function), then \
+             FUNCTION DELETE {}",
+            self.name, self.name
+        )))
+    }
+}
+
+/// Checks the server's configuration. A server that evicts keys when its memory is full would let effects happen twice.
+async fn fits(link: &mut RedisConnection) -> Result<(), LibraryError> {
+    let info = timely(redis::cmd("INFO").query_async::<String>(&mut link.connection)).await?;
+    let facts = super::server::read(&info);
+    if facts.policy != "noeviction" {
+        return Err(LibraryError::Unfit(format!(
+            "Redis evicts keys when its memory is full (maxmemory-policy {}), and leases with them: set maxmemory-policy noeviction, or \
+             name a server that has it (the mirror's may evict, so it is not that one)",
+            facts.policy
+        )));
+    }
+    if facts.is_cluster {
+        return Err(LibraryError::Unfit(
+            "Redis is a node of a cluster: name one that keeps all keys itself".to_owned(),
+        ));
+    }
+    if facts.is_replica {
+        return Err(MirrorError::NoMaster.into());
+    }
+    Ok(())
+}
+
+async fn timely<T>(asked: impl Future<Output = redis::RedisResult<T>>) -> Result<T, LibraryError> {
+    match tokio::time::timeout(ANSWER_TIME, asked).await {
+        Ok(answer) => Ok(answer?),
+        Err(_) => Err(MirrorError::Budget(ANSWER_TIME).into()),
+    }
+}

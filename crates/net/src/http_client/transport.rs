@@ -1,0 +1,193 @@
+//! Connections to an endpoint: their time limit, their reuse, and whether a failed request was sent.
+
+use std::error::Error as StdError;
+use std::time::Duration;
+
+use bytes::Buf;
+use hyper::body::{Body, Incoming};
+use hyper::header::{CONNECTION, HeaderValue};
+use hyper::{Request, Response};
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::{self, Error};
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+
+use super::in_time::TimeoutConnector;
+use crate::tls::{TlsError, TlsFault, TlsSettings, fault_of};
+
+/// Time after which an idle connection is closed: less than the five seconds after which some servers (Node's) close theirs, so that few
+/// requests go out on one that is being closed.
+const REST: Duration = Duration::from_secs(3);
+
+/// Longest wait for a connection, from name resolution to the end of the handshake. Without one, it is certain that nothing was sent, so it
+/// is worth knowing soon.
+pub const CONNECT: Duration = Duration::from_secs(5);
+
+/// Most headers of an answer; one with more can't be read, and its outcome is unknown. More than twice the limits of servers themselves.
+const MOST_HEADERS: usize = 1_000;
+
+/// Time for reading an answer that came while the process was suspended, or had no CPU: when it continues, timers fire before the tasks have run
+/// that read its sockets.
+const CATCH_UP: Duration = Duration::from_millis(250);
+
+/// Waits for an answer for up to `limit`, and for `CATCH_UP` longer, so that an answer that has arrived in time is not counted as missing.
+/// Returns `None` if none arrives. Dropped, it drops the answer.
+pub async fn within<T>(limit: Duration, answer: impl Future<Output = T>) -> Option<T> {
+    tokio::pin!(answer);
+    match tokio::time::timeout(limit, &mut answer).await {
+        Ok(answer) => Some(answer),
+        Err(_) => tokio::time::timeout(CATCH_UP, answer).await.ok(),
+    }
+}
+
+/// Sends requests to one endpoint.
+///
+/// A request with a body is the last one of its connection (`Connection: close`), so a connection that is used again has carried none. A
+/// server may answer and leave the body unread: it then takes that body's bytes, which its sender has chosen, for the next request, and the
+/// next sender's request, with its secrets, becomes a part of them, or gets the answer to them. The client can't detect an unread body: it
+/// was written as a whole, into the buffer of the server's socket; the answer came after it, and does not show it. Chunks don't help: the
+/// size of the first one is read as a malformed request, and the next sender gets the answer to that.
+pub struct Transport<B> {
+    way: TransportClient<B>,
+    keeps: bool,
+    /// A client certificate is configured.
+    has_certificate: bool,
+    /// Configuration section of its settings, for messages.
+    section: &'static str,
+}
+
+enum TransportClient<B> {
+    Plain(legacy::Client<TimeoutConnector<HttpConnector>, B>),
+    #[cfg(feature = "tls")]
+    Tls(legacy::Client<TimeoutConnector<hyper_rustls::HttpsConnector<HttpConnector>>, B>),
+}
+
+/// Failure of a request without an answer.
+#[derive(Debug)]
+pub struct TransportError {
+    /// Certainly nothing was sent.
+    pub is_unsent: bool,
+    /// The request itself broke off: its body has no end.
+    pub is_cut: bool,
+    /// TLS fault that caused it, if one did.
+    pub fault: Option<TlsFault>,
+    /// The error with its causes: addresses, and no secrets.
+    pub cause: String,
+    /// Text for people: that of the fault if there is one, else the cause.
+    pub text: String,
+}
+
+impl<B> Transport<B>
+where
+    B: Body + Send + Unpin + 'static,
+    B::Data: Buf + Send,
+    B::Error: Into<Box<dyn StdError + Send + Sync>>,
+{
+    /// Reads the certificates. `connect`: longest wait for a connection. `keeps`: a connection is used again, unless a body was sent on it;
+    /// false keeps requests that may not be repeated off a connection that the server may be about to close.
+    pub fn new(
+        tls: Option<&TlsSettings>,
+        connect: Duration,
+        keeps: bool,
+        section: &'static str,
+    ) -> Result<Self, TlsError> {
+        let mut connector = HttpConnector::new();
+        connector.set_nodelay(true);
+        let way = match tls {
+            None => {
+                TransportClient::Plain(builder(keeps).build(TimeoutConnector { connector, limit: connect }))
+            }
+            #[cfg(feature = "tls")]
+            Some(settings) => {
+                let connector = secured::connector(connector, settings)?;
+                TransportClient::Tls(builder(keeps).build(TimeoutConnector { connector, limit: connect }))
+            }
+            #[cfg(not(feature = "tls"))]
+            Some(_) => return Err(TlsError::NotBuilt),
+        };
+        let has_certificate = tls.is_some_and(|settings| settings.cert.is_some());
+        Ok(Self { way, keeps, has_certificate, section })
+    }
+
+    /// Sends a request, without a limit of its own beyond the connection's.
+    pub async fn send(&self, mut request: Request<B>) -> Result<Response<Incoming>, TransportError> {
+        if !self.keeps || !request.body().is_end_stream() {
+            request.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        let asked = match &self.way {
+            TransportClient::Plain(client) => client.request(request).await,
+            #[cfg(feature = "tls")]
+            TransportClient::Tls(client) => client.request(request).await,
+        };
+        asked.map_err(|error| {
+            let fault = fault_of(&error, self.has_certificate);
+            // With TLS 1.3 a server reports only after the handshake that it does not trust us, and reads nothing then.
+            let is_refused = matches!(
+                fault,
+                Some(TlsFault::ClientCertificateMissing | TlsFault::ClientCertificateRefused)
+            );
+            let cause = error_chain_text(&error);
+            let text = fault.map_or_else(|| cause.clone(), |fault| fault.explanation(self.section));
+            let is_unsent = error.is_connect() || is_refused || has_cause(&error, hyper::Error::is_canceled);
+            TransportError { is_unsent, is_cut: has_cause(&error, hyper::Error::is_user), fault, cause, text }
+        })
+    }
+}
+
+fn builder(keeps: bool) -> legacy::Builder {
+    let mut builder = legacy::Client::builder(TokioExecutor::new());
+    builder.pool_idle_timeout(REST).pool_timer(TokioTimer::new());
+    builder.pool_max_idle_per_host(if keeps { usize::MAX } else { 0 });
+    // Answers are judged even in unusual forms.
+    builder.http1_max_headers(MOST_HEADERS).http1_allow_obsolete_multiline_headers_in_responses(true);
+    builder
+}
+
+/// Returns whether a cause matches. Canceled: the connection was closed before the request was written. User: the request's body has
+/// failed.
+fn has_cause(error: &Error, is: fn(&hyper::Error) -> bool) -> bool {
+    let mut cause = StdError::source(error);
+    while let Some(one) = cause {
+        if one.downcast_ref::<hyper::Error>().is_some_and(is) {
+            return true;
+        }
+        cause = one.source();
+    }
+    false
+}
+
+/// Returns the error with its causes, which hold addresses and no secrets.
+fn error_chain_text(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = StdError::source(error);
+    while let Some(one) = cause {
+        text = format!("{text}: {one}");
+        cause = one.source();
+    }
+    text
+}
+
+#[cfg(feature = "tls")]
+mod secured {
+    use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
+    use hyper_util::client::legacy::connect::HttpConnector;
+    use rustls::pki_types::ServerName;
+
+    use crate::tls::{TlsError, TlsSettings, client_config};
+
+    pub(super) fn connector(
+        mut http: HttpConnector,
+        settings: &TlsSettings,
+    ) -> Result<HttpsConnector<HttpConnector>, TlsError> {
+        http.enforce_http(false);
+        let builder = HttpsConnectorBuilder::new().with_tls_config(client_config(settings)?).https_only();
+        let builder = match &settings.server_name {
+            Some(name) => {
+                let wrong = |_| TlsError::Name(name.clone());
+                let name = ServerName::try_from(name.clone()).map_err(wrong)?;
+                builder.with_server_name_resolver(FixedServerNameResolver::new(name))
+            }
+            None => builder,
+        };
+        Ok(builder.enable_http1().wrap_connector(http))
+    }
+}

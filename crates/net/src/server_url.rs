@@ -1,0 +1,148 @@
+//! URLs of one or several servers: shown without passwords, and compared.
+
+use secrecy::{ExposeSecret as _, SecretString};
+use url::Url;
+
+/// Returns a URL without its password, for output. If the end of the password is ambiguous, only the scheme.
+#[must_use]
+pub fn masked(url: &SecretString) -> String {
+    let text = url.expose_secret();
+    if hides_its_password(text) {
+        let scheme =
+            text.split("://").next().filter(|scheme| scheme.chars().all(|c| c.is_ascii_alphanumeric()));
+        return format!("{}://(not shown: {AMBIGUOUS})", scheme.unwrap_or_default());
+    }
+    match Url::parse(text) {
+        Ok(mut url) => {
+            if url.password().is_some() && url.set_password(Some("***")).is_err() {
+                return "(not shown)".to_owned();
+            }
+            // A query may hold a password, too, such as sslpassword.
+            url.set_query(None);
+            url.set_fragment(None);
+            url.to_string()
+        }
+        Err(_) => "(not a URL)".to_owned(),
+    }
+}
+
+pub const AMBIGUOUS: &str = "in a password write '/' as %2F, '?' as %3F, '#' as %23, '@' as %40";
+
+/// Returns whether an '@' is in place of a host or a path. Then the password before it has a '/', '?', '#' or '@' that is not encoded, and
+/// a parser takes its beginning for the host and the rest for parts that may be shown.
+pub fn hides_its_password(text: &str) -> bool {
+    let Some((_, rest)) = text.split_once("://") else { return text.contains('@') };
+    let end = rest.find(['/', '?', '#', '\\']).unwrap_or(rest.len());
+    let (authority, more) = rest.split_at(end);
+    authority.matches('@').count() > 1 || more.contains('@')
+}
+
+/// Splits a text into its URLs, which contain no blanks. Returns at least one, which may be empty.
+pub fn split_urls(text: &str) -> Vec<SecretString> {
+    pieces(text).into_iter().map(SecretString::from).collect()
+}
+
+/// Splits a list of URLs. A text with blanks that is not such a list is one invalid URL, as a blank may divide a password.
+fn pieces(text: &str) -> Vec<&str> {
+    let pieces: Vec<&str> = text.split_whitespace().collect();
+    let with_login = pieces.iter().filter(|piece| piece.contains('@')).count();
+    let are_alike = with_login == 0 || with_login == pieces.len();
+    if !pieces.is_empty() && are_alike && pieces.iter().all(|piece| piece.contains("://")) {
+        pieces
+    } else {
+        vec![text]
+    }
+}
+
+/// Returns a text of one or several URLs without their passwords.
+pub fn masked_all(text: &str) -> String {
+    pieces(text).into_iter().map(|url| masked(&SecretString::from(url))).collect::<Vec<_>>().join(" ")
+}
+
+/// Replaces user and password of URLs in a text: from `://` to the last `@` of the word, since a password may hold any character.
+pub fn without_logins(text: &str, instead: &str) -> String {
+    let word = |word: &str| match (word.find("://"), word.rfind('@')) {
+        (Some(from), Some(to)) if from + 3 <= to => format!("{}{instead}{}", &word[..from + 3], &word[to..]),
+        _ => word.to_owned(),
+    };
+    text.split_inclusive(char::is_whitespace).map(word).collect()
+}
+
+/// Returns whether these URLs differ only by host and port, so that they are hosts of one service.
+pub fn differ_by_host_alone<'a>(urls: impl IntoIterator<Item = &'a SecretString>) -> bool {
+    let without_host = |url: &SecretString| {
+        let mut url = Url::parse(url.expose_secret()).ok()?;
+        url.set_host(Some("localhost")).ok()?;
+        url.set_port(None).ok()?;
+        Some(url)
+    };
+    let mut urls = urls.into_iter().map(without_host);
+    match urls.next() {
+        None => true,
+        Some(first) => urls.all(|url| url == first),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_part_of_a_password_is_shown() {
+        for password in [
+            "S3CR3T",
+            "/S3CR3T",
+            "S3/CR3T",
+            "1/S3CR3T",
+            "1#S3CR3T",
+            "1?S3CR3T",
+            "S3@CR3T",
+            "S3:CR3T",
+            "1\\S3CR3T",
+            "S3%2FCR3T",
+        ] {
+            for server in
+                ["postgres://user:{}@host:5432/db", "amqp://user:{}@host/%2f", "redis://:{}@host:6379/0"]
+            {
+                let url = SecretString::from(server.replace("{}", password));
+                let shown = masked(&url);
+                assert!(!shown.contains("S3") && !shown.contains("CR3T"), "{password} of {server}: {shown}");
+            }
+        }
+        for (url, shown) in [
+            ("postgres://user:secret@host:5432/db?sslpassword=x#y", "postgres://user:***@host:5432/db"),
+            ("amqp://host/%2f", "amqp://host/%2f"),
+            (
+                "postgres:///db?password=a@b",
+                "postgres://(not shown: in a password write '/' as %2F, '?' as %3F, '#' as %23, '@' as %40)",
+            ),
+            ("secret", "(not a URL)"),
+        ] {
+            assert_eq!(masked(&SecretString::from(url.to_owned())), shown);
+        }
+        for (urls, shown) in [
+            ("amqp://u:S3@a/%2f amqp://u:CR3T@b:1/%2f\n", "amqp://u:***@a/%2f amqp://u:***@b:1/%2f"),
+            ("amqp://a amqp://b", "amqp://a amqp://b"),
+            // A password with a blank in it is not a list.
+            ("amqp://u:12 34@a", "amqp://u:***@a"),
+            (
+                "amqp://u:12 amqp://34@a",
+                "amqp://(not shown: in a password write '/' as %2F, '?' as %3F, '#' as %23, '@' as %40)",
+            ),
+        ] {
+            assert_eq!(masked_all(urls), shown);
+        }
+    }
+
+    #[test]
+    fn a_login_in_a_url_is_hidden_wherever_it_stands() {
+        for (text, told) in [
+            ("at postgres://u:p@h/d: gone", "at postgres://(masked)@h/d: gone"),
+            ("amqp://u:p@s/s\"w@h and http://h/a", "amqp://(masked)@h and http://h/a"),
+            ("http://h a@b", "http://h a@b"),
+            ("a@b://c", "a@b://c"),
+        ] {
+            assert_eq!(without_logins(text, "(masked)"), told);
+        }
+    }
+}

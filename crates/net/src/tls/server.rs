@@ -1,0 +1,87 @@
+//! Handshakes with clients of this program.
+
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rustls::ServerConfig;
+use rustls::server::{ClientHello, ResolvesServerCert};
+use rustls::sign::CertifiedKey;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+use super::{TlsError, TlsFiles, TlsSettings, provider};
+
+/// Server side of handshakes. Its certificate can be replaced while it is at work.
+#[derive(Clone)]
+pub struct TlsServer {
+    acceptor: TlsAcceptor,
+    settings: TlsSettings,
+    shown: Arc<CurrentCertificate>,
+}
+
+/// The current certificate for clients.
+#[derive(Debug)]
+struct CurrentCertificate(Mutex<Arc<CertifiedKey>>);
+
+impl ResolvesServerCert for CurrentCertificate {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        // Every change leaves it consistent.
+        Some(Arc::clone(&self.0.lock().unwrap_or_else(PoisonError::into_inner)))
+    }
+}
+
+impl TlsServer {
+    /// Reads the files of `cert` and `key`. Blocks: they are small.
+    ///
+    /// # Errors
+    /// If they can't be used.
+    pub fn new(settings: &TlsSettings) -> Result<Self, TlsError> {
+        let shown = Arc::new(CurrentCertificate(Mutex::new(read(settings)?)));
+        let builder = ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();
+        // The provider supports all default versions.
+        let builder = builder.map_err(|_| TlsError::NotBuilt)?.with_no_client_auth();
+        let mut config = builder.with_cert_resolver(Arc::<CurrentCertificate>::clone(&shown));
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(Self { acceptor: TlsAcceptor::from(Arc::new(config)), settings: settings.clone(), shown })
+    }
+
+    /// Reads the files again, for new connections. Returns whether the certificate has changed.
+    ///
+    /// # Errors
+    /// If the files can't be used: clients get the previous certificate.
+    pub async fn renew(&self) -> Result<bool, TlsError> {
+        let settings = self.settings.clone();
+        let read = tokio::task::spawn_blocking(move || read(&settings)).await;
+        let read = read.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
+        let mut shown = self.shown.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_another = shown.cert != read.cert;
+        *shown = read;
+        Ok(is_another)
+    }
+
+    /// Makes the handshake with a client.
+    ///
+    /// # Errors
+    /// rustls's error as the inner error; [`TlsError`] if the client does not answer.
+    pub async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(
+        &self,
+        socket: S,
+        limit: Duration,
+    ) -> io::Result<TlsStream<S>> {
+        match tokio::time::timeout(limit, self.acceptor.accept(socket)).await {
+            Ok(shaken) => shaken,
+            Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, TlsError::ClientSilent(limit))),
+        }
+    }
+}
+
+fn read(settings: &TlsSettings) -> Result<Arc<CertifiedKey>, TlsError> {
+    let files = TlsFiles::read(settings).map_err(TlsError::Files)?;
+    // The configuration sets both of them, or neither.
+    let identity = files.identity.ok_or(TlsError::NotBuilt)?;
+    let key = CertifiedKey::from_der(identity.chain, identity.key, &provider());
+    // Checked when it was read.
+    Ok(Arc::new(key.map_err(|_| TlsError::NotBuilt)?))
+}

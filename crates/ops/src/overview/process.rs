@@ -1,0 +1,35 @@
+//! Processes, by their heartbeats.
+
+use chrono::{DateTime, TimeDelta, Utc};
+use sqlx::PgConnection;
+
+use oncely_postgres::{self as pg, ProcessRow};
+use oncely_worker::worker::ConsumerReport;
+
+/// Silence after which a process is no longer listed.
+const GONE: TimeDelta = TimeDelta::hours(1);
+
+/// A process, from its heartbeat.
+#[derive(Clone, Debug)]
+pub struct ProcessOverview {
+    pub row: ProcessRow,
+    /// Reports about a worker's consumers.
+    pub reports: Vec<ConsumerReport>,
+    /// Its last heartbeat is older than it should be.
+    pub silent: bool,
+}
+
+/// Returns all processes that were seen within the last hour.
+pub async fn seen_processes(
+    connection: &mut PgConnection,
+    now: DateTime<Utc>,
+) -> Result<Vec<ProcessOverview>, sqlx::Error> {
+    let rows = pg::processes(connection, now - GONE).await?;
+    Ok(rows.into_iter().map(|row| seen(row, now)).collect())
+}
+
+fn seen(row: ProcessRow, now: DateTime<Utc>) -> ProcessOverview {
+    // Another build may have another format: then the state of its consumers is unknown.
+    let reports = serde_json::from_value(row.consumers.clone()).unwrap_or_default();
+    ProcessOverview { silent: now - row.last_seen_at > pg::SILENT, row, reports }
+}

@@ -1,0 +1,407 @@
+//! Findings about a picture, the worst first.
+
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+
+use super::picture::{DatabaseSnapshot, QueueState, StatusSnapshot};
+use crate::exit;
+use crate::overview::CONTENDED;
+use oncely_core::shown;
+use oncely_core::units::{Times, age, counted};
+use oncely_postgres::RecentOutcome;
+use oncely_worker::worker::FailureNotice;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Severity {
+    /// Messages are blocked, or many of them are dead-lettered.
+    Danger,
+    /// Can wait for working hours.
+    Look,
+}
+
+/// A sentence, and its subject.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct StatusFinding {
+    pub severity: Severity,
+    /// A consumer, or another subject.
+    pub about: String,
+    pub text: String,
+    /// Whether the console counts it on another page, and not as a finding.
+    #[serde(skip)]
+    pub has_page: bool,
+}
+
+/// Age from which waiting records and events are late.
+const LATE: chrono::Duration = chrono::Duration::seconds(60);
+/// The relay seals the trail every hour; after this time without a seal, sealing has failed.
+const SEALED: chrono::Duration = chrono::Duration::days(2);
+/// Dead letters, and their share (one in this number) of the decisions of the last five minutes, that indicate a failure instead of a
+/// single bad message.
+const MANY: i64 = 10;
+const ONE_IN: i64 = 20;
+
+fn safe(text: &str) -> String {
+    shown::value(text).into_owned()
+}
+
+/// Returns the exit code of the worst finding.
+pub fn code(picture: &StatusSnapshot, findings: &[StatusFinding]) -> u8 {
+    match findings.iter().map(|finding| finding.severity).min() {
+        _ if picture.rabbitmq.is_err() || picture.postgres.as_ref().is_err_and(|missing| missing.is_away) => {
+            exit::UNREACHABLE
+        }
+        Some(Severity::Danger) => exit::DANGER,
+        Some(Severity::Look) => exit::NO,
+        None => 0,
+    }
+}
+
+/// Returns the findings of a picture.
+pub fn judge(picture: &StatusSnapshot, times: Times) -> Vec<StatusFinding> {
+    let mut found = StatusFindings(Vec::new());
+    if let Ok(queues) = &picture.rabbitmq {
+        queues.iter().for_each(|queue| found.queue(picture, queue));
+    }
+    if let Err(missing) = &picture.postgres
+        && !missing.is_away
+    {
+        found.add_notice(
+            "PostgreSQL",
+            format!("answers, and a question to it failed: {}", safe(&missing.text)),
+        );
+    }
+    if let Ok(database) = &picture.postgres
+        && database.read_only
+    {
+        let what = "takes no writes: default_transaction_read_only is on, so nothing can be processed, and no process can report. Workers \
+                    and relays wait, and go on once it is off (a provider sets it where the disk is full, say)";
+        found.add_danger("PostgreSQL", what.to_owned());
+        found.pauses(database, times);
+    } else if let Ok(database) = &picture.postgres {
+        found.pauses(database, times);
+        found.stalls(database, times);
+        found.failing(database);
+        found.growing(&database.recent);
+        found.letters(database, picture.rabbitmq.as_deref().unwrap_or_default());
+        found.quotas(database);
+        found.leases(database);
+        found.processes(database);
+        found.relay(database, picture.has_broker);
+    }
+    if let Some(Err(missing)) = &picture.redis {
+        let what = if missing.is_away { "does not answer" } else { "can't be used" };
+        let text = format!("{what}, so PostgreSQL decides alone, only slower: {}", safe(&missing.text));
+        found.add_notice("Redis", text);
+    }
+    let mut findings = found.0;
+    findings.sort_by_key(|finding| finding.severity);
+    findings
+}
+
+/// Formats an error, and a message that it occurred with.
+fn example(trouble: &FailureNotice, code: Option<&str>) -> String {
+    let code = code.map(|code| format!(" (SQLSTATE {})", safe(code))).unwrap_or_default();
+    let said = safe(&trouble.text) + &code;
+    match (&trouble.tenant, &trouble.key) {
+        (Some(tenant), Some(key)) => format!("{said}; tenant {} · key {}", safe(tenant), safe(key)),
+        _ => said,
+    }
+}
+
+struct StatusFindings(Vec<StatusFinding>);
+
+impl StatusFindings {
+    fn add_danger(&mut self, about: &str, text: String) {
+        self.0.push(StatusFinding { severity: Severity::Danger, about: safe(about), text, has_page: false });
+    }
+
+    fn add_notice(&mut self, about: &str, text: String) {
+        self.0.push(StatusFinding { severity: Severity::Look, about: safe(about), text, has_page: false });
+    }
+
+    fn add_page_notice(&mut self, about: &str, text: String) {
+        self.0.push(StatusFinding { severity: Severity::Look, about: safe(about), text, has_page: true });
+    }
+
+    fn queue(&mut self, picture: &StatusSnapshot, state: &QueueState) {
+        for missing in &state.missing {
+            let text = format!("the queue {} does not exist (`oncely topology apply`)", safe(missing));
+            self.add_danger(&state.consumer, text);
+        }
+        let paused =
+            picture.postgres.as_ref().is_ok_and(|database| database.pause(&state.consumer).is_some());
+        let workers = picture.workers(&state.consumer).count();
+        // If PostgreSQL does not answer, or takes no reports, the state of workers is unknown.
+        let reports = picture.postgres.as_ref().is_ok_and(|database| !database.read_only);
+        let is_alone = reports && workers == 0 && state.subscriptions.is_some();
+        if (state.subscriptions == Some(0) || is_alone) && !paused {
+            let what = match (workers, state.subscriptions) {
+                (0, None | Some(0)) => "no worker is there".to_owned(),
+                (0, Some(_)) => "its workers died, hang, or can't reach PostgreSQL".to_owned(),
+                (1, _) => "1 worker lives and is not subscribed".to_owned(),
+                (some, _) => format!("{some} workers live and are not subscribed"),
+            };
+            let ready = state.ready.unwrap_or_default();
+            self.add_danger(
+                &state.consumer,
+                format!(
+                    "nobody consumes {}: {what}; {} ready",
+                    safe(&state.queue),
+                    counted(ready, "message")
+                ),
+            );
+        }
+    }
+
+    fn pauses(&mut self, database: &DatabaseSnapshot, times: Times) {
+        for pause in &database.pauses {
+            let until = match pause.paused_until {
+                Some(until) => format!("until {}", times.show(until)),
+                None => {
+                    format!("until somebody resumes it (`oncely consumers resume {}`)", safe(&pause.consumer))
+                }
+            };
+            let text = format!(
+                "is paused by {} since {} ({}), {until}: {}",
+                safe(&pause.paused_by),
+                times.show(pause.paused_at),
+                age(pause.paused_at, database.now),
+                safe(&pause.reason)
+            );
+            self.add_page_notice(&pause.consumer, text);
+        }
+    }
+
+    fn stalls(&mut self, database: &DatabaseSnapshot, times: Times) {
+        for seen in database.processes.iter().filter(|seen| !seen.silent) {
+            for report in &seen.reports {
+                if report.unsettled > 0 {
+                    let text = format!(
+                        "{} can't be acknowledged: the copies for retry or dead-letter queues have not arrived (the log of worker {} says why)",
+                        counted(report.unsettled, "message"),
+                        safe(&seen.row.name)
+                    );
+                    self.add_notice(&report.consumer, text);
+                }
+                let since = |at| format!("{} ({})", times.show(at), age(at, database.now));
+                let text = match (&report.condition.stalled, &report.condition.failing) {
+                    (Some(stalled), _) => {
+                        format!(
+                            "stands still since {} because: {}",
+                            since(stalled.since),
+                            example(stalled, stalled.code.as_deref())
+                        )
+                    }
+                    (None, Some(failing)) => {
+                        // Its text has the SQLSTATE.
+                        let last = report
+                            .condition
+                            .failed
+                            .as_ref()
+                            .map(|failed| example(failed, None))
+                            .unwrap_or_default();
+                        format!(
+                            "every message fails since {} and is tried again, {} new ones so far. The last one: {last}",
+                            since(failing.since),
+                            failing.messages
+                        )
+                    }
+                    (None, None) => {
+                        if let Some(contended) = &report.condition.contended {
+                            let text = format!(
+                                "since {} {CONTENDED} (worker {})",
+                                since(contended.since),
+                                safe(&seen.row.name)
+                            );
+                            self.add_notice(&report.consumer, text);
+                        }
+                        continue;
+                    }
+                };
+                self.add_danger(&report.consumer, format!("{text} (worker {})", safe(&seen.row.name)));
+            }
+        }
+    }
+
+    fn failing(&mut self, database: &DatabaseSnapshot) {
+        for state in database.consumers.iter().filter(|state| state.failing > 0) {
+            let named: Vec<String> = database
+                .failing
+                .iter()
+                .filter(|key| key.consumer == state.consumer)
+                .map(|key| {
+                    let error = safe(key.last_error.as_deref().unwrap_or("no error is known"));
+                    let (tenant, name) = (safe(&key.tenant), safe(&key.key));
+                    let next = match key.not_before.map(|at| at - database.now) {
+                        Some(wait) if wait > chrono::Duration::zero() => {
+                            format!(", the next in {}", age(database.now, database.now + wait))
+                        }
+                        _ => String::new(),
+                    };
+                    format!(
+                        "tenant {tenant} · key {name}, {}{next}: {error}",
+                        counted(key.attempts, "attempt")
+                    )
+                })
+                .collect();
+            let and_more = match state.failing > i64::try_from(named.len()).unwrap_or(i64::MAX) {
+                true => "\n      …",
+                false => "",
+            };
+            let text = format!(
+                "{} failed and will be retried:\n      {}{and_more}",
+                counted(state.failing, "message"),
+                named.join("\n      ")
+            );
+            self.add_notice(&state.consumer, text);
+        }
+    }
+
+    fn growing(&mut self, recent: &[RecentOutcome]) {
+        let mut consumers: Vec<&str> = recent.iter().map(|row| row.consumer.as_str()).collect();
+        consumers.dedup();
+        for consumer in consumers {
+            let rows = || recent.iter().filter(|row| row.consumer == consumer);
+            let all: i64 = rows().map(|row| row.count).sum();
+            let dead: i64 = rows().filter(|row| row.outcome == "dead_lettered").map(|row| row.count).sum();
+            if dead >= MANY && dead * ONE_IN > all {
+                let text = format!(
+                    "{dead} of {all} decisions of the last 5 minutes were dead letters (`oncely failed groups`)"
+                );
+                self.add_danger(consumer, text);
+            }
+        }
+    }
+
+    fn letters(&mut self, database: &DatabaseSnapshot, queues: &[QueueState]) {
+        for letters in &database.letters {
+            let dead = queues.iter().find(|state| state.queue == letters.queue).and_then(|state| state.dead);
+            let about = queues.iter().find(|state| state.queue == letters.queue).map_or("", |s| &s.consumer);
+            let about = if about.is_empty() { &letters.queue } else { about };
+            self.add_page_notice(
+                about,
+                format!("{} waiting (`oncely failed groups`)", counted(letters.waiting, "dead letter")),
+            );
+            if let Some(dead) = dead
+                && i64::from(dead) < letters.settled
+            {
+                let text = format!(
+                    "{}.dead holds {}, but {} waiting: the queue was purged or deleted. Letters whose body is stored whole can still be requeued",
+                    safe(&letters.queue),
+                    counted(dead, "message"),
+                    counted(letters.settled, "dead letter")
+                );
+                self.add_notice(about, text);
+            }
+        }
+    }
+
+    fn quotas(&mut self, database: &DatabaseSnapshot) {
+        for over in &database.over_quota {
+            let text = format!(
+                "the tenant {} is over its quota: {} not stored, and in the dead-letter queue alone (`oncely tenant usage`)",
+                safe(&over.tenant),
+                match over.left_out {
+                    1 => "the message of 1 dead letter is".to_owned(),
+                    some => format!("the messages of {some} dead letters are"),
+                }
+            );
+            self.add_notice("dead letters", text);
+        }
+    }
+
+    /// Reports expired leases: a copy arrives within half a minute if a worker is subscribed.
+    fn leases(&mut self, database: &DatabaseSnapshot) {
+        for held in database.leases.iter().filter(|held| database.now - held.first_end > LATE) {
+            let text = format!(
+                "{} held by a lease that ended, the first {} ago, and nobody has taken over (`oncely leases list --over`)",
+                match held.over {
+                    1 => "1 key is".to_owned(),
+                    some => format!("{some} keys are"),
+                },
+                age(held.first_end, database.now)
+            );
+            self.add_notice(&held.consumer, text);
+        }
+    }
+
+    fn processes(&mut self, database: &DatabaseSnapshot) {
+        for seen in database.processes.iter().filter(|seen| seen.silent) {
+            let row = &seen.row;
+            let text = format!(
+                "has been silent for {} (host {}, process {}): it died, hangs, or can't reach PostgreSQL; if it does not come back: \
+                 oncely processes forget",
+                age(row.last_seen_at, database.now),
+                safe(&row.host),
+                row.pid
+            );
+            self.add_notice(&format!("{} {}", row.kind, row.name), text);
+        }
+    }
+
+    fn relay(&mut self, database: &DatabaseSnapshot, has_broker: bool) {
+        let relays = database.processes.iter().any(|seen| seen.row.kind == "relay" && !seen.silent);
+        let late = |since: Option<DateTime<Utc>>| since.filter(|at| database.now - *at > LATE);
+        // Without a broker no relay runs.
+        if !relays && has_broker {
+            let text =
+                "no relay runs: no event is published, nothing is mirrored, nothing is collected".to_owned();
+            self.add_notice("relay", text);
+        }
+        match late(database.events.oldest_due) {
+            Some(oldest) if !relays => {
+                let text =
+                    format!("are not published: the oldest was written {} ago", age(oldest, database.now));
+                self.add_danger("events", text);
+            }
+            // It may be delayed on purpose, or wait behind a parked one.
+            Some(oldest) => {
+                let text =
+                    format!("are late: the oldest that is due was written {} ago", age(oldest, database.now));
+                self.add_notice("events", text);
+            }
+            None => {}
+        }
+        if let Some(oldest) = late(database.mirror_queue.oldest) {
+            let text = format!(
+                "the oldest record waits for {}: duplicates cost more meanwhile",
+                age(oldest, database.now)
+            );
+            self.add_notice("mirror queue", text);
+        }
+        if let Some(since) = database.tables.sealing_since.filter(|at| database.now - *at > SEALED) {
+            let text = format!(
+                "is not sealed since {} ago: `oncely gc run` says why, or a transaction has been open for as long",
+                age(since, database.now)
+            );
+            self.add_notice("trail", text);
+        }
+        if database.events.parked > 0 {
+            let text = format!("{} parked (`oncely outbox list --state parked`)", database.events.parked);
+            self.add_notice("events", text);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn recent(outcome: &str, count: i64) -> RecentOutcome {
+        RecentOutcome { consumer: "payments".to_owned(), outcome: outcome.to_owned(), reason: None, count }
+    }
+
+    fn growing(completed: i64, dead: i64) -> usize {
+        let mut found = StatusFindings(Vec::new());
+        found.growing(&[recent("completed", completed), recent("dead_lettered", dead)]);
+        found.0.len()
+    }
+
+    #[test]
+    fn one_bad_message_is_no_danger_and_one_in_twenty_is() {
+        assert_eq!(growing(0, 1), 0);
+        assert_eq!(growing(1_000, 20), 0);
+        assert_eq!(growing(100, 10), 1);
+    }
+}

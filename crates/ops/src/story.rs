@@ -1,0 +1,237 @@
+//! All known facts about a key: for `oncely explain`, and the console's page of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+
+use oncely_config::Config;
+use oncely_core::encryption::Cipher;
+use oncely_core::fingerprint::Fingerprint;
+use oncely_core::identity::{Identity, IdentityPart};
+use oncely_core::reason::Reason;
+use oncely_core::shown;
+use oncely_core::units::counted;
+use oncely_mirror::{Mirror, tag_keys};
+use oncely_postgres::{
+    self as pg, AuditFilter, AuditRow, KeyContents, KeyDetails, LetterFilter, LetterRow, Session,
+};
+
+/// Maximum number of rows of the timeline.
+const TIMELINE: i64 = 200;
+/// Time limit of the mirror's answer, which is not worth a longer wait.
+const MIRROR: Duration = Duration::from_secs(2);
+
+/// An identity with all known facts.
+pub struct KeyStory {
+    pub tenant: String,
+    pub consumer: String,
+    pub details: Option<KeyDetails>,
+    /// Reason why the handler's data can't be decrypted.
+    pub unreadable: Option<String>,
+    /// Oldest first.
+    pub timeline: Vec<AuditRow>,
+    pub letters: Vec<LetterRow>,
+    /// Whether the mirror has it; `None` if unknown.
+    pub mirrored: Option<bool>,
+    /// Time until which a duplicate is recognised.
+    pub protected_until: Option<DateTime<Utc>>,
+}
+
+/// Returns the stories of a key, one for each tenant and consumer that has it.
+///
+/// # Errors
+/// If a query fails. A mirror that does not answer is ignored.
+pub async fn stories(
+    config: &Config,
+    session: &mut Session,
+    key: &str,
+    tenant: Option<&str>,
+    consumer: Option<&str>,
+) -> Result<Vec<KeyStory>, sqlx::Error> {
+    let connection = &mut session.connection;
+    let mut details = pg::key_details(connection, key, tenant, consumer).await?;
+    let unreadable: Vec<Option<String>> =
+        details.iter_mut().map(|details| open(details, config.cipher())).collect();
+    let filter = AuditFilter {
+        tenant: tenant.map(str::to_owned),
+        consumer: consumer.map(str::to_owned),
+        key: Some(key.to_owned()),
+        limit: TIMELINE,
+        ..AuditFilter::default()
+    };
+    let mut rows = pg::audit_list(connection, &filter).await?;
+    rows.reverse();
+    let letters = LetterFilter {
+        tenant: tenant.map(str::to_owned),
+        consumer: consumer.map(str::to_owned),
+        key: Some(key.to_owned()),
+        limit: TIMELINE,
+        ..LetterFilter::default()
+    };
+    let mut letters = pg::letters(connection, &letters).await?;
+    letters.reverse();
+    let mut identities: Vec<(String, String)> = details
+        .iter()
+        .map(|d| (d.tenant.clone(), d.consumer.clone()))
+        .chain(rows.iter().map(|r| (r.tenant.clone(), r.consumer.clone())))
+        .collect();
+    identities.sort();
+    identities.dedup();
+    let now = session.clock.now();
+    let mut tenants: Vec<String> = identities.iter().map(|(tenant, _)| tenant.clone()).collect();
+    tenants.dedup();
+    let retentions = pg::retentions(&mut session.connection, now, &tenants).await?;
+    let mut stories = Vec::new();
+    for (tenant, consumer) in identities {
+        let known = details.iter().zip(&unreadable);
+        let (details, unreadable) =
+            match known.into_iter().find(|(d, _)| d.tenant == tenant && d.consumer == consumer) {
+                Some((details, unreadable)) => (Some(details.clone()), unreadable.clone()),
+                None => (None, None),
+            };
+        let timeline: Vec<AuditRow> =
+            rows.iter().filter(|r| r.tenant == tenant && r.consumer == consumer).cloned().collect();
+        let protected_until = match (&details, retentions.get(&(tenant.clone(), consumer.clone()))) {
+            (Some(KeyDetails { completed_at: Some(_), expires_at: Some(at), .. }), _) => Some(*at),
+            (Some(d), Some(retention)) => {
+                let age = chrono::Duration::from_std(*retention).ok();
+                d.completed_at.zip(age).and_then(|(at, age)| at.checked_add_signed(age))
+            }
+            _ => None,
+        };
+        let mirrored = match &details {
+            Some(details) => mirrored(config, session, details).await,
+            None => None,
+        };
+        let letters: Vec<LetterRow> =
+            letters.iter().filter(|l| l.tenant == tenant && l.consumer == consumer).cloned().collect();
+        stories.push(KeyStory {
+            tenant,
+            consumer,
+            details,
+            unreadable,
+            timeline,
+            letters,
+            mirrored,
+            protected_until,
+        });
+    }
+    Ok(stories)
+}
+
+/// Decrypts the handler's data; returns the reason if it can't be.
+fn open(details: &mut KeyDetails, cipher: Option<&Arc<dyn Cipher>>) -> Option<String> {
+    let mut contents = KeyContents {
+        response: details.response.take(),
+        steps: details.steps.take(),
+        ..KeyContents::default()
+    };
+    let unreadable = contents.open(cipher, &details.tenant, &details.consumer, &details.key);
+    (details.response, details.steps) = (contents.response, contents.steps);
+    unreadable
+}
+
+/// Returns whether the mirror has the key now; `None` if unknown.
+async fn mirrored(config: &Config, session: &mut Session, details: &KeyDetails) -> Option<bool> {
+    let settings = config.mirror.as_ref()?;
+    let (key, _) = tag_keys(config, &mut session.connection).await.ok()?;
+    let part = |text: &str| IdentityPart::new(text.as_bytes()).ok();
+    let identity = Identity {
+        tenant: part(&details.tenant)?,
+        consumer: part(&details.consumer)?,
+        key: part(&details.key)?,
+    };
+    let fingerprint = details.fingerprint.as_deref().and_then(Fingerprint::from_stored);
+    let tag = key.tag(&session.cell.epoch, &identity, fingerprint.as_ref());
+    let mirror = Mirror::new(settings).ok()?;
+    tokio::time::timeout(MIRROR, mirror.holds(&key, &tag, session.clock.now())).await.ok()?.ok()
+}
+
+fn safe(text: &str) -> String {
+    shown::value(text).into_owned()
+}
+
+/// Returns the conclusion in words.
+pub fn verdict(story: &KeyStory) -> String {
+    let conflicts = story.timeline.iter().filter(|row| row.reason.as_deref() == Some("key_conflict")).count();
+    let conflict = match conflicts {
+        0 => String::new(),
+        count => format!(" {} came with this key and ANOTHER payload.", counted(count, "message")),
+    };
+    let is_observed = story.timeline.iter().any(|row| row.outcome == "observed");
+    let main = match story.details.as_ref().map(|d| (d.status.as_str(), d)) {
+        _ if is_observed => "OBSERVED: nothing ran, and whoever takes over does not take it for done.".to_owned(),
+        Some(("COMPLETED", d)) if d.reason.as_deref() == Some("refused") => {
+            "REFUSED: the handler said no, and that is the answer: a duplicate gets it again, and does not run.".to_owned()
+        }
+        Some(("FAILED", d)) if d.reason.as_deref() == Some(Reason::Parked.as_str()) => {
+            "PARKED: set aside by hand. A later delivery is dead-lettered, not run, until it is requeued.".to_owned()
+        }
+        Some(("COMPLETED", _)) => "COMPLETED: it took effect, once.".to_owned(),
+        Some(("FAILED", d)) if d.reason.as_deref() == Some(Reason::OutcomeUnknown.as_str()) => format!(
+            "FAILED: given up after {}, reason outcome_unknown: nobody knows whether it took effect, and nothing of it runs until somebody \
+             has looked and settles it (oncely keys settle).",
+            counted(d.attempts, "attempt")
+        ),
+        Some(("FAILED", d)) => format!(
+            "FAILED: given up after {}, reason {}. A later delivery is dead-lettered, not run.",
+            counted(d.attempts, "attempt"),
+            safe(d.reason.as_deref().unwrap_or("unknown"))
+        ),
+        Some((_, d)) => {
+            format!("IN_PROGRESS: {} failed; it runs again when it comes back.", counted(d.attempts, "attempt"))
+        }
+        None => match story.timeline.iter().find(|row| ["completed", "refused"].contains(&row.outcome.as_str())) {
+            Some(row) if row.outcome == "refused" => {
+                "The handler refused it, and its key has been collected since: a duplicate that came now would run.".to_owned()
+            }
+            Some(_) => {
+                "It took effect, and its key has been collected since: a duplicate that came now would run."
+                    .to_owned()
+            }
+            None => "It did not take effect.".to_owned(),
+        },
+    };
+    main + &conflict
+}
+
+/// Consecutive equal decisions.
+pub struct RepeatedDecision<'a> {
+    pub first: &'a AuditRow,
+    pub last: &'a AuditRow,
+    pub count: usize,
+}
+
+/// Returns the timeline with consecutive equal decisions merged.
+pub fn folded(rows: &[AuditRow]) -> Vec<RepeatedDecision<'_>> {
+    let same = |a: &AuditRow, b: &AuditRow| {
+        (&a.outcome, a.attempt, &a.reason, &a.detail, &a.queue, &a.worker)
+            == (&b.outcome, b.attempt, &b.reason, &b.detail, &b.queue, &b.worker)
+    };
+    rows.chunk_by(same)
+        .filter_map(|chunk| {
+            Some(RepeatedDecision { first: chunk.first()?, last: chunk.last()?, count: chunk.len() })
+        })
+        .collect()
+}
+
+/// Describes a decision.
+pub fn event(row: &AuditRow) -> String {
+    let mut text = row.outcome.clone();
+    if row.attempt > 0 {
+        text.push_str(&format!(", attempt {}", row.attempt));
+    }
+    if let Some(reason) = &row.reason {
+        text.push_str(&match row.outcome.as_str() {
+            "duplicate" => format!(", not run: {} knew it", safe(reason)),
+            _ => format!(", {}", safe(reason)),
+        });
+    }
+    if let Some(detail) = &row.detail {
+        text.push_str(&format!(": {}", safe(detail)));
+    }
+    // The worker's name is self-declared; the login is authenticated.
+    let login = row.login.as_deref().map(|login| format!(", login {}", safe(login))).unwrap_or_default();
+    format!("{text}  (queue {}, worker {}{login})", safe(&row.queue), safe(&row.worker))
+}

@@ -1,0 +1,200 @@
+//! Claims the right to run by inserting the key.
+
+use std::collections::HashMap;
+
+use chrono::{DateTime, Utc};
+use sqlx::PgConnection;
+
+use super::session::{plan_anew, plan_as_usual};
+use oncely_core::decide::{KeyRecord, KeyStatus};
+use oncely_core::fingerprint::Fingerprint;
+use oncely_core::identity::{Identity, IdentityPart};
+use oncely_core::reason::Reason;
+
+/// Keys and fingerprints, as arrays for `unnest`.
+struct Columns<'a> {
+    tenants: Vec<&'a str>,
+    keys: Vec<&'a str>,
+    fingerprints: Vec<Option<&'a [u8]>>,
+}
+
+/// Returns the arrays in the order of the keys: the statements sort, too, but sorted input costs them next to nothing.
+fn columns<'a>(claims: &'a [(&'a Identity, Option<Fingerprint>)]) -> Columns<'a> {
+    let mut sorted: Vec<_> = claims.iter().collect();
+    // Rust compares text byte for byte, as COLLATE "C" does.
+    sorted.sort_unstable_by_key(|(identity, _)| (identity.tenant.as_str(), identity.key.as_str()));
+    Columns {
+        tenants: sorted.iter().map(|(identity, _)| identity.tenant.as_str()).collect(),
+        keys: sorted.iter().map(|(identity, _)| identity.key.as_str()).collect(),
+        fingerprints: sorted.iter().map(|(_, print)| print.as_ref().map(|print| &print.0[..])).collect(),
+    }
+}
+
+/// Returns the position of each tenant and key; the consumer is the statement's.
+fn positions<'a>(claims: &'a [(&'a Identity, Option<Fingerprint>)]) -> HashMap<(&'a str, &'a str), usize> {
+    claims
+        .iter()
+        .enumerate()
+        .map(|(index, (identity, _))| ((identity.tenant.as_str(), identity.key.as_str()), index))
+        .collect()
+}
+
+/// Claims all of these keys or none; after a failure the transaction can't be continued. Identities must be distinct. Waits for workers
+/// that hold one of the keys in an open transaction, for as long as [`begin`](super::begin) allows.
+///
+/// # Errors
+/// A key that another process holds is not an error, but [`FreshClaim::Taken`].
+pub async fn claim_fresh(
+    connection: &mut PgConnection,
+    consumer: &IdentityPart,
+    now: DateTime<Utc>,
+    claims: &[(&Identity, Option<Fingerprint>)],
+) -> Result<FreshClaim, sqlx::Error> {
+    let Columns { tenants, keys, fingerprints } = columns(claims);
+    let inserted = sqlx::query_file!(
+        "src/claim_fresh.sql",
+        consumer.as_str(),
+        now,
+        &tenants as &[&str],
+        &keys as &[&str],
+        &fingerprints as &[Option<&[u8]>]
+    )
+    .execute(connection)
+    .await;
+    match inserted {
+        Ok(inserted) if usize::try_from(inserted.rows_affected()) == Ok(claims.len()) => Ok(FreshClaim::Won),
+        Ok(_) => Ok(FreshClaim::Taken),
+        // No other unique index is involved, under any name that a cluster gives to its part of the table.
+        Err(error) if is_unique_violation(&error) => Ok(FreshClaim::Taken),
+        Err(error) => Err(error),
+    }
+}
+
+/// Returns whether the wait for a lock timed out (lock_not_available).
+pub fn is_locked(error: &sqlx::Error) -> bool {
+    error.as_database_error().and_then(|error| error.code()).as_deref() == Some("55P03")
+}
+
+/// Returns whether a key of an all-or-nothing claim is taken. A unique constraint of the handler is something else; a cluster's part of our
+/// table has a number after the name, or no name is given.
+pub fn is_taken(error: &sqlx::Error) -> bool {
+    let of_keys = |name: &str| name.starts_with("idempotency_keys_pkey");
+    is_unique_violation(error)
+        && error.as_database_error().is_some_and(|error| error.constraint().is_none_or(of_keys))
+}
+
+/// Returns whether a statement was issued in a transaction that an earlier error had aborted (in_failed_sql_transaction).
+pub fn is_aborted(error: &sqlx::Error) -> bool {
+    error.as_database_error().and_then(|error| error.code()).as_deref() == Some("25P02")
+}
+
+fn is_unique_violation(error: &sqlx::Error) -> bool {
+    error.as_database_error().is_some_and(|error| error.code().as_deref() == Some("23505"))
+}
+
+/// The result of an all-or-nothing claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FreshClaim {
+    /// All keys are claimed.
+    Won,
+    /// A key is taken: the transaction can't be continued.
+    Taken,
+}
+
+/// Claims the free keys among these; returns the positions of those won. Identities must be distinct. Waits for workers that hold one of
+/// the keys in an open transaction, for as long as [`begin`](super::begin) allows.
+pub async fn claim(
+    connection: &mut PgConnection,
+    consumer: &IdentityPart,
+    now: DateTime<Utc>,
+    claims: &[(&Identity, Option<Fingerprint>)],
+) -> Result<Vec<usize>, sqlx::Error> {
+    let Columns { tenants, keys, fingerprints } = columns(claims);
+    let rows = sqlx::query_file!(
+        "src/claim.sql",
+        consumer.as_str(),
+        now,
+        &tenants as &[&str],
+        &keys as &[&str],
+        &fingerprints as &[Option<&[u8]>]
+    )
+    .fetch_all(connection)
+    .await?;
+    if rows.len() == claims.len() {
+        // Nearly every batch: all won, nothing to match.
+        return Ok((0..claims.len()).collect());
+    }
+    let position = positions(claims);
+    Ok(rows
+        .into_iter()
+        .filter_map(|row| position.get(&(row.tenant.as_str(), row.key.as_str())).copied())
+        .collect())
+}
+
+/// Claims keys with failed runs, unless they have to wait until after `due`; returns the positions of those won and the number of the run.
+/// Planned at each execution: after an outage there are many such keys.
+pub async fn retake(
+    connection: &mut PgConnection,
+    consumer: &IdentityPart,
+    now: DateTime<Utc>,
+    due: DateTime<Utc>,
+    claims: &[(&Identity, Option<Fingerprint>)],
+) -> Result<Vec<(usize, u32)>, sqlx::Error> {
+    let Columns { tenants, keys, fingerprints } = columns(claims);
+    let position = positions(claims);
+    plan_anew(connection).await?;
+    let rows = sqlx::query_file!(
+        "src/retake.sql",
+        consumer.as_str(),
+        now,
+        &tenants as &[&str],
+        &keys as &[&str],
+        &fingerprints as &[Option<&[u8]>],
+        due
+    )
+    .fetch_all(&mut *connection)
+    .await?;
+    plan_as_usual(connection).await?;
+    Ok(rows
+        .into_iter()
+        .filter_map(|row| {
+            let index = position.get(&(row.tenant.as_str(), row.key.as_str())).copied()?;
+            Some((index, u32::try_from(row.attempts).unwrap_or(u32::MAX)))
+        })
+        .collect())
+}
+
+/// Returns the stored records of the keys, by position; `None` for an unknown key.
+pub async fn look_up(
+    connection: &mut PgConnection,
+    consumer: &IdentityPart,
+    identities: &[&Identity],
+) -> Result<Vec<Option<KeyRecord>>, sqlx::Error> {
+    let claims: Vec<_> = identities.iter().map(|identity| (*identity, None)).collect();
+    let Columns { tenants, keys, .. } = columns(&claims);
+    let position = positions(&claims);
+    let rows = sqlx::query_file!("src/look_up.sql", consumer.as_str(), &tenants as &[&str], &keys as &[&str])
+        .fetch_all(connection)
+        .await?;
+    let mut records = vec![None; identities.len()];
+    for row in rows {
+        let status = KeyStatus::from_column(&row.status)
+            .ok_or_else(|| sqlx::Error::Decode(format!("unknown status {:?}", row.status).into()))?;
+        let fingerprint = row.fingerprint.and_then(|bytes| Fingerprint::from_stored(&bytes));
+        if let Some(&index) = position.get(&(row.tenant.as_str(), row.key.as_str())) {
+            records[index] = Some(KeyRecord {
+                status,
+                fingerprint,
+                attempts: u32::try_from(row.attempts).unwrap_or(u32::MAX),
+                crash_attempts: u32::try_from(row.crash_attempts).unwrap_or(u32::MAX),
+                reason: row.reason.as_deref().and_then(Reason::from_code),
+                last_error: row.last_error,
+                error_code: row.error_code,
+                not_before: row.not_before,
+                is_running: row.is_running.unwrap_or(false),
+                is_leased: row.is_leased,
+            });
+        }
+    }
+    Ok(records)
+}

@@ -1,0 +1,223 @@
+//! Deletion of keys by age.
+
+use chrono::{DateTime, Utc};
+use sqlx::{Connection as _, PgConnection, Postgres, Transaction};
+
+use super::consumers::RetentionRule;
+use oncely_core::decide::KeyStatus;
+
+/// The result of a collection (or of a dry run).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CollectionReport {
+    /// The results for each consumer that the database knows.
+    pub consumers: Vec<ConsumerCollection>,
+    /// Number of keys deleted by their own expiry: those of `oncely.claim`, of any consumer.
+    pub expired: u64,
+}
+
+/// The result of a collection for one consumer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConsumerCollection {
+    /// The consumer.
+    pub consumer: String,
+    /// Keys older than this are deleted, except those of tenants with a retention of their own.
+    pub before: DateTime<Utc>,
+    /// Number of deleted keys, by state: completed, failed, in progress.
+    pub deleted: [u64; 3],
+}
+
+/// One batch of a collection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CollectedBatch {
+    /// Number of keys examined; fewer than the limit means that none is left.
+    pub found: u64,
+    /// Number of those that were deleted. Not deleted are keys that have just changed, are held or still protected, and those of tenants
+    /// with a retention of their own.
+    pub deleted: u64,
+    /// The time of the last key; the next batch begins there.
+    pub last: Option<DateTime<Utc>>,
+}
+
+/// Selects a file's statement for one batch. Each state has its own, since each walks the partial index of its state; completed keys have a
+/// second one, because locking each row first costs a third more.
+macro_rules! batch {
+    ($file:literal, $memory:expr, $limit:expr, $from:expr) => {
+        sqlx::query_file_as!(
+            CollectionRow,
+            $file,
+            $memory.consumer,
+            $memory.before,
+            $limit,
+            $from,
+            &$memory.tenants,
+            $memory.is_own,
+            $memory.at
+        )
+    };
+}
+
+/// Deletes one bounded batch of keys past a retention that reached `status` before it, oldest first, beginning at `from`, where the
+/// previous batch ended. Each call is a transaction of its own.
+pub async fn collect_batch(
+    connection: &mut PgConnection,
+    status: KeyStatus,
+    memory: &RetentionRule,
+    limit: i64,
+    from: Option<DateTime<Utc>>,
+) -> Result<CollectedBatch, sqlx::Error> {
+    if status == KeyStatus::Completed
+        && let Some(batch) = collect_unheld(connection, memory, limit, from).await?
+    {
+        return Ok(batch.into());
+    }
+    let mut transaction = past_requeues(connection).await?;
+    let batch = match status {
+        KeyStatus::Completed => {
+            batch!("src/collect_completed_skip_locked.sql", memory, limit, from)
+                .fetch_one(&mut *transaction)
+                .await?
+        }
+        KeyStatus::Failed => {
+            batch!("src/collect_failed.sql", memory, limit, from).fetch_one(&mut *transaction).await?
+        }
+        KeyStatus::InProgress => {
+            batch!("src/collect_in_progress.sql", memory, limit, from).fetch_one(&mut *transaction).await?
+        }
+    };
+    transaction.commit().await?;
+    Ok(batch.into())
+}
+
+/// Begins a transaction that deletes keys: none of a letter that is being requeued. While it lasts no requeue is decided, so the letters
+/// seen by its statement stay valid; see [`super::begin_requeue`].
+pub async fn past_requeues(connection: &mut PgConnection) -> Result<Transaction<'_, Postgres>, sqlx::Error> {
+    let mut transaction = connection.begin().await?;
+    sqlx::query!("select oncely.take_lock('requeue', false)").fetch_one(&mut *transaction).await?;
+    Ok(transaction)
+}
+
+/// Longest wait of a collection for the holder of a key. Shorter than PostgreSQL's `deadlock_timeout` (a second): if a holder waits for a
+/// row that the collection has deleted, the collection gives way.
+const LOCK_WAIT: &str = "100ms";
+
+/// Deletes a batch of completed keys without locking each first. `None` if one of them is held: nothing was deleted.
+async fn collect_unheld(
+    connection: &mut PgConnection,
+    memory: &RetentionRule,
+    limit: i64,
+    from: Option<DateTime<Utc>>,
+) -> Result<Option<CollectionRow>, sqlx::Error> {
+    let mut transaction = past_requeues(connection).await?;
+    sqlx::query!("select set_config('lock_timeout', $1, true)", LOCK_WAIT)
+        .fetch_one(&mut *transaction)
+        .await?;
+    let batch = batch!("src/collect_completed.sql", memory, limit, from);
+    match batch.fetch_one(&mut *transaction).await {
+        Ok(batch) => {
+            transaction.commit().await?;
+            Ok(Some(batch))
+        }
+        Err(error) if is_held(&error) => {
+            transaction.rollback().await?;
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Returns whether a statement gave way to the holder of a row (lock_not_available, deadlock_detected).
+fn is_held(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(|error| error.code());
+    matches!(code.as_deref(), Some("55P03" | "40P01"))
+}
+
+/// Deletes one bounded batch of keys with an expiry of their own before `now`, like [`collect_batch`].
+pub async fn collect_expired(
+    connection: &mut PgConnection,
+    now: DateTime<Utc>,
+    limit: i64,
+    from: Option<DateTime<Utc>>,
+) -> Result<CollectedBatch, sqlx::Error> {
+    let mut transaction = past_requeues(connection).await?;
+    let batch = sqlx::query_file_as!(CollectionRow, "src/collect_expired.sql", now, limit, from)
+        .fetch_one(&mut *transaction)
+        .await?;
+    transaction.commit().await?;
+    Ok(batch.into())
+}
+
+struct CollectionRow {
+    found: i64,
+    deleted: i64,
+    last: Option<DateTime<Utc>>,
+}
+
+impl From<CollectionRow> for CollectedBatch {
+    fn from(CollectionRow { found, deleted, last }: CollectionRow) -> Self {
+        let count = |count: i64| u64::try_from(count).unwrap_or(0);
+        Self { found: count(found), deleted: count(deleted), last }
+    }
+}
+
+/// Counts the keys that [`collect_expired`] would delete.
+pub async fn count_self_expired(
+    connection: &mut PgConnection,
+    now: DateTime<Utc>,
+) -> Result<u64, sqlx::Error> {
+    let count = sqlx::query_scalar!(
+        r#"select count(*) as "count!" from oncely.idempotency_keys as i
+        where expires_at < $1
+          and oncely.may_be_forgotten(
+              i.tenant, i.consumer, i.key, i.status, i.reason, i.created_at, i.completed_at, i.not_before, i.expires_at,
+              i.fencing_token, $1, oncely.forgotten_before(
+                  $1, i.expires_at - i.created_at,
+                  coalesce((select c.paused from oncely.consumers as c where c.consumer = i.consumer), '{}')
+              )
+          )"#,
+        now
+    )
+    .fetch_one(connection)
+    .await?;
+    Ok(u64::try_from(count).unwrap_or(0))
+}
+
+/// Counts the keys that a collection would delete: completed, failed, in progress.
+pub async fn count_expired(
+    connection: &mut PgConnection,
+    memory: &RetentionRule,
+) -> Result<[u64; 3], sqlx::Error> {
+    let row = sqlx::query!(
+        r#"select
+            count(*) filter (where status = 'COMPLETED') as "completed!",
+            count(*) filter (where status = 'FAILED') as "failed!",
+            count(*) filter (where status = 'IN_PROGRESS') as "in_progress!"
+        from oncely.idempotency_keys as i
+        where consumer = $1 and expires_at is null and (completed_at < $2 or (status = 'IN_PROGRESS' and created_at < $2))
+          and (tenant = any ($3)) = $4
+          and oncely.may_be_forgotten(
+              i.tenant, i.consumer, i.key, i.status, i.reason, i.created_at, i.completed_at, i.not_before, i.expires_at,
+              i.fencing_token, $5, $2
+          )"#,
+        memory.consumer,
+        memory.before,
+        &memory.tenants,
+        memory.is_own,
+        memory.at
+    )
+    .fetch_one(connection)
+    .await?;
+    Ok([row.completed, row.failed, row.in_progress].map(|count| u64::try_from(count).unwrap_or(0)))
+}
+
+/// Takes the collection lock if it is free. It belongs to the session; two collections at once are correct, but wasteful.
+pub async fn try_lock(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
+    sqlx::query_scalar!(r#"select oncely.try_session_lock('collection', false) as "locked!""#)
+        .fetch_one(connection)
+        .await
+}
+
+/// Releases the lock.
+pub async fn unlock(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    sqlx::query!("select oncely.release_session_lock('collection')").fetch_one(connection).await?;
+    Ok(())
+}

@@ -1,0 +1,94 @@
+//! Updates of a key after its handler ran.
+
+use chrono::{DateTime, Utc};
+use sqlx::PgConnection;
+
+use super::session::plan_anew;
+use oncely_core::decide::KeyStatus;
+use oncely_core::fingerprint::Fingerprint;
+use oncely_core::identity::{Identity, IdentityPart};
+use oncely_core::reason::Reason;
+
+#[derive(Clone, Debug)]
+pub struct KeyFailure<'a> {
+    pub identity: &'a Identity,
+    pub fingerprint: Option<Fingerprint>,
+    /// The number of the run, from 1.
+    pub attempt: u32,
+    /// The reason to give the key up; `None` if it may run again.
+    pub reason: Option<Reason>,
+    /// No copy runs before this time.
+    pub not_before: Option<DateTime<Utc>>,
+    pub error: String,
+    /// SQLSTATE of a failure caused by the message.
+    pub code: Option<String>,
+}
+
+/// Records failed runs. With `claimed`, the rows are claims of this same transaction (COMPLETED, not yet visible to others) and are set
+/// back; without, a key that took effect in the meantime stays unchanged. Returns the number of rows written.
+pub async fn fail(
+    connection: &mut PgConnection,
+    consumer: &IdentityPart,
+    now: DateTime<Utc>,
+    claimed: bool,
+    failures: &[KeyFailure<'_>],
+) -> Result<u64, sqlx::Error> {
+    let column = |of: fn(&KeyFailure<'_>) -> String| failures.iter().map(of).collect::<Vec<_>>();
+    let tenants = column(|f| f.identity.tenant.as_str().to_owned());
+    let keys = column(|f| f.identity.key.as_str().to_owned());
+    let statuses = column(|f| {
+        let status = if f.reason.is_some() { KeyStatus::Failed } else { KeyStatus::InProgress };
+        status.as_str().to_owned()
+    });
+    let attempts: Vec<i32> = failures.iter().map(|f| i32::try_from(f.attempt).unwrap_or(i32::MAX)).collect();
+    let fingerprints: Vec<Option<Vec<u8>>> =
+        failures.iter().map(|f| f.fingerprint.map(|print| print.0.to_vec())).collect();
+    let reasons: Vec<Option<String>> =
+        failures.iter().map(|f| f.reason.map(|r| r.as_str().to_owned())).collect();
+    let errors = column(|f| f.error.clone());
+    let codes: Vec<Option<String>> = failures.iter().map(|f| f.code.clone()).collect();
+    let not_before: Vec<Option<DateTime<Utc>>> = failures.iter().map(|f| f.not_before).collect();
+    plan_anew(connection).await?;
+    let written = sqlx::query_file!(
+        "src/fail.sql",
+        consumer.as_str(),
+        now,
+        &tenants,
+        &keys,
+        &statuses,
+        &attempts,
+        &fingerprints as &[Option<Vec<u8>>],
+        &reasons as &[Option<String>],
+        &errors,
+        claimed,
+        &not_before as &[Option<DateTime<Utc>>],
+        &codes as &[Option<String>]
+    )
+    .fetch_all(connection)
+    .await?;
+    Ok(written.len() as u64)
+}
+
+/// Stores handlers' responses, JSON as text, for keys claimed in this transaction. Returns the number of rows written.
+pub async fn store_responses(
+    connection: &mut PgConnection,
+    consumer: &IdentityPart,
+    responses: &[(&Identity, &str)],
+) -> Result<u64, sqlx::Error> {
+    let tenants: Vec<String> = responses.iter().map(|(i, _)| i.tenant.as_str().to_owned()).collect();
+    let keys: Vec<String> = responses.iter().map(|(i, _)| i.key.as_str().to_owned()).collect();
+    let values: Vec<&str> = responses.iter().map(|(_, value)| *value).collect();
+    let done = sqlx::query!(
+        "update oncely.idempotency_keys as i
+         set response = r.response::jsonb
+         from unnest($2::text[], $3::text[], $4::text[]) as r (tenant, key, response)
+         where i.tenant = r.tenant and i.consumer = $1 and i.key = r.key",
+        consumer.as_str(),
+        &tenants,
+        &keys,
+        &values as &[&str]
+    )
+    .execute(connection)
+    .await?;
+    Ok(done.rows_affected())
+}

@@ -1,0 +1,117 @@
+//! A connection to one host, with limits that hold for its whole life.
+
+use std::time::Duration;
+
+use sqlx::postgres::PgConnection;
+use sqlx::{ConnectOptions as _, Connection as _, Row as _};
+
+use super::address::Address;
+use super::search_path::pin_search_path;
+use super::settings::PgSettings;
+
+/// Waits for an answer of PostgreSQL with a client-side limit: a peer that vanished silently never answers, and the server's limits
+/// vanished with it. After a timeout the connection must not be used again.
+pub async fn within<T>(
+    limit: Duration,
+    asked: impl Future<Output = Result<T, sqlx::Error>>,
+) -> Result<T, sqlx::Error> {
+    match tokio::time::timeout(limit, asked).await {
+        Ok(answer) => answer,
+        Err(_) => {
+            let text = format!("no answer within {limit:?}");
+            Err(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, text)))
+        }
+    }
+}
+
+/// Returns an error that counts as an outage: a standby takes no writes, and becomes a primary or is replaced by one.
+pub(super) fn standby() -> sqlx::Error {
+    let text = "the server is a standby: it takes no writes";
+    sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::NotConnected, text))
+}
+
+/// Reads a session's settings that must have certain values.
+async fn read_required_settings(connection: &mut PgConnection) -> Result<Vec<(String, String)>, sqlx::Error> {
+    let rows = sqlx::raw_sql(
+        "select name, setting from pg_catalog.pg_settings
+         where name operator(pg_catalog.=) any (array['statement_timeout', 'lock_timeout', 'default_transaction_isolation',
+            'idle_in_transaction_session_timeout', 'search_path'])",
+    );
+    let rows = rows.fetch_all(connection).await?;
+    rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
+}
+
+impl PgSettings {
+    /// Returns the settings of every session, overriding those of its role and database.
+    fn limits(&self) -> [(&'static str, String); 4] {
+        let millis = |limit: Duration| limit.as_millis().to_string();
+        [
+            ("statement_timeout", millis(self.statement_timeout)),
+            ("lock_timeout", millis(self.lock_timeout)),
+            // A claim relies on seeing the commits of other transactions.
+            ("default_transaction_isolation", "read committed".to_owned()),
+            // A process that stalls inside a transaction must not hold its locks for ever.
+            ("idle_in_transaction_session_timeout", millis(self.statement_timeout * 2)),
+        ]
+    }
+
+    /// Connects without any start-up option; returns whether one of the hosts answered.
+    pub async fn answers_without_options(&self) -> bool {
+        let Ok(settings) = self.current() else { return false };
+        for host in settings.each_host() {
+            let connected = async {
+                let options = Address::from_settings(&host)?.into_options().await?;
+                options.extra_float_digits(None).connect().await?.close().await
+            };
+            if tokio::time::timeout(host.connect_timeout, connected).await.is_ok_and(|answer| answer.is_ok())
+            {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Opens a connection to the first host, without looking at the others.
+    pub(super) async fn connect_to_host(
+        &self,
+        application: &str,
+        search_path: Option<&str>,
+    ) -> Result<PgConnection, sqlx::Error> {
+        let limits = self.limits();
+        let options = Address::from_settings(self)?
+            .into_options()
+            .await?
+            .application_name(application)
+            .options(limits.iter().map(|(name, value)| (*name, value)))
+            .options(search_path.map(|path| ("search_path", path)))
+            // Statement texts hold no data, but at their default level they would drown all other log lines.
+            .log_statements(tracing::log::LevelFilter::Trace);
+        let connected = async {
+            let mut connection = options.connect().await?;
+            let said = read_required_settings(&mut connection).await?;
+            let is_in_force =
+                |name: &str, value: &str| said.iter().any(|(known, said)| known == name && said == value);
+            // A pooler may drop them, and then the wait for a lock or a statement would have no limit.
+            if let Some((name, _)) = limits.iter().find(|(name, value)| !is_in_force(name, value)) {
+                let text = format!(
+                    "start-up options are not in force ({name}): is there a pooler in between that drops them? Connect to PostgreSQL \
+                     directly, or use it in session mode and give the login these settings ({})",
+                    limits.each_ref().map(|(name, value)| format!("{name} = '{value}'")).join(", ")
+                );
+                return Err(sqlx::Error::Configuration(text.into()));
+            }
+            if search_path.is_some_and(|path| !is_in_force("search_path", path)) {
+                // The login's own search_path is for its handlers.
+                pin_search_path(&mut connection).await?;
+            }
+            Ok(connection)
+        };
+        match tokio::time::timeout(self.connect_timeout, connected).await {
+            Ok(result) => result,
+            Err(_) => Err(sqlx::Error::Io(std::io::Error::new(
+                std::io::ErrorKind::TimedOut,
+                format!("no connection within {:?}", self.connect_timeout),
+            ))),
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! Opens sessions for work.
+
+use super::{PgSettings, Session, Timelines, describe};
+
+/// Opens sessions to the right cell, and to no server on an older timeline than this process has seen.
+#[derive(Clone, Debug)]
+pub struct SessionFactory {
+    settings: PgSettings,
+    cell: String,
+    /// Shared by the whole process.
+    timelines: Timelines,
+}
+
+/// The reason why a session could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum NoSession {
+    #[error("no connection to PostgreSQL: {}", describe(.0))]
+    Postgres(#[from] sqlx::Error),
+    #[error("the database is the cell {found:?}, not {expected:?}: nothing is done there")]
+    OtherCell { expected: String, found: String },
+    #[error(
+        "the database is on an older timeline than it was before ({0}): an old primary has come back; nothing is done there \
+         (where it was restored on purpose, restart this process)"
+    )]
+    OldTimeline(String),
+}
+
+impl SessionFactory {
+    pub fn new(settings: PgSettings, cell: String, timelines: Timelines) -> Self {
+        Self { settings, cell, timelines }
+    }
+
+    /// Opens a session.
+    pub async fn open(&self, application: &str) -> Result<Session, NoSession> {
+        self.admitted(Session::open(&self.settings, application).await?).await
+    }
+
+    /// Opens a session for handlers and the statements around them (see `Session::open_for_handlers`).
+    pub async fn open_for_handlers(&self, application: &str) -> Result<Session, NoSession> {
+        self.admitted(Session::open_for_handlers(&self.settings, application).await?).await
+    }
+
+    /// Returns whether an open session is still on the newest known timeline.
+    pub fn admits(&self, session: &Session) -> bool {
+        self.timelines.admits(&session.cell.epoch)
+    }
+
+    async fn admitted(&self, session: Session) -> Result<Session, NoSession> {
+        if session.cell.name != self.cell {
+            let found = session.cell.name.clone();
+            session.close().await;
+            return Err(NoSession::OtherCell { expected: self.cell.clone(), found });
+        }
+        if !self.admits(&session) {
+            let epoch = session.cell.epoch.clone();
+            session.close().await;
+            return Err(NoSession::OldTimeline(epoch));
+        }
+        Ok(session)
+    }
+}

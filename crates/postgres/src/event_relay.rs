@@ -1,0 +1,224 @@
+//! Publication of events: taken here, published by the caller, then deleted or counted as failed.
+
+use chrono::{DateTime, Utc};
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+/// An event to be published; its row is locked until the transaction ends.
+#[derive(Clone, Debug)]
+pub struct TakenEvent {
+    pub tenant: String,
+    pub id: Uuid,
+    pub created_at: DateTime<Utc>,
+    pub attempts: i32,
+    /// Whether it is a reply: a handler's response.
+    pub reply: bool,
+    pub exchange: String,
+    pub routing_key: String,
+    pub ordering_key: Option<String>,
+    /// Position within the ordering key, from 1.
+    pub place: i64,
+    pub message_id: Option<String>,
+    pub content_type: Option<String>,
+    pub kind: Option<String>,
+    pub correlation_id: Option<String>,
+    pub reply_to: Option<String>,
+    pub app_id: Option<String>,
+    /// JSON.
+    pub headers: Option<String>,
+    /// `None` if it is larger than an event may be.
+    pub payload: Option<Vec<u8>>,
+}
+
+/// The limits of one batch.
+#[derive(Clone, Copy, Debug)]
+pub struct TakeLimits {
+    /// Maximum number of events.
+    pub events: i64,
+    /// Maximum bytes of payloads, and of headers as decoded.
+    pub bytes: i64,
+    /// Maximum number of ordering keys examined.
+    pub keys: i64,
+    /// Maximum number of events of one ordering key.
+    pub in_row: i64,
+}
+
+/// Maximum bytes of one event, counted like [`TakeLimits::bytes`], that `oncely.add_event` accepts. A larger row bypassed that function.
+const LARGEST: i64 = (16 << 20) + 16 * (1 << 20);
+
+/// The ordering key (with its tenant) after which the next walk begins; after its end a walk starts over.
+pub type OrderingKeyCursor = Option<(String, String)>;
+
+/// Takes events without an ordering key.
+pub async fn take_events(
+    connection: &mut PgConnection,
+    now: DateTime<Utc>,
+    limits: TakeLimits,
+) -> Result<Vec<TakenEvent>, sqlx::Error> {
+    sqlx::query_file_as!(TakenEvent, "src/events_take.sql", now, limits.events, limits.bytes, LARGEST)
+        .fetch_all(connection)
+        .await
+}
+
+/// Takes ordered events: for each key as many as may be published one after another. The walk over the keys continues where the last one
+/// ended, so that no key waits for ever behind many others.
+pub async fn take_ordered(
+    connection: &mut PgConnection,
+    now: DateTime<Utc>,
+    limits: TakeLimits,
+    cursor: &mut OrderingKeyCursor,
+) -> Result<Vec<TakenEvent>, sqlx::Error> {
+    let (tenant, key) = cursor.take().unwrap_or_default();
+    let heads = sqlx::query_file!("src/events_heads.sql", now, tenant, key, limits.keys, limits.events)
+        .fetch_all(&mut *connection)
+        .await?;
+    let Some(last) = heads.last() else { return Ok(Vec::new()) };
+    if last.seen >= limits.keys || last.found >= limits.events {
+        *cursor = Some((last.tenant.clone(), last.ordering_key.clone()));
+    }
+    let ready = heads.into_iter().filter(|head| head.ready);
+    let (tenants, keys): (Vec<String>, Vec<String>) =
+        ready.map(|head| (head.tenant, head.ordering_key)).unzip();
+    let Some(in_row) = in_row(limits, keys.len()) else { return Ok(Vec::new()) };
+    let mut taken: Vec<TakenEvent> = sqlx::query_file_as!(
+        TakenEvent,
+        "src/events_take_ordered.sql",
+        now,
+        &tenants,
+        &keys,
+        in_row,
+        limits.events,
+        limits.bytes,
+        LARGEST
+    )
+    .fetch_all(connection)
+    .await?;
+    keep_without_gaps(&mut taken);
+    Ok(taken)
+}
+
+/// Returns the number of events per ordering key that fill the batch: more would be read in vain. `None` without a key.
+fn in_row(limits: TakeLimits, keys: usize) -> Option<i64> {
+    let events = u64::try_from(limits.events).unwrap_or(1);
+    let share = (keys > 0).then(|| events.div_ceil(keys as u64))?;
+    Some(limits.in_row.min(i64::try_from(share).unwrap_or(i64::MAX)).max(1))
+}
+
+/// Drops events behind one that was not taken: they must not overtake it. Expects ascending positions.
+fn keep_without_gaps(taken: &mut Vec<TakenEvent>) {
+    let mut next = std::collections::HashMap::new();
+    taken.retain(|event| {
+        let next = next.entry((event.tenant.clone(), event.ordering_key.clone())).or_insert(1);
+        let follows = event.place == *next;
+        *next += i64::from(follows);
+        follows
+    });
+}
+
+/// Deletes published events. Returns their number.
+pub async fn delete_events(
+    connection: &mut PgConnection,
+    events: &[&TakenEvent],
+) -> Result<u64, sqlx::Error> {
+    let tenants: Vec<String> = events.iter().map(|event| event.tenant.clone()).collect();
+    let ids: Vec<Uuid> = events.iter().map(|event| event.id).collect();
+    let gone = sqlx::query_scalar!(r#"select oncely.delete_events($1, $2) as "gone!""#, &tenants, &ids)
+        .fetch_one(connection)
+        .await?;
+    Ok(u64::try_from(gone).unwrap_or(0))
+}
+
+/// The result of a failed publication.
+#[derive(Clone, Debug)]
+pub struct EventFailure<'a> {
+    pub event: &'a TakenEvent,
+    pub attempts: i32,
+    /// When it is tried again; `None` if it is parked.
+    pub again_at: Option<DateTime<Utc>>,
+    pub reason: &'static str,
+    pub error: String,
+}
+
+impl EventFailure<'_> {
+    /// Returns whether the failure costs an attempt.
+    pub fn is_charged(&self) -> bool {
+        self.attempts > self.event.attempts
+    }
+}
+
+/// Records failures. Returns the number of events.
+pub async fn fail_events(
+    connection: &mut PgConnection,
+    now: DateTime<Utc>,
+    failures: &[EventFailure<'_>],
+) -> Result<u64, sqlx::Error> {
+    let tenants: Vec<String> = failures.iter().map(|f| f.event.tenant.clone()).collect();
+    let ids: Vec<Uuid> = failures.iter().map(|f| f.event.id).collect();
+    let attempts: Vec<i32> = failures.iter().map(|f| f.attempts).collect();
+    let times: Vec<DateTime<Utc>> = failures.iter().map(|f| f.again_at.unwrap_or(now)).collect();
+    let parked: Vec<bool> = failures.iter().map(|f| f.again_at.is_none()).collect();
+    let reasons: Vec<String> = failures.iter().map(|f| f.reason.to_owned()).collect();
+    let errors: Vec<String> = failures.iter().map(|f| f.error.replace('\0', "\u{fffd}")).collect();
+    let done = sqlx::query_file!(
+        "src/events_fail.sql",
+        &tenants,
+        &ids,
+        &attempts,
+        &times,
+        &parked,
+        &reasons,
+        &errors
+    )
+    .execute(connection)
+    .await?;
+    Ok(done.rows_affected())
+}
+
+/// Returns the database's time.
+pub async fn database_time(connection: &mut PgConnection) -> Result<DateTime<Utc>, sqlx::Error> {
+    let row = sqlx::query!(r#"select clock_timestamp() as "now!""#).fetch_one(connection).await?;
+    Ok(row.now)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(key: &str, place: i64) -> TakenEvent {
+        TakenEvent {
+            tenant: "t".to_owned(),
+            id: Uuid::nil(),
+            created_at: DateTime::UNIX_EPOCH,
+            attempts: 0,
+            reply: false,
+            exchange: String::new(),
+            routing_key: String::new(),
+            ordering_key: Some(key.to_owned()),
+            place,
+            message_id: None,
+            content_type: None,
+            kind: None,
+            correlation_id: None,
+            reply_to: None,
+            app_id: None,
+            headers: None,
+            payload: Some(Vec::new()),
+        }
+    }
+
+    #[test]
+    fn no_more_is_read_of_an_ordering_key_than_fills_the_batch() {
+        let limits = TakeLimits { events: 500, bytes: 1, keys: 5_000, in_row: 50 };
+        let shares: Vec<_> = [0, 1, 10, 300, 500, 900].map(|keys| in_row(limits, keys)).into();
+        assert_eq!(shares, [None, Some(50), Some(50), Some(2), Some(1), Some(1)]);
+    }
+
+    #[test]
+    fn an_event_never_overtakes_one_that_was_not_taken() {
+        let mut taken =
+            vec![event("a", 1), event("c", 1), event("a", 2), event("b", 2), event("c", 3), event("a", 4)];
+        keep_without_gaps(&mut taken);
+        let left: Vec<_> = taken.iter().map(|e| (e.ordering_key.as_deref().unwrap(), e.place)).collect();
+        assert_eq!(left, [("a", 1), ("c", 1), ("a", 2)]);
+    }
+}

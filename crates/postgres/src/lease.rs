@@ -1,0 +1,538 @@
+//! Calls the functions of `oncely`'s lease protocol for a worker. Each statement commits by itself and may be repeated after a lost reply.
+//! Claims, renewals and completions handle many keys at once.
+
+use std::time::Duration;
+
+use serde_json::Value;
+use sqlx::PgConnection;
+use sqlx::postgres::types::PgInterval;
+use uuid::Uuid;
+
+use oncely_core::decide::OnConflict;
+use oncely_core::fingerprint::Fingerprint;
+use oncely_core::identity::Identity;
+use oncely_core::reason::{Reason, Rejection};
+
+/// The arguments of a claim.
+#[derive(Clone, Copy, Debug)]
+pub struct LeaseClaim<'a> {
+    pub identity: &'a Identity,
+    pub fingerprint: Option<&'a Fingerprint>,
+    /// Unique for each acquisition.
+    pub owner: &'a str,
+    pub time: Duration,
+    pub max_run: Duration,
+    pub on_conflict: OnConflict,
+    pub max_crashes: u32,
+    pub queue: &'a str,
+    pub worker: &'a str,
+    pub trace_id: Option<&'a str>,
+    /// Whether it may take over a key with an expired lease. In a group it applies to all claims.
+    pub may_take_over: bool,
+}
+
+/// The result of a claim.
+#[derive(Clone, Debug, PartialEq)]
+pub enum LeaseAnswer {
+    /// The key could not be read: another transaction has it locked, or the statement was refused.
+    Locked,
+    Granted(GrantedLease),
+    /// Another run holds the key, for at most this time.
+    InFlight(Duration),
+    /// The delay of a failed run has this time left.
+    Wait(Duration),
+    Duplicate,
+    /// The message must not run. `attempt` is set if this same claim gave the key up and recorded it.
+    Reject {
+        rejection: Rejection,
+        attempt: Option<u32>,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct GrantedLease {
+    pub token: i64,
+    pub attempt: u32,
+    /// Number of crashed runs before this one since the last report.
+    pub crashes: u32,
+}
+
+/// A lease of a key.
+#[derive(Clone, Copy, Debug)]
+pub struct LeaseIdRef<'a> {
+    pub identity: &'a Identity,
+    pub token: i64,
+}
+
+pub(super) fn interval(time: Duration) -> PgInterval {
+    PgInterval { months: 0, days: 0, microseconds: i64::try_from(time.as_micros()).unwrap_or(i64::MAX) }
+}
+
+/// Months have no fixed length; our intervals contain none.
+pub(super) fn duration(interval: PgInterval) -> Duration {
+    let days = i64::from(interval.days).saturating_add(i64::from(interval.months).saturating_mul(30));
+    let micros = interval.microseconds.saturating_add(days.saturating_mul(86_400_000_000));
+    Duration::from_micros(u64::try_from(micros).unwrap_or(0))
+}
+
+/// A row of `oncely.take_leases`.
+struct TakeLeasesRow {
+    place: i64,
+    outcome: String,
+    token: Option<i64>,
+    attempt: Option<i32>,
+    crashes: i32,
+    delay: Option<PgInterval>,
+    reason: Option<String>,
+    detail: Option<String>,
+}
+
+/// Claims keys of one consumer under leases: all of them, or none. The answers are in the order of the claims.
+pub async fn take_leases(
+    connection: &mut PgConnection,
+    claims: &[LeaseClaim<'_>],
+) -> Result<Vec<LeaseAnswer>, sqlx::Error> {
+    let Some(first) = claims.first() else { return Ok(Vec::new()) };
+    let on_conflict = match first.on_conflict {
+        OnConflict::DeadLetter => "dead_letter",
+        OnConflict::Duplicate => "duplicate",
+    };
+    // In the same order in every process, so that two processes claiming the same keys can't deadlock.
+    let mut order: Vec<usize> = (0..claims.len()).collect();
+    order.sort_by_key(|&index| (&claims[index].identity.tenant, &claims[index].identity.key));
+    let sorted: Vec<&LeaseClaim<'_>> = order.iter().map(|&index| &claims[index]).collect();
+    let texts = |text: fn(&LeaseClaim<'_>) -> String| -> Vec<String> {
+        sorted.iter().map(|claim| text(claim)).collect()
+    };
+    let prints: Vec<Option<Vec<u8>>> =
+        sorted.iter().map(|claim| claim.fingerprint.map(|print| print.0.to_vec())).collect();
+    let traces: Vec<Option<String>> = sorted.iter().map(|claim| claim.trace_id.map(str::to_owned)).collect();
+    let rows = sqlx::query_as!(
+        TakeLeasesRow,
+        r#"select place as "place!", outcome as "outcome!", token, attempt, crashes as "crashes!", delay, reason, detail
+         from oncely.take_leases($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)"#,
+        &texts(|claim| claim.identity.tenant.as_str().to_owned()),
+        first.identity.consumer.as_str(),
+        &texts(|claim| claim.identity.key.as_str().to_owned()),
+        &prints as &[Option<Vec<u8>>],
+        &texts(|claim| claim.owner.to_owned()),
+        interval(first.time),
+        interval(first.max_run),
+        on_conflict,
+        i32::try_from(first.max_crashes).unwrap_or(i32::MAX),
+        &texts(|claim| claim.queue.to_owned()),
+        first.worker,
+        &traces as &[Option<String>],
+        claims.iter().all(|claim| claim.may_take_over)
+    )
+    .fetch_all(connection)
+    .await?;
+    let mut answers: Vec<Option<LeaseAnswer>> = vec![None; claims.len()];
+    for row in rows {
+        let place = placed(row.place, &order)?;
+        answers[place] = Some(row.answer()?);
+    }
+    answers.into_iter().map(|answer| answer.ok_or_else(unanswered)).collect()
+}
+
+/// Returns the index of the claim for the row at this position, counted from 1.
+fn placed(place: i64, order: &[usize]) -> Result<usize, sqlx::Error> {
+    let index = usize::try_from(place).ok().and_then(|place| place.checked_sub(1));
+    index.and_then(|index| order.get(index)).copied().ok_or_else(unanswered)
+}
+
+fn unanswered() -> sqlx::Error {
+    sqlx::Error::Decode("a function of oncely left something unanswered".into())
+}
+
+impl TakeLeasesRow {
+    fn answer(self) -> Result<LeaseAnswer, sqlx::Error> {
+        let missing =
+            |what: &str| sqlx::Error::Decode(format!("oncely.take_leases answered without a {what}").into());
+        Ok(match self.outcome.as_str() {
+            "granted" => LeaseAnswer::Granted(GrantedLease {
+                token: self.token.ok_or_else(|| missing("token"))?,
+                attempt: u32::try_from(self.attempt.unwrap_or(1)).unwrap_or(1),
+                crashes: u32::try_from(self.crashes).unwrap_or(0),
+            }),
+            "in_flight" => LeaseAnswer::InFlight(self.delay.map(duration).unwrap_or_default()),
+            "retry" => LeaseAnswer::Wait(self.delay.map(duration).unwrap_or_default()),
+            "duplicate" => LeaseAnswer::Duplicate,
+            "conflict" | "given_up" => {
+                let reason = self.reason.as_deref().and_then(Reason::from_code);
+                let rejection = Rejection::new(
+                    reason.unwrap_or(Reason::AttemptsExhausted),
+                    self.detail.unwrap_or_default(),
+                );
+                LeaseAnswer::Reject {
+                    rejection,
+                    attempt: self.attempt.and_then(|attempt| u32::try_from(attempt).ok()),
+                }
+            }
+            other => {
+                return Err(sqlx::Error::Decode(format!("oncely.take_leases answered {other:?}").into()));
+            }
+        })
+    }
+}
+
+/// The result of a renewal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RenewOutcome {
+    /// The lease is held for this time.
+    Until(Duration),
+    /// The lease is held, but was not extended: another transaction is working on the key. The next renewal shows more.
+    Locked,
+    /// Another run holds the key, this run's time is over, or it has ended.
+    Lost,
+}
+
+/// Extends leases of one consumer. The answers are in the order of the leases.
+pub async fn renew_leases(
+    connection: &mut PgConnection,
+    held: &[LeaseIdRef<'_>],
+    time: Duration,
+) -> Result<Vec<RenewOutcome>, sqlx::Error> {
+    let Some(first) = held.first() else { return Ok(Vec::new()) };
+    let tenants: Vec<String> = held.iter().map(|held| held.identity.tenant.as_str().to_owned()).collect();
+    let keys: Vec<String> = held.iter().map(|held| held.identity.key.as_str().to_owned()).collect();
+    let tokens: Vec<i64> = held.iter().map(|held| held.token).collect();
+    let rows = sqlx::query!(
+        r#"select place as "place!", remaining, is_held as "is_held!"
+         from oncely.renew_leases($1, $2, $3, $4, $5)"#,
+        &tenants,
+        first.identity.consumer.as_str(),
+        &keys,
+        &tokens,
+        interval(time)
+    )
+    .fetch_all(connection)
+    .await?;
+    let order: Vec<usize> = (0..held.len()).collect();
+    let mut renewals = vec![None; held.len()];
+    for row in rows {
+        renewals[placed(row.place, &order)?] = Some(match row.remaining {
+            Some(left) => RenewOutcome::Until(duration(left)),
+            None if row.is_held => RenewOutcome::Locked,
+            None => RenewOutcome::Lost,
+        });
+    }
+    renewals.into_iter().map(|renewal| renewal.ok_or_else(unanswered)).collect()
+}
+
+/// Whether a step may be called.
+#[derive(Clone, Debug, PartialEq)]
+pub enum StepState {
+    /// Call it.
+    Run,
+    /// An earlier call may have happened, and the step's rule allows a repetition with the same key: call it.
+    Repeat,
+    /// It was done, with this result: don't call it.
+    Done(Value),
+    /// It may have happened and must not be repeated: ask the other side, or give up.
+    Unknown,
+}
+
+/// The state of a step that begins.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BegunStep {
+    /// Whether it may be called.
+    pub state: StepState,
+    /// The key for the other side (`Call::key`).
+    pub call_key: Uuid,
+    /// The number of certain refusals.
+    pub round: u32,
+}
+
+/// Records that a step is about to be called. `call` identifies the call.
+pub async fn begin_step(
+    connection: &mut PgConnection,
+    held: LeaseIdRef<'_>,
+    step: &str,
+    (repeat, window): (&str, Option<Duration>),
+    call: Uuid,
+    time: Duration,
+) -> Result<BegunStep, sqlx::Error> {
+    let row = sqlx::query!(
+        r#"select state as "state!", result, call_key as "call_key!", round as "round!"
+         from oncely.begin_step($1, $2, $3, $4, $5, $6, $7, $8, $9)"#,
+        held.identity.tenant.as_str(),
+        held.identity.consumer.as_str(),
+        held.identity.key.as_str(),
+        held.token,
+        step,
+        repeat,
+        window.map(interval),
+        call,
+        interval(time)
+    )
+    .fetch_one(connection)
+    .await?;
+    let state = match row.state.as_str() {
+        "run" => StepState::Run,
+        "repeat" => StepState::Repeat,
+        "done" => StepState::Done(row.result.unwrap_or_default()),
+        "unknown" => StepState::Unknown,
+        other => return Err(sqlx::Error::Decode(format!("oncely.begin_step answered {other:?}").into())),
+    };
+    Ok(BegunStep { state, call_key: row.call_key, round: u32::try_from(row.round).unwrap_or(u32::MAX) })
+}
+
+/// Stores the result of a step. `in_transaction`: its effect is in the caller's transaction.
+pub async fn checkpoint(
+    connection: &mut PgConnection,
+    held: LeaseIdRef<'_>,
+    step: &str,
+    result: &Value,
+    in_transaction: bool,
+    time: Duration,
+) -> Result<(), sqlx::Error> {
+    sqlx::query!(
+        "select oncely.checkpoint($1, $2, $3, $4, $5, $6, $7, $8)",
+        held.identity.tenant.as_str(),
+        held.identity.consumer.as_str(),
+        held.identity.key.as_str(),
+        held.token,
+        step,
+        result,
+        in_transaction,
+        interval(time)
+    )
+    .execute(connection)
+    .await
+    .map(drop)
+}
+
+/// Returns the result of a finished step.
+pub async fn step_result(
+    connection: &mut PgConnection,
+    held: LeaseIdRef<'_>,
+    step: &str,
+) -> Result<Option<Value>, sqlx::Error> {
+    let row = sqlx::query!(
+        r#"select i.steps -> $4 ->> 'state' = 'done' as is_done, i.steps -> $4 -> 'result' as result
+         from oncely.idempotency_keys as i
+         where i.tenant = $1 and i.consumer = $2 and i.key = $3"#,
+        held.identity.tenant.as_str(),
+        held.identity.consumer.as_str(),
+        held.identity.key.as_str(),
+        step
+    )
+    .fetch_optional(connection)
+    .await?;
+    Ok(row.filter(|row| row.is_done == Some(true)).map(|row| row.result.unwrap_or_default()))
+}
+
+/// Records that a step's call certainly did not happen; returns the next round.
+pub async fn refuse_step(
+    connection: &mut PgConnection,
+    held: LeaseIdRef<'_>,
+    step: &str,
+    round: u32,
+    error: &str,
+    lease: Duration,
+) -> Result<u32, sqlx::Error> {
+    let round = sqlx::query_scalar!(
+        r#"select oncely.refuse_step($1, $2, $3, $4, $5, $6, $7, $8) as "round!""#,
+        held.identity.tenant.as_str(),
+        held.identity.consumer.as_str(),
+        held.identity.key.as_str(),
+        held.token,
+        step,
+        error,
+        i32::try_from(round).unwrap_or(i32::MAX),
+        interval(lease)
+    )
+    .fetch_one(connection)
+    .await?;
+    Ok(u32::try_from(round).unwrap_or(u32::MAX))
+}
+
+/// Audit fields of a run.
+#[derive(Clone, Copy, Debug)]
+pub struct LeaseTrace<'a> {
+    pub queue: &'a str,
+    pub worker: &'a str,
+    pub trace_id: Option<&'a str>,
+}
+
+/// Completes a held key, as the first statement in the caller's transaction. `is_mirrored`: a relay takes the record left for the mirror;
+/// without a relay the record would keep all younger keys from collection. Returns false if an earlier transaction of this lease has
+/// completed the key: nothing may be written.
+pub async fn complete_lease(
+    connection: &mut PgConnection,
+    held: LeaseIdRef<'_>,
+    response: Option<&Value>,
+    refused: bool,
+    is_mirrored: bool,
+    trace: LeaseTrace<'_>,
+) -> Result<bool, sqlx::Error> {
+    let outcome = sqlx::query_scalar!(
+        r#"select oncely.complete_lease($1, $2, $3, $4, $5, $6, $7, $8, $10, $9) as "outcome!""#,
+        held.identity.tenant.as_str(),
+        held.identity.consumer.as_str(),
+        held.identity.key.as_str(),
+        held.token,
+        response,
+        trace.queue,
+        trace.worker,
+        trace.trace_id,
+        refused,
+        is_mirrored
+    )
+    .fetch_one(connection)
+    .await?;
+    Ok(outcome == "completed")
+}
+
+/// A finished run that writes nothing in PostgreSQL itself.
+#[derive(Clone, Copy, Debug)]
+pub struct LeaseCompletion<'a> {
+    pub held: LeaseIdRef<'a>,
+    pub response: Option<&'a Value>,
+    pub refused: bool,
+    pub trace: LeaseTrace<'a>,
+}
+
+/// Completes keys of one consumer: all of them, or none. Keys that an earlier transaction of their lease has completed count as done.
+/// `tags` are the mirror tags of all keys, concatenated.
+pub async fn complete_leases(
+    connection: &mut PgConnection,
+    finished: &[LeaseCompletion<'_>],
+    tags: Option<&[u8]>,
+) -> Result<(), sqlx::Error> {
+    let Some(first) = finished.first() else { return Ok(()) };
+    let mut sorted: Vec<&LeaseCompletion<'_>> = finished.iter().collect();
+    sorted.sort_by_key(|one| (&one.held.identity.tenant, &one.held.identity.key));
+    let texts = |text: fn(&LeaseCompletion<'_>) -> String| -> Vec<String> {
+        sorted.iter().map(|one| text(one)).collect()
+    };
+    let tokens: Vec<i64> = sorted.iter().map(|one| one.held.token).collect();
+    let responses: Vec<Option<Value>> = sorted.iter().map(|one| one.response.cloned()).collect();
+    let refused: Vec<bool> = sorted.iter().map(|one| one.refused).collect();
+    let traces: Vec<Option<String>> =
+        sorted.iter().map(|one| one.trace.trace_id.map(str::to_owned)).collect();
+    sqlx::query!(
+        "select outcome from oncely.complete_leases($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
+        &texts(|one| one.held.identity.tenant.as_str().to_owned()),
+        first.held.identity.consumer.as_str(),
+        &texts(|one| one.held.identity.key.as_str().to_owned()),
+        &tokens,
+        &responses as &[Option<Value>],
+        &refused,
+        &texts(|one| one.trace.queue.to_owned()),
+        first.trace.worker,
+        &traces as &[Option<String>],
+        tags
+    )
+    .fetch_all(connection)
+    .await
+    .map(drop)
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct LeaseFailure<'a> {
+    pub error: &'a str,
+    /// If set, the key is given up at once with this reason.
+    pub reason: Option<Reason>,
+    pub error_code: Option<&'a str>,
+    pub max_attempts: u32,
+    /// Delay of the copy that comes back.
+    pub delay: Duration,
+    /// Whether an attempt is counted even if the SQLSTATE is one of the environment.
+    pub is_charged: bool,
+}
+
+/// The result of reporting a failed run.
+#[derive(Clone, Debug, PartialEq)]
+pub enum LeaseFailOutcome {
+    Retry {
+        attempts: u32,
+    },
+    GivenUp {
+        attempts: u32,
+        reason: Reason,
+    },
+    /// This same run has completed the key.
+    Completed,
+    /// Another run holds the key.
+    Lost,
+}
+
+/// Records the failure of a run.
+pub async fn fail_lease(
+    connection: &mut PgConnection,
+    held: LeaseIdRef<'_>,
+    failure: &LeaseFailure<'_>,
+    trace: LeaseTrace<'_>,
+) -> Result<LeaseFailOutcome, sqlx::Error> {
+    let row = sqlx::query!(
+        r#"select outcome as "outcome!", attempts as "attempts!", final_reason
+         from oncely.fail_lease($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)"#,
+        held.identity.tenant.as_str(),
+        held.identity.consumer.as_str(),
+        held.identity.key.as_str(),
+        held.token,
+        failure.error,
+        failure.reason.map(Reason::as_str),
+        failure.error_code,
+        i32::try_from(failure.max_attempts).unwrap_or(i32::MAX),
+        interval(failure.delay),
+        trace.queue,
+        trace.worker,
+        trace.trace_id,
+        failure.is_charged
+    )
+    .fetch_one(connection)
+    .await?;
+    let attempts = u32::try_from(row.attempts).unwrap_or(0);
+    Ok(match row.outcome.as_str() {
+        "retry" => LeaseFailOutcome::Retry { attempts },
+        "given_up" => {
+            let reason = row.final_reason.as_deref().and_then(Reason::from_code);
+            LeaseFailOutcome::GivenUp { attempts, reason: reason.unwrap_or(Reason::AttemptsExhausted) }
+        }
+        "duplicate" => LeaseFailOutcome::Completed,
+        "lost" => LeaseFailOutcome::Lost,
+        other => return Err(sqlx::Error::Decode(format!("oncely.fail_lease answered {other:?}").into())),
+    })
+}
+
+/// Releases a held key; nothing is counted. Returns false if the lease is lost.
+pub async fn release_lease(connection: &mut PgConnection, held: LeaseIdRef<'_>) -> Result<bool, sqlx::Error> {
+    sqlx::query_scalar!(
+        r#"select oncely.release_lease($1, $2, $3, $4) as "released!""#,
+        held.identity.tenant.as_str(),
+        held.identity.consumer.as_str(),
+        held.identity.key.as_str(),
+        held.token
+    )
+    .fetch_one(connection)
+    .await
+}
+
+/// Returns the number of the open transaction.
+pub async fn transaction_id(connection: &mut PgConnection) -> Result<String, sqlx::Error> {
+    sqlx::query_scalar!(r#"select pg_catalog.pg_current_xact_id()::pg_catalog.text as "id!""#)
+        .fetch_one(connection)
+        .await
+}
+
+/// Returns whether PostgreSQL reports the lease as lost.
+pub fn is_lease_lost(error: &sqlx::Error) -> bool {
+    error.as_database_error().and_then(|error| error.code()).as_deref() == Some("ONC18")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_go_there_and_back() {
+        for time in [Duration::ZERO, Duration::from_millis(1_500), Duration::from_secs(86_400 * 40)] {
+            assert_eq!(duration(interval(time)), time);
+        }
+        let negative = PgInterval { months: 0, days: 0, microseconds: -5 };
+        assert_eq!(duration(negative), Duration::ZERO, "over already");
+    }
+}

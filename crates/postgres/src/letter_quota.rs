@@ -1,0 +1,189 @@
+//! Limits that operators set for a tenant: the storage of its dead letters, its waiting events, the retention of its keys. And their usage.
+
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use sqlx::types::Json;
+use sqlx::{Connection as _, PgConnection};
+
+use super::consumers::interval;
+
+/// The default limits of a tenant's stored letters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quota {
+    pub letters: i64,
+    pub bytes: i64,
+}
+
+/// The effective retention of a tenant's keys of a consumer, ignoring pauses.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct EffectiveRetention {
+    pub consumer: String,
+    /// In seconds.
+    pub retention: f64,
+    /// The source of the value: `tenant` (set by an operator), `redelivery_horizon` or `mirror_ttl` (the set value is shorter), `former`
+    /// (the previous value was longer, and mirror entries written under it still live).
+    pub because: String,
+}
+
+/// Usage and limits of a tenant: stored letters, waiting events, and the retention of its keys if one is set.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct TenantUsage {
+    pub tenant: String,
+    /// Number of letters with a stored message or part of one.
+    pub letters: i64,
+    /// Bytes of their bodies and headers.
+    pub bytes: i64,
+    /// Open letters without a stored message, at the last count.
+    pub left_out: i64,
+    pub most_letters: i64,
+    pub most_bytes: i64,
+    /// Waiting events, at the last count.
+    pub events: i64,
+    /// Bytes of their payloads and headers.
+    pub event_bytes: i64,
+    pub most_events: i64,
+    pub most_event_bytes: i64,
+    /// Whether an operator has set limits.
+    pub own_limit: bool,
+    /// The retention of its keys set by an operator, in seconds.
+    pub retention: Option<f64>,
+    /// The effective retentions by consumer; empty if none is set.
+    pub kept: Json<Vec<EffectiveRetention>>,
+}
+
+/// Counts the stored letters of each tenant; for a tenant near its limits, closed letters lose their message. Returns the number of these;
+/// `None` if another session is counting.
+pub async fn count_stored(connection: &mut PgConnection, quota: Quota) -> Result<Option<i64>, sqlx::Error> {
+    sqlx::query_scalar!("select oncely.count_letters($1, $2)", quota.letters, quota.bytes)
+        .fetch_one(connection)
+        .await
+}
+
+/// Returns the tenants with stored or omitted letters, or with settings of their own, or this one alone: those with most bytes first.
+pub async fn tenant_usages(
+    connection: &mut PgConnection,
+    quota: Quota,
+    tenant: Option<&str>,
+    limit: i64,
+    now: DateTime<Utc>,
+) -> Result<Vec<TenantUsage>, sqlx::Error> {
+    sqlx::query_as!(
+        TenantUsage,
+        r#"select t.tenant as "tenant!", least(coalesce(u.letters, 0) + g.letters, 1e18)::bigint as "letters!",
+            least(coalesce(u.bytes, 0) + g.bytes, 1e18)::bigint as "bytes!", coalesce(u.left_out, 0) as "left_out!",
+            coalesce(l.letters, $1) as "most_letters!", coalesce(l.letter_bytes, $2) as "most_bytes!",
+            coalesce(u.events, 0) as "events!", coalesce(u.event_bytes, 0) as "event_bytes!",
+            coalesce(l.events, e.tenant_events) as "most_events!",
+            coalesce(l.event_bytes, e.tenant_event_bytes) as "most_event_bytes!",
+            coalesce(l.letters, l.letter_bytes, l.events, l.event_bytes) is not null as "own_limit!",
+            extract(epoch from l.retention)::float8 as retention, k.kept as "kept!: Json<Vec<EffectiveRetention>>"
+        from (
+            select u.tenant from oncely.letter_usage as u
+            union select l.tenant from oncely.tenant_limits as l
+            union select s.tenant from oncely.letter_growth as s
+        ) as t
+        cross join oncely.cell as e
+        left join oncely.letter_usage as u on u.tenant = t.tenant
+        left join oncely.tenant_limits as l on l.tenant = t.tenant
+        cross join lateral (
+            select coalesce(sum(s.letters), 0) as letters, coalesce(sum(s.bytes), 0) as bytes
+            from oncely.letter_growth as s where s.tenant = t.tenant
+        ) as g
+        cross join lateral (
+            select coalesce(
+                jsonb_agg(
+                    jsonb_build_object(
+                        'consumer', r.consumer, 'retention', extract(epoch from r.retention), 'because', case
+                            when l.former_until > $5 then 'former'
+                            when r.retention = l.retention then 'tenant'
+                            when r.retention = r.redelivery_horizon then 'redelivery_horizon'
+                            else 'mirror_ttl'
+                        end
+                    ) order by r.consumer
+                ),
+                '[]'
+            ) as kept
+            from (
+                select c.consumer, c.redelivery_horizon, oncely.tenant_retention(
+                    $5, oncely.effective_retention($5, c.retention, c.former_retention, c.former_until),
+                    c.redelivery_horizon, e.mirror_ttl, l.retention, l.former_retention, l.former_until
+                ) as retention
+                from oncely.consumers as c
+                where l.retention is not null or l.former_until > $5
+            ) as r
+        ) as k
+        where $4::text is null or t.tenant = $4
+        order by coalesce(u.bytes, 0) + g.bytes desc, t.tenant
+        limit $3"#,
+        quota.letters,
+        quota.bytes,
+        limit,
+        tenant,
+        now
+    )
+    .fetch_all(connection)
+    .await
+}
+
+/// A tenant over its quota.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct TenantOverQuota {
+    pub tenant: String,
+    /// Open letters without a stored message, at the last count.
+    pub left_out: i64,
+}
+
+/// Returns the tenants with open letters that are not stored, those with most of them first.
+pub async fn over_quota(
+    connection: &mut PgConnection,
+    limit: i64,
+) -> Result<Vec<TenantOverQuota>, sqlx::Error> {
+    sqlx::query_as!(
+        TenantOverQuota,
+        "select tenant, left_out from oncely.letter_usage where left_out > 0 order by left_out desc, tenant limit $1",
+        limit
+    )
+    .fetch_all(connection)
+    .await
+}
+
+/// Limits that an operator sets for a tenant; `None` leaves one unchanged.
+#[derive(Clone, Copy, Debug)]
+pub struct TenantLimits {
+    /// Maximum number and bytes of letters with a stored message; `None` for the configuration's default.
+    pub letters: Option<(Option<i64>, Option<i64>)>,
+    /// Maximum number and bytes of waiting events before those of clients are refused; `None` for the database's default.
+    pub events: Option<(Option<i64>, Option<i64>)>,
+    /// The retention of its keys; `None` for that of each consumer.
+    pub retention: Option<Option<Duration>>,
+}
+
+/// Sets a tenant's limits on behalf of an operator. Recorded in the same transaction.
+pub async fn limit_tenant(
+    connection: &mut PgConnection,
+    tenant: &str,
+    limits: TenantLimits,
+    user: &str,
+    note: Option<&str>,
+) -> Result<(), sqlx::Error> {
+    let mut transaction = connection.begin().await?;
+    if let Some((letters, bytes)) = limits.letters {
+        sqlx::query!("select oncely.limit_tenant($1, $2, $3, $4, $5)", tenant, letters, bytes, user, note)
+            .fetch_one(&mut *transaction)
+            .await?;
+    }
+    if let Some((events, bytes)) = limits.events {
+        sqlx::query!("select oncely.limit_events($1, $2, $3, $4, $5)", tenant, events, bytes, user, note)
+            .fetch_one(&mut *transaction)
+            .await?;
+    }
+    if let Some(retention) = limits.retention {
+        let retention = retention.map(interval);
+        sqlx::query!("select oncely.set_tenant_retention($1, $2, $3, $4)", tenant, retention, user, note)
+            .fetch_one(&mut *transaction)
+            .await?;
+    }
+    transaction.commit().await
+}

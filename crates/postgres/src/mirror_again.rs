@@ -1,0 +1,81 @@
+//! Queues completed keys again for a mirror that may lack them.
+
+use chrono::{DateTime, Utc};
+use sqlx::{Connection as _, PgConnection};
+
+use oncely_core::fingerprint::Fingerprint;
+use oncely_core::identity::{Identity, IdentityPart};
+
+/// A position in the order in which keys are queued again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyPlace {
+    pub completed_at: DateTime<Utc>,
+    /// `None`: all keys completed at that time and before.
+    pub name: Option<(String, String)>,
+}
+
+/// Writes mirror records again for up to `most` completed keys of a consumer, newest first, from a position back to `since`. Returns the
+/// number of records and the position where it ended; `None` if no key was left. Idempotent.
+///
+/// # Errors
+/// `42501` if the login is not an operator, `ONC11` if no worker of the consumer has started here.
+pub async fn mirror_again(
+    connection: &mut PgConnection,
+    consumer: &str,
+    since: DateTime<Utc>,
+    place: &KeyPlace,
+    most: i32,
+) -> Result<(i64, Option<KeyPlace>), sqlx::Error> {
+    let (tenant, key) = place.name.as_ref().map(|(tenant, key)| (tenant.as_str(), key.as_str())).unzip();
+    let row = sqlx::query!(
+        r#"select place_time, place_tenant, place_key, records as "records!"
+        from oncely.mirror_again($1, $2, $3, $4, $5, $6)"#,
+        consumer,
+        since,
+        most,
+        place.completed_at,
+        tenant,
+        key
+    )
+    .fetch_one(connection)
+    .await?;
+    let next = row
+        .place_time
+        .map(|completed_at| KeyPlace { completed_at, name: row.place_tenant.zip(row.place_key) });
+    Ok((row.records, next))
+}
+
+/// A completed key that the mirror should have.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MirroredKey {
+    pub identity: Identity,
+    pub fingerprint: Option<Fingerprint>,
+}
+
+/// Number of spans of a sample: the newest keys of each are taken.
+const SPANS: i32 = 20;
+
+/// Returns completed keys of a consumer with a relayed mirror record: `each` from every twentieth of the time from `since` to `until`. Keys
+/// that expire before `alive` are left out: the relay writes none of them.
+pub async fn mirrored_sample(
+    connection: &mut PgConnection,
+    consumer: &str,
+    (since, until): (DateTime<Utc>, DateTime<Utc>),
+    alive: DateTime<Utc>,
+    each: i64,
+) -> Result<Vec<MirroredKey>, sqlx::Error> {
+    // In one snapshot: a key without its record has been mirrored.
+    let mut transaction = connection.begin_with("begin isolation level repeatable read").await?;
+    let rows = sqlx::query_file!("src/mirrored_sample.sql", consumer, since, until, SPANS, alive, each)
+        .fetch_all(&mut *transaction)
+        .await?;
+    transaction.commit().await?;
+    let part = |text: &str| IdentityPart::new(text.as_bytes()).ok();
+    let keys = rows.into_iter().filter_map(|row| {
+        let identity =
+            Identity { tenant: part(&row.tenant)?, consumer: part(consumer)?, key: part(&row.key)? };
+        let fingerprint = row.fingerprint.and_then(|bytes| Fingerprint::from_stored(&bytes));
+        Some(MirroredKey { identity, fingerprint })
+    });
+    Ok(keys.collect())
+}

@@ -1,0 +1,24 @@
+//! The collection of unused ordering keys.
+
+use chrono::{DateTime, Utc};
+use sqlx::PgConnection;
+
+/// Deletes one bounded batch of keys not used since `before` and without events, in a transaction of its own. Begins after `after` (tenant
+/// and key); returns the position where it ended, `None` at the end, and the number deleted.
+pub async fn collect_ordering_keys(
+    connection: &mut PgConnection,
+    before: DateTime<Utc>,
+    after: (String, String),
+    limit: i64,
+) -> Result<(Option<(String, String)>, u64), sqlx::Error> {
+    let done = sqlx::query!(
+        r#"select last_tenant, last_key, gone as "gone!" from oncely.collect_ordering_keys($1, $2, $3, $4)"#,
+        before,
+        after.0,
+        after.1,
+        limit
+    )
+    .fetch_one(connection)
+    .await?;
+    Ok((done.last_tenant.zip(done.last_key), u64::try_from(done.gone).unwrap_or(0)))
+}

@@ -1,0 +1,114 @@
+//! Connection settings for PostgreSQL.
+
+use std::borrow::Cow;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use secrecy::{ExposeSecret as _, SecretString};
+
+use super::timelines::Timelines;
+use oncely_net::server_url::{masked, split_urls};
+use oncely_net::tls::TlsSettings;
+use oncely_net::url_file::{self, UrlFileError};
+
+/// Connection settings for PostgreSQL.
+#[derive(Clone, Debug)]
+pub struct PgSettings {
+    /// `postgres://user:password@host:port/database`.
+    pub url: SecretString,
+    /// URLs of further servers, one of which may be the primary: the same user, password and database at another host or port. The one that
+    /// takes writes is used.
+    pub other_hosts: Vec<SecretString>,
+    /// A file with the URLs, read again for each connection; `url` and `other_hosts` are its contents at the start.
+    pub url_file: Option<PathBuf>,
+    /// Certificates. With these, or if the URL's `sslmode` asks for TLS, the server is always verified (`verify-full`).
+    pub tls: Option<TlsSettings>,
+    /// Whether a connection to another machine may go without TLS.
+    pub allow_plaintext: bool,
+    /// Limit of a connection attempt to one host.
+    pub connect_timeout: Duration,
+    /// Server-side limit of one statement; a whole batch of SQL-function handlers is one statement.
+    pub statement_timeout: Duration,
+    /// Server-side limit of waiting for a lock, such as for another worker's claim of the same key.
+    pub lock_timeout: Duration,
+    pub turn: HostState,
+}
+
+/// A process's knowledge of several hosts: the one to ask first, which was right last time, and the newest timeline seen.
+#[derive(Clone, Debug, Default)]
+pub struct HostState {
+    first: Arc<AtomicUsize>,
+    timelines: Timelines,
+}
+
+impl HostState {
+    /// Returns the indexes of `hosts` hosts, in the order in which they are asked.
+    pub(super) fn order(&self, hosts: usize) -> impl Iterator<Item = usize> + use<> {
+        let first = self.first.load(Ordering::Relaxed);
+        (0..hosts).map(move |step| (first + step) % hosts)
+    }
+
+    /// Records that this host is right.
+    pub(super) fn keep(&self, host: usize) {
+        self.first.store(host, Ordering::Relaxed);
+    }
+
+    /// Records that this host is not right: the next one is asked first, unless another one was found in the meantime.
+    pub(super) fn pass(&self, host: usize, hosts: usize) {
+        let next = (host + 1) % hosts.max(1);
+        let _ = self.first.compare_exchange(host, next, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// Records a timeline; returns false if a newer one was seen before.
+    pub(super) fn admits(&self, timeline: &str) -> bool {
+        self.timelines.admits(timeline)
+    }
+
+    /// Returns whether no host was reached yet.
+    pub(super) fn is_new(&self) -> bool {
+        self.timelines.is_empty()
+    }
+}
+
+impl PgSettings {
+    /// Returns a limit above that of any statement on an available server.
+    pub fn client_timeout(&self) -> Duration {
+        self.statement_timeout + Duration::from_secs(5)
+    }
+
+    /// Returns the longest time that it takes to find no host.
+    pub fn longest_connect(&self) -> Duration {
+        self.connect_timeout * u32::try_from(self.urls().count() * 2).unwrap_or(u32::MAX)
+    }
+
+    /// Returns the settings with the URLs currently in the file, if there is one.
+    pub(crate) fn current(&self) -> Result<Cow<'_, Self>, UrlFileError> {
+        let Some(file) = &self.url_file else { return Ok(Cow::Borrowed(self)) };
+        let mut urls = split_urls(url_file::read(file)?.expose_secret()).into_iter();
+        let url = urls.next().unwrap_or_default();
+        Ok(Cow::Owned(Self { url, other_hosts: urls.collect(), ..self.clone() }))
+    }
+
+    /// Returns the same settings for each of the hosts alone.
+    pub fn each_host(&self) -> impl Iterator<Item = Self> + '_ {
+        let alone = move |url: &SecretString| Self {
+            url: url.clone(),
+            other_hosts: Vec::new(),
+            url_file: None,
+            turn: HostState::default(),
+            ..self.clone()
+        };
+        self.urls().map(alone)
+    }
+
+    fn urls(&self) -> impl Iterator<Item = &SecretString> {
+        std::iter::once(&self.url).chain(&self.other_hosts)
+    }
+
+    /// Returns PostgreSQL's address for operators, without passwords.
+    pub fn shown(&self) -> String {
+        self.urls().map(masked).collect::<Vec<_>>().join(" ")
+    }
+}

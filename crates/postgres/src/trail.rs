@@ -1,0 +1,162 @@
+//! The audit trail by pages: newest first, read in spans of time that hold few rows, for a trail of any size.
+
+use std::fmt;
+
+use chrono::{DateTime, Utc};
+use sqlx::PgConnection;
+
+use super::inspect::AuditRow;
+
+/// The position of a row: after all newer rows. The trail has no key; rows of one batch have the same time, so their place in the table
+/// distinguishes them. Rows of the default partition move once, when their own partition is created, and then have another place.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Position {
+    pub at: DateTime<Utc>,
+    /// The table's oid and the row's place (ctid) in it.
+    pub table: i64,
+    pub place: String,
+}
+
+impl Position {
+    /// Parses a position.
+    pub fn parse(text: &str) -> Option<Self> {
+        let mut parts = text.splitn(4, '.');
+        let at = DateTime::from_timestamp_micros(parts.next()?.parse().ok()?)?;
+        let table = parts.next()?.parse().ok()?;
+        let (block, row): (u32, u16) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+        Some(Self { at, table, place: format!("({block},{row})") })
+    }
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let place = self.place.trim_matches(['(', ')']).replace(',', ".");
+        write!(f, "{}.{}.{place}", self.at.timestamp_micros(), self.table)
+    }
+}
+
+/// A filter of rows; `None` matches any.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TrailFilter {
+    pub tenant: Option<String>,
+    pub consumer: Option<String>,
+    pub key: Option<String>,
+    pub outcome: Option<String>,
+    pub reason: Option<String>,
+    pub worker: Option<String>,
+}
+
+/// Returns the newest rows of a span, from `since` on and before `until`; only those after `after`, if it is given.
+pub async fn trail_page(
+    connection: &mut PgConnection,
+    filter: &TrailFilter,
+    since: DateTime<Utc>,
+    until: DateTime<Utc>,
+    after: Option<&Position>,
+    limit: i64,
+) -> Result<Vec<(Position, AuditRow)>, sqlx::Error> {
+    let rows = sqlx::query_file!(
+        "src/trail_page.sql",
+        since,
+        until,
+        after.map(|after| after.at),
+        after.map(|after| after.table),
+        after.map(|after| after.place.as_str()),
+        filter.tenant.as_deref(),
+        filter.consumer.as_deref(),
+        filter.key.as_deref(),
+        filter.outcome.as_deref(),
+        filter.reason.as_deref(),
+        filter.worker.as_deref(),
+        limit
+    )
+    .fetch_all(connection)
+    .await?;
+    let rows = rows.into_iter().map(|row| {
+        let position = Position { at: row.occurred_at, table: row.partition, place: row.place };
+        let row = AuditRow {
+            tenant: row.tenant,
+            consumer: row.consumer,
+            key: row.key,
+            occurred_at: row.occurred_at,
+            queue: row.queue,
+            outcome: row.outcome,
+            reason: row.reason,
+            error_code: row.error_code,
+            detail: row.detail,
+            attempt: row.attempt,
+            duration_us: row.duration_us,
+            worker: row.worker,
+            login: row.login,
+            trace_id: row.trace_id,
+        };
+        (position, row)
+    });
+    Ok(rows.collect())
+}
+
+/// Counts the rows of a span, up to `most`.
+pub async fn rows_of_trail(
+    connection: &mut PgConnection,
+    since: DateTime<Utc>,
+    until: DateTime<Utc>,
+    most: i64,
+) -> Result<i64, sqlx::Error> {
+    sqlx::query_scalar!(r#"select oncely.count_audit($1, $2, $3) as "count!""#, since, until, most)
+        .fetch_one(connection)
+        .await
+}
+
+/// Summarises the newest ranges of the trail's index on time, so that queries don't read the whole trail; with `anew` also ranges that have
+/// summaries, which may be broken. Newest first, without the first `skip` ranges. Returns the number to skip next time; `None` when all is
+/// done; the same number if another session is summarising.
+pub async fn summarize_trail(
+    connection: &mut PgConnection,
+    anew: bool,
+    skip: i32,
+) -> Result<Option<i32>, sqlx::Error> {
+    sqlx::query_scalar!("select oncely.summarize_audit($1, $2)", anew, skip).fetch_one(connection).await
+}
+
+/// Returns the time of the oldest row of a span; callers choose spans with few rows.
+pub async fn oldest_of_trail(
+    connection: &mut PgConnection,
+    since: Option<DateTime<Utc>>,
+    until: Option<DateTime<Utc>>,
+) -> Result<Option<DateTime<Utc>>, sqlx::Error> {
+    sqlx::query_scalar!("select oncely.oldest_audit($1, $2)", since, until).fetch_one(connection).await
+}
+
+/// Returns the beginning of the first week that has a partition.
+pub async fn first_week_of_trail(
+    connection: &mut PgConnection,
+) -> Result<Option<DateTime<Utc>>, sqlx::Error> {
+    sqlx::query_scalar!(
+        "select to_date(min(right(c.relname, 8)), 'YYYYMMDD')::timestamp at time zone 'UTC'
+        from pg_inherits as i
+        join pg_class as c on c.oid = i.inhrelid
+        where i.inhparent = 'oncely.audit'::regclass and c.relname ~ '^audit_[0-9]{8}$'"
+    )
+    .fetch_one(connection)
+    .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_position_is_read_as_it_is_written() {
+        let position = Position {
+            at: DateTime::from_timestamp_micros(1_800_000_000_123_456).unwrap(),
+            table: 16_500,
+            place: "(12,3)".to_owned(),
+        };
+        assert_eq!(position.to_string(), "1800000000123456.16500.12.3");
+        assert_eq!(Position::parse(&position.to_string()), Some(position));
+        for junk in ["", "1", "1.2", "1.2.3", "1.2.3.4.5", "1.2.3.-4", "1.2.x.4", "9999999999999999999.1.1.1"]
+        {
+            assert_eq!(Position::parse(junk), None, "{junk}");
+        }
+    }
+}

@@ -1,0 +1,12 @@
+//! Serialises the batches of a consumer, one of which runs at a time while they collide.
+
+use sqlx::PgConnection;
+
+/// Makes the transaction the only batch of its consumer that takes turns, until its end. Returns false if another one has had the turn for
+/// two seconds.
+///
+/// # Errors
+/// When the query fails.
+pub async fn take_turn(connection: &mut PgConnection, consumer: &str) -> Result<bool, sqlx::Error> {
+    sqlx::query_scalar!(r#"select oncely.take_turn($1) as "taken!""#, consumer).fetch_one(connection).await
+}

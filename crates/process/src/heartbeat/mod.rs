@@ -1,0 +1,235 @@
+//! The heartbeat of a process: its row in `oncely.processes`, statistics of its consumers or its relaying, and the pauses of consumers.
+
+mod spans;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use crate::vitals::{LoopBeat, Vitals};
+use oncely_postgres::{
+    self as pg, ConsumerStats, DatabaseClock, NoSession, Pause, PgSettings, RelayStats, Secrets, Session,
+    SessionFactory, Timelines,
+};
+use spans::Spans;
+
+/// Interval at which pauses are read. A pause is obeyed within twice that.
+const TURN: Duration = Duration::from_millis(2_500);
+/// Turns (five seconds) between two writes of the row. Readers call a process silent after [`pg::SILENT`].
+const BEAT: u32 = 2;
+/// Turns (ten seconds) between two writes of statistics.
+const STATS: u32 = 4;
+/// Turns (ten seconds) between two reads of keys. A new key signs after a minute by default (`oncely secrets rotate`).
+const KEYS: u32 = 4;
+/// A server that takes longer than this for one small row counts as unreachable.
+const LIMIT: Duration = Duration::from_secs(4);
+/// The server's limit of one statement. A read that another session's lock blocks is given up for this turn; the rest of the turn continues.
+const STATEMENT: Duration = Duration::from_secs(1);
+
+/// Work of a process since its start.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Totals {
+    Worker(Vec<ConsumerStats>),
+    Relay(Vec<RelayStats>),
+}
+
+/// The process of a heartbeat. No method blocks.
+pub trait Member: Send + Sync + 'static {
+    /// Whether it obeys pauses and signs. Only then pauses and keys are read.
+    const OBEYS: bool;
+
+    /// Applies the current pauses.
+    fn obey(&self, pauses: Vec<Pause>);
+    /// Applies the current keys, which sign or are accepted.
+    fn learn(&self, secrets: &Secrets);
+    /// Returns its work; `None` if it reports elsewhere.
+    fn totals(&self) -> Option<Totals>;
+}
+
+impl<M: Member> Member for Arc<M> {
+    const OBEYS: bool = M::OBEYS;
+
+    fn obey(&self, pauses: Vec<Pause>) {
+        M::obey(self, pauses);
+    }
+
+    fn learn(&self, secrets: &Secrets) {
+        M::learn(self, secrets);
+    }
+
+    fn totals(&self) -> Option<Totals> {
+        M::totals(self)
+    }
+}
+
+/// The heartbeat of a process. It has a connection of its own, outside every transaction that does work: neither waits for the other. A failed
+/// write is only logged; while pauses can't be read, the last ones hold. Dropped, it ends without removing the row, like a crashed process.
+#[derive(Debug)]
+pub struct Heartbeat {
+    stop: DropGuard,
+    task: JoinHandle<()>,
+}
+
+impl Heartbeat {
+    /// Starts it. Pauses are read only from a server on the process's `timelines`.
+    pub fn start(
+        vitals: Arc<Vitals>,
+        postgres: &PgSettings,
+        cell: &str,
+        clock: DatabaseClock,
+        timelines: Timelines,
+        member: impl Member,
+    ) -> Self {
+        let settings =
+            PgSettings { statement_timeout: STATEMENT, lock_timeout: STATEMENT, ..postgres.clone() };
+        let heart = HeartbeatTask {
+            application: format!("oncely {} {} heartbeat", vitals.process.kind, vitals.process.name),
+            door: SessionFactory::new(settings, cell.to_owned(), timelines),
+            beat: vitals.liveness.watch("heartbeat"),
+            vitals,
+            clock,
+            session: None,
+            spans: Spans::default(),
+        };
+        let stop = CancellationToken::new();
+        let task = tokio::spawn(heart.run(member, stop.clone()));
+        Self { stop: stop.drop_guard(), task }
+    }
+
+    /// Ends the heartbeat of a process that exits normally: removes its row. Does not wait long for a server that does not answer.
+    pub async fn end(self) {
+        drop(self.stop);
+        if tokio::time::timeout(LIMIT, self.task).await.is_err() {
+            tracing::debug!("the last heartbeat was not answered");
+        }
+    }
+}
+
+struct HeartbeatTask {
+    vitals: Arc<Vitals>,
+    door: SessionFactory,
+    application: String,
+    clock: DatabaseClock,
+    session: Option<Session>,
+    spans: Spans,
+    beat: LoopBeat,
+}
+
+impl HeartbeatTask {
+    async fn run(mut self, member: impl Member, stop: CancellationToken) {
+        let mut failing = false;
+        let mut pauses_unreadable = false;
+        let mut turn: u32 = 0;
+        while !stop.is_cancelled() {
+            self.beat.expect(TURN + LIMIT);
+            // On a time-out the session is dropped with its connection: it is taken out, and put back only with an answer.
+            let told = tokio::time::timeout(LIMIT, self.turn(&member, turn, &mut pauses_unreadable)).await;
+            let error = match told {
+                Ok(Ok(())) => None,
+                Ok(Err(error)) => Some(error.to_string()),
+                Err(_) => Some(format!("no answer within {LIMIT:?}")),
+            };
+            match &error {
+                Some(error) if !failing => {
+                    tracing::warn!(error, "the heartbeat can't be written; tried again")
+                }
+                Some(error) => tracing::debug!(error, "the heartbeat can't be written"),
+                None => {}
+            }
+            failing = error.is_some();
+            // The first turn after an outage writes and reads everything.
+            turn = if failing { 0 } else { turn.wrapping_add(1) };
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = tokio::time::sleep(TURN) => {}
+            }
+        }
+        if let Some(mut session) = self.session.take() {
+            let last = async {
+                self.write_stats(&mut session, &member).await?;
+                pg::leave(&mut session.connection, self.vitals.process.id).await
+            };
+            if let Err(error) = pg::within(LIMIT / 2, last).await {
+                tracing::debug!(
+                    error = pg::describe(&error),
+                    "the row of this process stays until it is collected"
+                );
+            }
+        }
+    }
+
+    async fn turn<M: Member>(
+        &mut self,
+        member: &M,
+        turn: u32,
+        pauses_unreadable: &mut bool,
+    ) -> Result<(), NoSession> {
+        // An old primary that is still running would report outdated pauses.
+        let mut session = match self.session.take().filter(|open| self.door.admits(open)) {
+            Some(open) => open,
+            None => {
+                let mut session = self.door.open(&self.application).await?;
+                pg::disable_synchronous_commit(&mut session.connection).await?;
+                session
+            }
+        };
+        let connection = &mut session.connection;
+        if M::OBEYS {
+            match pg::pauses(connection).await {
+                Ok(pauses) => {
+                    *pauses_unreadable = false;
+                    member.obey(pauses);
+                }
+                // The server answers: the process's row is written all the same.
+                Err(error) if error.as_database_error().is_some() && !pg::is_outage(&error) => {
+                    if !std::mem::replace(pauses_unreadable, true) {
+                        tracing::warn!(
+                            error = pg::describe(&error),
+                            "pauses can't be read; what was read last holds"
+                        );
+                    }
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if M::OBEYS && turn.is_multiple_of(KEYS) {
+            match pg::secrets(connection).await {
+                Ok(secrets) => member.learn(&secrets),
+                Err(error) if pg::is_outage(&error) => return Err(error.into()),
+                Err(error) => tracing::warn!(
+                    error = pg::describe(&error),
+                    "keys can't be read; those that were read last hold"
+                ),
+            }
+        }
+        if turn.is_multiple_of(BEAT) {
+            let (readiness, report) = (self.vitals.readiness(), self.vitals.report());
+            pg::beat(connection, &self.vitals.process, &readiness, &report).await?;
+        }
+        if turn.is_multiple_of(STATS) {
+            match self.write_stats(&mut session, member).await {
+                Err(error) if pg::is_outage(&error) => return Err(error.into()),
+                // The row and the pauses matter more.
+                Err(error) => tracing::warn!(error = pg::describe(&error), "stats can't be written"),
+                Ok(()) => {}
+            }
+        }
+        self.session = Some(session);
+        Ok(())
+    }
+
+    async fn write_stats(&mut self, session: &mut Session, member: &impl Member) -> Result<(), sqlx::Error> {
+        let connection = &mut session.connection;
+        let Some(totals) = member.totals() else { return Ok(()) };
+        let (at, done) = self.spans.next(self.clock.now(), &totals);
+        let process = self.vitals.process.id;
+        match &done {
+            Totals::Worker(consumers) => pg::record_stats(connection, process, at, consumers).await?,
+            Totals::Relay(targets) => pg::record_relay_stats(connection, process, at, targets).await?,
+        }
+        self.spans.written(totals);
+        Ok(())
+    }
+}

@@ -1,0 +1,93 @@
+//! Metrics of a gateway.
+
+use std::collections::BTreeMap;
+
+use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
+
+use super::catalogue::OTHER;
+
+/// Result of a call of the service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ServiceCallOutcome {
+    Answered,
+    NotSent,
+    Unknown,
+    Cut,
+}
+
+impl ServiceCallOutcome {
+    const ALL: [Self; 4] = [Self::Answered, Self::NotSent, Self::Unknown, Self::Cut];
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Answered => "answered",
+            Self::NotSent => "not_sent",
+            Self::Unknown => "unknown",
+            Self::Cut => "cut",
+        }
+    }
+}
+
+/// Metrics of requests with a key, or of those without one.
+#[derive(Debug)]
+pub struct RequestMetrics {
+    answers: BTreeMap<&'static str, Counter>,
+    calls: [Counter; 4],
+    pub duration: Histogram,
+}
+
+impl RequestMetrics {
+    fn new(keyed: &'static str, answers: impl Iterator<Item = &'static str>) -> Self {
+        let all = answers.chain([OTHER]);
+        let counted = |answer: &'static str| {
+            (answer, counter!("oncely_gateway_requests_total", "keyed" => keyed, "answer" => answer))
+        };
+        Self {
+            answers: all.map(counted).collect(),
+            calls: ServiceCallOutcome::ALL.map(
+                |result| counter!("oncely_gateway_calls_total", "keyed" => keyed, "result" => result.as_str()),
+            ),
+            duration: histogram!("oncely_gateway_request_duration_seconds", "keyed" => keyed),
+        }
+    }
+
+    /// Counts an answer.
+    pub fn answered(&self, answer: &str) {
+        if let Some(counter) = self.answers.get(answer).or_else(|| self.answers.get(OTHER)) {
+            counter.increment(1);
+        }
+    }
+
+    /// Counts a call of the service.
+    pub fn called(&self, result: ServiceCallOutcome) {
+        self.calls[result as usize].increment(1);
+    }
+}
+
+/// Handles of a gateway.
+#[derive(Debug)]
+pub struct GatewayMetrics {
+    pub keyed: RequestMetrics,
+    pub plain: RequestMetrics,
+    pub inflight: Gauge,
+    pub connections: Gauge,
+    pub unknown_keys: Gauge,
+}
+
+impl GatewayMetrics {
+    /// Creates the series. `consumer`: consumer of the keys; `answers`: names of all answers.
+    pub fn new<I: Iterator<Item = &'static str>>(consumer: &str, answers: impl Fn() -> I) -> Self {
+        Self {
+            keyed: RequestMetrics::new("yes", answers()),
+            plain: RequestMetrics::new("no", answers()),
+            inflight: gauge!("oncely_gateway_inflight_requests"),
+            connections: gauge!("oncely_gateway_connections"),
+            unknown_keys: gauge!("oncely_gateway_unknown_keys", "consumer" => consumer.to_owned()),
+        }
+    }
+
+    /// Returns the metrics of requests with a key, or of those without one.
+    pub fn requests(&self, is_keyed: bool) -> &RequestMetrics {
+        if is_keyed { &self.keyed } else { &self.plain }
+    }
+}

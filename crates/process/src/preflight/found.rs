@@ -1,0 +1,129 @@
+//! Findings of checks.
+
+use serde::Serialize;
+
+use oncely_net::tls::TlsFault;
+
+/// Verdict of a check; the worst last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// As required.
+    Ok,
+    /// Noteworthy.
+    Info,
+    /// Not, or not completely checked: unknown.
+    Skipped,
+    /// Works now, but may fail.
+    Warning,
+    /// Messages can't be processed, may be lost, or may take effect twice.
+    Error,
+}
+
+impl Verdict {
+    /// All verdicts, the worst last.
+    pub const ALL: [Self; 5] = [Self::Ok, Self::Info, Self::Skipped, Self::Warning, Self::Error];
+
+    /// Returns its name as a label.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Info => "info",
+            Self::Skipped => "skipped",
+            Self::Warning => "warning",
+            Self::Error => "error",
+        }
+    }
+}
+
+/// Finding of a check.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// The check's id.
+    pub check: &'static str,
+    /// Severity; never [`Verdict::Ok`].
+    pub verdict: Verdict,
+    /// Subject: a setting, a consumer, a queue. Empty if the text names it.
+    pub about: String,
+    /// Description and remedy, without secrets and contents of messages.
+    pub text: String,
+    /// Cause of failed trust in a server.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kind: Option<TlsFault>,
+}
+
+/// Results of checks, in the order in which they ran.
+#[derive(Debug, Default)]
+pub struct CheckFindings {
+    pub findings: Vec<Finding>,
+    /// Data that was read, by check. A check with an entry has run.
+    pub read: Vec<(&'static str, String)>,
+    /// Servers that do not answer, by reporting check; they may recover.
+    pub unreachable: Vec<(&'static str, String)>,
+    /// Quoted texts that an archive for third parties must mask.
+    pub quoted: Vec<QuotedText>,
+}
+
+/// A part of a finding's text that must be masked.
+#[derive(Clone, Debug)]
+pub enum QuotedText {
+    /// A name of a process or a host.
+    Name(String),
+    /// Text that a user wrote.
+    Words(String),
+}
+
+impl CheckFindings {
+    pub fn add(
+        &mut self,
+        check: &'static str,
+        verdict: Verdict,
+        about: impl Into<String>,
+        text: impl Into<String>,
+    ) {
+        self.findings.push(Finding { check, verdict, about: about.into(), text: text.into(), kind: None });
+    }
+
+    /// Sets the cause of failed trust in the last finding.
+    pub(crate) fn kind(&mut self, fault: TlsFault) {
+        if let Some(last) = self.findings.last_mut() {
+            last.kind = Some(fault);
+        }
+    }
+
+    pub fn error(&mut self, check: &'static str, about: impl Into<String>, text: impl Into<String>) {
+        self.add(check, Verdict::Error, about, text);
+    }
+
+    pub fn warning(&mut self, check: &'static str, about: impl Into<String>, text: impl Into<String>) {
+        self.add(check, Verdict::Warning, about, text);
+    }
+
+    pub fn info(&mut self, check: &'static str, about: impl Into<String>, text: impl Into<String>) {
+        self.add(check, Verdict::Info, about, text);
+    }
+
+    /// Reports why a check, or a part of it, did not run.
+    pub fn skipped(&mut self, check: &'static str, why: impl Into<String>) {
+        self.add(check, Verdict::Skipped, "", why);
+    }
+
+    /// Records data that a check has read.
+    pub fn read(&mut self, check: &'static str, what: impl Into<String>) {
+        self.read.push((check, what.into()));
+    }
+
+    /// Reports that a server does not answer.
+    pub fn add_unreachable(&mut self, check: &'static str, text: impl Into<String>) {
+        self.unreachable.push((check, text.into()));
+    }
+
+    /// Adds other results.
+    pub fn join(&mut self, other: Self) {
+        self.findings.extend(other.findings);
+        self.read.extend(other.read);
+        self.unreachable.extend(other.unreachable);
+        self.quoted.extend(other.quoted);
+    }
+}

@@ -1,0 +1,49 @@
+//! Reports whether a connection uses TLS, and why a handshake failed.
+
+use super::{CheckFindings, Verdict};
+use oncely_net::tls::{TlsFault, TlsSettings};
+
+/// A server, for checks of its TLS.
+pub struct Trust {
+    /// Check, such as `pg.tls`.
+    pub(crate) check: &'static str,
+    /// Section, such as `postgres`.
+    pub(crate) section: &'static str,
+}
+
+pub(crate) const POSTGRES: Trust = Trust { check: "pg.tls", section: "postgres" };
+pub const RABBITMQ: Trust = Trust { check: "mq.tls", section: "rabbitmq" };
+pub const REDIS: Trust = Trust { check: "redis.tls", section: "redis" };
+
+impl Trust {
+    /// Reports the protection of a connection.
+    pub fn kept(&self, tls: Option<&TlsSettings>, allow_plaintext: bool, found: &mut CheckFindings) {
+        let Some(tls) = tls else {
+            found.read(self.check, "plaintext");
+            if allow_plaintext {
+                let what = "is true: where the server is on another machine, whoever is on the way there can read and change everything";
+                found.info(self.check, format!("{}.allow_plaintext", self.section), what);
+            }
+            return;
+        };
+        let by = match &tls.ca {
+            Some(ca) => format!("the authorities of {}", ca.display()),
+            None => "the authorities that this machine trusts".to_owned(),
+        };
+        let own = match &tls.cert {
+            Some(cert) => format!("our certificate is {}", cert.display()),
+            None => "without a certificate of our own".to_owned(),
+        };
+        found.read(self.check, format!("TLS; the server is verified by {by}; {own}"));
+    }
+
+    /// Reports why no trusted connection was made.
+    pub fn broken(&self, fault: TlsFault, server: &str, error: &str, found: &mut CheckFindings) {
+        let what = match fault {
+            TlsFault::Refused => format!("{server}: {error}"),
+            fault => format!("{server}: {} ({error})", fault.explanation(self.section)),
+        };
+        found.add(self.check, Verdict::Error, format!("{}.tls", self.section), what);
+        found.kind(fault);
+    }
+}

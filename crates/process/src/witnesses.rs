@@ -1,0 +1,435 @@
+//! Successes and failures in a consumer's lanes, or in a relay's: the witnesses by which a failure is attributed ([`oncely_core::blame`]).
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Time after which an absent message is forgotten, as another process has probably decided it; if it comes back, it begins again.
+const AWAY: Duration = Duration::from_secs(600);
+
+/// Maximum number of remembered undecided messages.
+const MOST: usize = 20_000;
+
+/// Contention that lasts longer is not caused by a batch.
+const PERSISTS: Duration = Duration::from_secs(60);
+
+/// How long a failure waits for another message when none is available: by then a fault that affects all has affected another one.
+pub const HEARING: Duration = Duration::from_secs(1);
+
+/// Witnesses of one consumer, or of a relay's events, over all lanes of a process. `K` identifies a message or an event.
+#[derive(Debug)]
+pub struct Witnesses<K> {
+    /// Whether nothing has succeeded since an undecided failure.
+    stalled: AtomicBool,
+    state: Mutex<WitnessState<K>>,
+}
+
+#[derive(Debug)]
+struct WitnessState<K> {
+    /// Number of the last begin or failure.
+    clock: u64,
+    /// Begin of the try that began last, of those that have succeeded.
+    witness: u64,
+    /// Time of the last success.
+    succeeded: Option<Instant>,
+    /// Messages that have failed and are not decided yet: as many as wait.
+    undecided: HashMap<K, UndecidedTry>,
+    /// First one that has failed since the last success.
+    failing: Option<K>,
+    /// Whether another one has failed, too.
+    others_fail: bool,
+    /// SQLSTATE of the last attributed failure, for runs under leases, with keys that don't record it.
+    charged: HashMap<K, Option<String>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct UndecidedTry {
+    /// Its first failure; `None` if it has only waited for locks.
+    failed: Option<FirstFailure>,
+    since: Instant,
+    tries: u32,
+    /// Whether it waits in this process; if not, it has gone to the end of its queue.
+    is_here: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct FirstFailure {
+    number: u64,
+    at: Instant,
+    /// Another message ran after it in the same transaction, and has succeeded.
+    is_witnessed: bool,
+}
+
+/// Begin of a try, among the begins and failures of its consumer.
+#[derive(Clone, Copy, Debug)]
+pub struct Began {
+    number: u64,
+    /// Value of [`WitnessState::witness`] at that moment.
+    witness: u64,
+}
+
+impl UndecidedTry {
+    fn is_forgotten(&self, now: Instant) -> bool {
+        !self.is_here && now.saturating_duration_since(self.since) > AWAY
+    }
+}
+
+/// Result of a try.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TryResult {
+    /// It has taken effect, or has arrived.
+    Succeeded,
+    /// Its failure is attributed to it, and it is tried again.
+    Charged,
+    /// It has ended in another way.
+    Over,
+    /// It has failed, and the cause is undecided.
+    Failed,
+    /// Unknown yet, or postponed.
+    Nothing,
+}
+
+/// Other failures at the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OtherFailures {
+    /// Another one has failed, and none has succeeded since.
+    Others,
+    /// No other is known to fail, but some may be about to.
+    Unknown,
+    /// No other has failed for long enough.
+    Alone,
+}
+
+impl<K> Default for Witnesses<K> {
+    fn default() -> Self {
+        let state = WitnessState {
+            undecided: HashMap::new(),
+            failing: None,
+            others_fail: false,
+            charged: HashMap::new(),
+            clock: 0,
+            witness: 0,
+            succeeded: None,
+        };
+        Self { stalled: AtomicBool::new(false), state: Mutex::new(state) }
+    }
+}
+
+impl<K: Clone + Eq + Hash> Witnesses<K> {
+    /// Begins a try. A transaction of several messages is one try.
+    pub fn begin(&self) -> Began {
+        let mut state = self.lock();
+        state.clock += 1;
+        Began { number: state.clock, witness: state.witness }
+    }
+
+    /// Records the committed results of a try, in the order in which they came about. Returns whether work goes on: one has succeeded, or
+    /// none waits any more.
+    pub fn note<'a>(
+        &self,
+        began: Began,
+        now: Instant,
+        decided: impl Iterator<Item = (&'a K, TryResult)>,
+    ) -> bool
+    where
+        K: 'a,
+    {
+        let mut succeeded = false;
+        let mut decides_one_that_waited = false;
+        // Those that have failed since the last success of this try.
+        let mut failed = Vec::new();
+        let mut state = self.lock();
+        for (key, said) in decided {
+            match said {
+                TryResult::Succeeded => {
+                    succeeded = true;
+                    failed.drain(..).for_each(|key| state.is_witnessed(key));
+                }
+                TryResult::Failed => {
+                    state.failed(key, now);
+                    failed.push(key);
+                }
+                TryResult::Charged | TryResult::Over | TryResult::Nothing => {}
+            }
+            // Nearly always empty: then no key is looked up.
+            if !state.charged.is_empty() && matches!(said, TryResult::Succeeded | TryResult::Over) {
+                state.charged.remove(key);
+            }
+            if !state.undecided.is_empty() && !matches!(said, TryResult::Failed | TryResult::Nothing) {
+                decides_one_that_waited |= state.undecided.remove(key).is_some();
+            }
+        }
+        if succeeded {
+            state.witness = state.witness.max(began.number);
+            state.succeeded = Some(now);
+            state.failing = None;
+            state.others_fail = false;
+        }
+        let goes_on =
+            succeeded || decides_one_that_waited && !state.undecided.values().any(|one| one.is_here);
+        drop(state);
+        if goes_on {
+            self.stalled.store(false, Ordering::Release);
+        }
+        goes_on
+    }
+
+    /// Records a failure that others may have as well; returns whether others fail.
+    pub fn fails(&self, key: &K, now: Instant) -> OtherFailures {
+        let mut state = self.lock();
+        match &state.failing {
+            None => state.failing = Some(key.clone()),
+            Some(first) => state.others_fail |= first != key,
+        }
+        let failed = state.undecided.get(key).and_then(|one| one.failed);
+        let since =
+            failed.map(|failure| state.succeeded.map_or(failure.at, |success| success.max(failure.at)));
+        match since {
+            _ if state.others_fail => OtherFailures::Others,
+            Some(since) if now.saturating_duration_since(since) >= HEARING => OtherFailures::Alone,
+            _ => OtherFailures::Unknown,
+        }
+    }
+
+    /// Records a failure with an undecided cause.
+    pub fn failed(&self, key: &K, now: Instant) {
+        self.lock().failed(key, now);
+    }
+
+    /// Returns whether a try of another one began after this one's first failure, and had succeeded when the present try of this one began.
+    /// If a fault of all begins or ends once meanwhile, it does not explain both failures. A success that began before the first failure, or
+    /// ended after the begin of the present try, proves nothing.
+    pub fn has_witness(&self, key: &K, began: Began, now: Instant) -> bool {
+        let state = self.lock();
+        let one = state.undecided.get(key).filter(|one| !one.is_forgotten(now));
+        let failed = one.and_then(|one| one.failed);
+        failed.is_some_and(|first| first.is_witnessed || first.number < began.witness)
+    }
+
+    /// Records that a failure was attributed to this one.
+    pub fn charged(&self, key: &K, code: Option<&str>) {
+        let mut state = self.lock();
+        if state.charged.len() >= MOST {
+            state.charged.clear();
+        }
+        state.charged.insert(key.clone(), code.map(str::to_owned));
+    }
+
+    /// Returns whether a failure with the same SQLSTATE was attributed to this one before.
+    pub fn was_charged_with(&self, key: &K, code: Option<&str>) -> bool {
+        self.lock().charged.get(key).is_some_and(|before| before.as_deref() == code)
+    }
+
+    /// Records that nothing succeeds at the moment.
+    pub fn stall(&self) {
+        self.stalled.store(true, Ordering::Release);
+    }
+
+    /// Returns whether nothing succeeds at the moment.
+    pub fn is_stalled(&self) -> bool {
+        self.stalled.load(Ordering::Acquire)
+    }
+
+    /// Records that a failure is not attributed yet. Returns the pause until the next try, from a quarter of a second, doubling, up to half
+    /// a minute, and the time since which it fails. `has_failed`: it has failed; if not, it waits for locks.
+    pub fn undecided(&self, key: &K, now: Instant, has_failed: bool) -> (Duration, Instant) {
+        let mut state = self.lock();
+        if has_failed {
+            state.failed(key, now);
+        }
+        let one = state.undecided(key, now);
+        let pause = Duration::from_millis(250) * 2_u32.pow(one.tries.min(7));
+        one.tries += 1;
+        (pause.min(Duration::from_secs(30)), one.since)
+    }
+
+    /// Returns whether this one has waited for so long that its failure is not momentary.
+    pub fn persists(&self, key: &K, now: Instant) -> bool {
+        let state = self.lock();
+        let one = state.undecided.get(key).filter(|one| !one.is_forgotten(now));
+        one.is_some_and(|one| now.saturating_duration_since(one.since) >= PERSISTS)
+    }
+
+    /// Returns how often it was left undecided.
+    pub fn tries(&self, key: &K) -> u32 {
+        self.lock().undecided.get(key).map_or(0, |one| one.tries)
+    }
+
+    /// Records that it goes to the end of its queue. If it comes back here, any success until then is its witness; it then waits again.
+    pub fn leaves(&self, key: &K, now: Instant) {
+        if let Some(one) = self.lock().undecided.get_mut(key) {
+            one.is_here = false;
+            one.since = now;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, WitnessState<K>> {
+        // Every change of a field or an entry leaves it consistent.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<K: Clone + Eq + Hash> WitnessState<K> {
+    /// Returns the entry of a message that is here, undecided.
+    fn undecided(&mut self, key: &K, now: Instant) -> &mut UndecidedTry {
+        // Most entries belong to messages that another process has received. The others begin again.
+        if self.undecided.len() >= MOST {
+            self.undecided.clear();
+        }
+        let fresh = UndecidedTry { failed: None, since: now, tries: 0, is_here: true };
+        let one = self.undecided.entry(key.clone()).or_insert(fresh);
+        if one.is_forgotten(now) {
+            *one = fresh;
+        }
+        one.is_here = true;
+        one
+    }
+
+    /// Records a failure, if it is the first one.
+    fn failed(&mut self, key: &K, now: Instant) {
+        self.clock += 1;
+        let number = self.clock;
+        self.undecided(key, now).failed.get_or_insert(FirstFailure { number, at: now, is_witnessed: false });
+    }
+
+    fn is_witnessed(&mut self, key: &K) {
+        if let Some(failed) = self.undecided.get_mut(key).and_then(|one| one.failed.as_mut()) {
+            failed.is_witnessed = true;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DONE: TryResult = TryResult::Succeeded;
+
+    /// Another one begins and succeeds.
+    fn succeeds(witnesses: &Witnesses<&str>, key: &'static str) -> bool {
+        witnesses.note(witnesses.begin(), Instant::now(), [(&key, DONE)].into_iter())
+    }
+
+    /// Returns whether there is a witness for a try that begins now.
+    fn has_witness(witnesses: &Witnesses<&str>, key: &'static str, now: Instant) -> bool {
+        witnesses.has_witness(&key, witnesses.begin(), now)
+    }
+
+    #[test]
+    fn only_what_succeeds_after_a_failure_is_its_witness() {
+        let witnesses = Witnesses::default();
+        let (bad, good) = ("bad", "good");
+        assert!(succeeds(&witnesses, good));
+        witnesses.undecided(&bad, Instant::now(), false);
+        succeeds(&witnesses, good);
+        assert!(!has_witness(&witnesses, bad, Instant::now()), "it has not failed yet");
+        witnesses.undecided(&bad, Instant::now(), true);
+        assert!(!has_witness(&witnesses, bad, Instant::now()), "it succeeded before");
+        assert!(!has_witness(&witnesses, good, Instant::now()), "it did not fail");
+        succeeds(&witnesses, good);
+        assert!(has_witness(&witnesses, bad, Instant::now()));
+        witnesses.leaves(&bad, Instant::now());
+        witnesses.note(witnesses.begin(), Instant::now(), [(&bad, TryResult::Nothing)].into_iter());
+        assert!(has_witness(&witnesses, bad, Instant::now()), "it comes back");
+        let now = Instant::now();
+        witnesses.leaves(&bad, now);
+        let late = now + AWAY + Duration::from_secs(1);
+        assert!(!has_witness(&witnesses, bad, late), "another process has most likely decided it");
+        witnesses.undecided(&bad, late, true);
+        assert!(!has_witness(&witnesses, bad, late), "it fails again");
+        succeeds(&witnesses, bad);
+        assert!(!has_witness(&witnesses, bad, Instant::now()), "it is decided");
+    }
+
+    #[test]
+    fn a_success_that_a_fault_of_all_explains_is_no_witness() {
+        let witnesses = Witnesses::default();
+        let now = Instant::now();
+        let before = witnesses.begin();
+        witnesses.failed(&"bad", now);
+        witnesses.note(before, now, [(&"good", DONE)].into_iter());
+        assert!(!has_witness(&witnesses, "bad", now), "it may have run before the fault began");
+        let again = witnesses.begin();
+        succeeds(&witnesses, "good");
+        assert!(!witnesses.has_witness(&"bad", again, now), "the fault may have ended after this try");
+        assert!(has_witness(&witnesses, "bad", now));
+    }
+
+    #[test]
+    fn what_succeeds_behind_it_in_a_transaction_is_a_witness() {
+        let witnesses = Witnesses::default();
+        let results =
+            [("first", DONE), ("bad", TryResult::Failed), ("good", DONE), ("last", TryResult::Failed)];
+        let results = results.iter().map(|(key, said)| (key, *said));
+        witnesses.note(witnesses.begin(), Instant::now(), results);
+        assert!(has_witness(&witnesses, "bad", Instant::now()));
+        assert!(!has_witness(&witnesses, "last", Instant::now()), "a fault of all may have begun");
+    }
+
+    #[test]
+    fn one_that_waits_for_a_minute_persists() {
+        let witnesses = Witnesses::default();
+        let now = Instant::now();
+        assert!(!witnesses.persists(&"held", now + PERSISTS));
+        witnesses.undecided(&"held", now, false);
+        assert!(!witnesses.persists(&"held", now) && witnesses.persists(&"held", now + PERSISTS));
+    }
+
+    #[test]
+    fn a_stall_is_over_with_a_success_or_when_none_waits() {
+        let witnesses = Witnesses::default();
+        let (one, other, good) = ("one", "other", "good");
+        for bad in [&one, &other] {
+            witnesses.undecided(bad, Instant::now(), true);
+        }
+        witnesses.stall();
+        assert!(!witnesses.note(witnesses.begin(), Instant::now(), [(&one, TryResult::Over)].into_iter()));
+        assert!(witnesses.is_stalled(), "the other one still waits");
+        assert!(witnesses.note(witnesses.begin(), Instant::now(), [(&other, TryResult::Over)].into_iter()));
+        assert!(!witnesses.is_stalled());
+        witnesses.undecided(&one, Instant::now(), true);
+        witnesses.stall();
+        witnesses.note(witnesses.begin(), Instant::now(), [(&good, DONE)].into_iter());
+        assert!(!witnesses.is_stalled());
+    }
+
+    #[test]
+    fn one_is_alone_where_no_other_has_failed_since_a_success_and_after_a_while() {
+        let witnesses = Witnesses::default();
+        let (bad, other, good) = ("bad", "other", "good");
+        let now = Instant::now();
+        assert_eq!(witnesses.fails(&bad, now), OtherFailures::Unknown, "others may be about to fail");
+        witnesses.undecided(&bad, now, true);
+        assert_eq!(witnesses.fails(&bad, now + HEARING / 2), OtherFailures::Unknown);
+        assert_eq!(witnesses.fails(&bad, now + HEARING), OtherFailures::Alone);
+        assert_eq!(
+            witnesses.fails(&other, now + HEARING),
+            OtherFailures::Others,
+            "the first one failed before"
+        );
+        assert_eq!(witnesses.fails(&bad, now + HEARING * 9), OtherFailures::Others);
+        assert!(witnesses.note(witnesses.begin(), now + HEARING * 9, [(&good, DONE)].into_iter()));
+        assert_eq!(
+            witnesses.fails(&bad, now + HEARING * 9),
+            OtherFailures::Unknown,
+            "one has just succeeded"
+        );
+        assert_eq!(
+            witnesses.fails(&bad, now + HEARING * 10),
+            OtherFailures::Alone,
+            "the other failed before that"
+        );
+    }
+
+    #[test]
+    fn pauses_grow_up_to_half_a_minute() {
+        let witnesses = Witnesses::default();
+        let pause = |_| witnesses.undecided(&"k", Instant::now(), true).0;
+        let pauses: Vec<u128> = (0..9).map(pause).map(|pause| pause.as_millis()).collect();
+        assert_eq!(pauses, [250, 500, 1_000, 2_000, 4_000, 8_000, 16_000, 30_000, 30_000]);
+    }
+}

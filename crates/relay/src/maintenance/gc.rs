@@ -1,0 +1,237 @@
+//! The garbage collection, over all consumers that the database knows.
+
+use std::time::{Duration, Instant};
+
+use chrono::{DateTime, Utc};
+
+use super::quotas::count;
+use oncely_config::Config;
+use oncely_core::decide::KeyStatus;
+use oncely_failpoint::step;
+use oncely_postgres::{
+    self as pg, CollectionReport, ConsumerCollection, ObservedClock, RetentionRule, Session,
+};
+
+/// Returns the time before which rows of this retention may be deleted.
+fn before(now: DateTime<Utc>, retention: Duration) -> DateTime<Utc> {
+    chrono::Duration::from_std(retention)
+        .ok()
+        .and_then(|age| now.checked_sub_signed(age))
+        .unwrap_or(DateTime::UNIX_EPOCH)
+}
+
+/// Percentage of time that the collection works. It deletes ten times as fast as messages can arrive, and without pauses would occupy a
+/// core that other sessions need.
+#[derive(Clone, Copy, Debug)]
+struct DutyCycle(u32);
+
+/// Bounded, so that a stop is noticed soon.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+impl DutyCycle {
+    fn pause_after(self, worked: Duration) -> Duration {
+        let load = self.0.clamp(1, 100);
+        (worked * (100 - load) / load).min(LONGEST_PAUSE)
+    }
+}
+
+/// The result of a collection.
+pub enum CollectionOutcome {
+    /// Another collection is running.
+    Busy,
+    /// The database's clock is not plausible: nothing was deleted.
+    Refused(ObservedClock),
+    Done(CollectionReport),
+}
+
+/// Deletes all keys past their consumer's retention, in bounded transactions, until `stop` returns true. The retention is read from the
+/// database: this process's configuration may differ from the workers'. Keys of consumers unknown to the database are kept; keys of
+/// `oncely.claim` carry their own expiry.
+pub async fn collect(
+    config: &Config,
+    session: &mut Session,
+    stop: impl Fn() -> bool,
+) -> Result<CollectionOutcome, sqlx::Error> {
+    step("gc.lock.before");
+    if !pg::try_collection_lock(&mut session.connection).await? {
+        return Ok(CollectionOutcome::Busy);
+    }
+    step("gc.lock.after");
+    let clock =
+        pg::within(config.postgres.client_timeout(), pg::observe_clock(&mut session.connection)).await?;
+    if !clock.explained {
+        pg::collection_unlock(&mut session.connection).await?;
+        return Ok(CollectionOutcome::Refused(clock));
+    }
+    // The time of that reading and no later one: younger keys are protected by the policies on the keys.
+    let now = clock.at;
+    let asked = pg::memories(&mut session.connection, now);
+    let memories = pg::within(config.postgres.client_timeout(), asked).await?;
+    let limit = i64::from(config.gc.batch);
+    let pace = DutyCycle(config.gc.load);
+    let mut report = CollectionReport::default();
+    for memory in memories {
+        let mut deleted = [0; 3];
+        for (count, status) in
+            deleted.iter_mut().zip([KeyStatus::Completed, KeyStatus::Failed, KeyStatus::InProgress])
+        {
+            let mut walk = CollectionWalk { from: None, limit };
+            loop {
+                let began = Instant::now();
+                step("gc.delete.before");
+                let batch =
+                    pg::collect_batch(&mut session.connection, status, &memory, walk.limit, walk.from);
+                let collected = pg::within(config.postgres.client_timeout(), batch).await?;
+                step("gc.delete.after");
+                *count += collected.deleted;
+                if !walk.goes_on(&collected, limit) || stop() {
+                    break;
+                }
+                tokio::time::sleep(pace.pause_after(began.elapsed())).await;
+            }
+        }
+        add(&mut report, memory, deleted);
+    }
+    let mut from = None;
+    while !stop() {
+        let began = Instant::now();
+        step("gc.delete.before");
+        let batch = pg::collect_expired(&mut session.connection, now, limit, from);
+        let collected = pg::within(config.postgres.client_timeout(), batch).await?;
+        step("gc.delete.after");
+        report.expired += collected.deleted;
+        from = collected.last;
+        if is_last(config, &collected) {
+            break;
+        }
+        tokio::time::sleep(pace.pause_after(began.elapsed())).await;
+    }
+    if !stop() {
+        collect_letters(config, session, &stop).await?;
+        collect_ordering_keys(config, session, &stop).await?;
+        pg::within(config.postgres.client_timeout(), pg::forget_secrets(&mut session.connection)).await?;
+        count(config, session).await?;
+    }
+    pg::collection_unlock(&mut session.connection).await?;
+    Ok(CollectionOutcome::Done(report))
+}
+
+/// The position of a walk over a consumer's keys, oldest first. It passes keys that are not deleted.
+struct CollectionWalk {
+    from: Option<DateTime<Utc>>,
+    limit: i64,
+}
+
+impl CollectionWalk {
+    /// Advances past a batch; returns false if it was the last one. A batch begins at the time at which the previous one ended, so if all
+    /// its keys have that time and none was deleted, the next batch is twice as large.
+    fn goes_on(&mut self, collected: &pg::CollectedBatch, limit: i64) -> bool {
+        if i64::try_from(collected.found).is_ok_and(|found| found < self.limit) {
+            return false;
+        }
+        let is_stuck = collected.deleted == 0 && collected.last == self.from;
+        self.limit = if is_stuck { self.limit.saturating_mul(2) } else { limit };
+        self.from = collected.last;
+        true
+    }
+}
+
+/// Adds the deletions of one retention to the report of its consumer.
+fn add(report: &mut CollectionReport, memory: RetentionRule, deleted: [u64; 3]) {
+    let RetentionRule { consumer, before, is_own, .. } = memory;
+    match report.consumers.last_mut().filter(|last| is_own && last.consumer == consumer) {
+        Some(last) => last.deleted.iter_mut().zip(deleted).for_each(|(count, more)| *count += more),
+        None => report.consumers.push(ConsumerCollection { consumer, before, deleted }),
+    }
+}
+
+/// Returns whether nothing is left to delete. Keys found and not deleted are found again by the next batch.
+fn is_last(config: &Config, collected: &pg::CollectedBatch) -> bool {
+    collected.found < u64::from(config.gc.batch) || collected.deleted == 0
+}
+
+/// Deletes dead letters that were requeued or discarded longer ago than the audit retention, in bounded transactions.
+async fn collect_letters(
+    config: &Config,
+    session: &mut Session,
+    stop: &impl Fn() -> bool,
+) -> Result<(), sqlx::Error> {
+    let before = before(session.clock.now(), config.audit.retention);
+    let mut gone = 0;
+    loop {
+        let batch = pg::collect_letters(&mut session.connection, before, i64::from(config.gc.batch));
+        let now_gone = pg::within(config.postgres.client_timeout(), batch).await?;
+        gone += now_gone;
+        if now_gone < u64::from(config.gc.batch) || stop() {
+            break;
+        }
+    }
+    if gone > 0 {
+        tracing::info!(letters = gone, "collected dead letters that were requeued or discarded");
+    }
+    Ok(())
+}
+
+/// An ordering key unused for this long and without an event left is deleted, and its next event creates it again.
+const IDLE: Duration = Duration::from_secs(86_400);
+
+/// Deletes idle ordering keys, in bounded transactions.
+async fn collect_ordering_keys(
+    config: &Config,
+    session: &mut Session,
+    stop: &impl Fn() -> bool,
+) -> Result<(), sqlx::Error> {
+    let before = before(session.clock.now(), IDLE);
+    let mut next = Some((String::new(), String::new()));
+    let mut gone = 0;
+    while let Some(after) = next.take_if(|_| !stop()) {
+        let limit = i64::from(config.gc.batch);
+        let batch = pg::collect_ordering_keys(&mut session.connection, before, after, limit);
+        let (last, now_gone) = pg::within(config.postgres.client_timeout(), batch).await?;
+        gone += now_gone;
+        next = last;
+    }
+    if gone > 0 {
+        tracing::info!(keys = gone, "collected idle ordering keys");
+    }
+    Ok(())
+}
+
+/// Counts the keys that a collection would delete. Changes nothing.
+pub async fn plan(session: &mut Session) -> Result<CollectionReport, sqlx::Error> {
+    let now = session.clock.now();
+    let mut report = CollectionReport::default();
+    for memory in pg::memories(&mut session.connection, now).await? {
+        let deleted = pg::count_expired(&mut session.connection, &memory).await?;
+        add(&mut report, memory, deleted);
+    }
+    report.expired = pg::count_self_expired(&mut session.connection, now).await?;
+    Ok(report)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_walk_passes_by_keys_that_stay_however_many_there_are_of_one_time() {
+        let at = |seconds| DateTime::from_timestamp(seconds, 0);
+        let seen = |found, deleted, last| pg::CollectedBatch { found, deleted, last };
+        let mut walk = CollectionWalk { from: None, limit: 10 };
+        assert!(walk.goes_on(&seen(10, 0, at(1)), 10) && walk.limit == 10);
+        assert!(walk.goes_on(&seen(10, 0, at(1)), 10) && walk.limit == 20);
+        assert!(walk.goes_on(&seen(20, 0, at(1)), 10) && walk.limit == 40);
+        assert!(walk.goes_on(&seen(40, 0, at(2)), 10) && walk.limit == 10);
+        assert_eq!(walk.from, at(2));
+        assert!(walk.goes_on(&seen(10, 10, at(2)), 10) && walk.limit == 10);
+        assert!(!walk.goes_on(&seen(9, 9, at(3)), 10));
+    }
+
+    #[test]
+    fn a_fifth_of_the_time_means_pauses_four_times_as_long() {
+        let worked = Duration::from_millis(15);
+        assert_eq!(DutyCycle(20).pause_after(worked), Duration::from_millis(60));
+        assert_eq!(DutyCycle(100).pause_after(worked), Duration::ZERO);
+        assert_eq!(DutyCycle(1).pause_after(worked), LONGEST_PAUSE);
+    }
+}

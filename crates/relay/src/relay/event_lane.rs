@@ -1,0 +1,203 @@
+//! A lane takes batches of events, one after another, through its own connections to PostgreSQL and RabbitMQ.
+
+use std::time::{Duration, Instant};
+
+use chrono::DateTime;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use super::events::{EventBatch, EventError, EventReport, is_due};
+use super::idle::{IdleBackoff, REPORT, SHORTEST};
+use super::pulse::LaneReporter;
+use super::sessions::RelaySessions;
+use oncely_amqp::PublishConnection;
+use oncely_config::Config;
+use oncely_core::backoff::Backoff;
+use oncely_postgres::{self as pg, OrderingKeyCursor, SessionFactory};
+use oncely_process::metrics::{RelayResult, Target};
+use oncely_process::witnesses::Witnesses;
+use oncely_traces::EventTraces;
+
+struct EventLane {
+    config: Config,
+    name: String,
+    door: SessionFactory,
+    sessions: Option<RelaySessions>,
+    connection: Option<PublishConnection>,
+    cursor: OrderingKeyCursor,
+    clock_read: Instant,
+    traces: EventTraces,
+}
+
+/// Interval at which the database's clock is read: this machine's may run at another speed.
+const CLOCK: Duration = Duration::from_secs(10);
+
+/// Longest pause between two reads.
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// Interval at which a lane checks whether the broker takes messages again.
+const BLOCKED: Duration = Duration::from_millis(200);
+
+/// Publishes events until the relay stops: after a full batch it goes on at once, after an empty one after a growing pause, up to `relay.poll`.
+/// Waits for a server that is away, which costs no event an attempt.
+pub(super) async fn publish_events(
+    config: Config,
+    number: u32,
+    door: SessionFactory,
+    watched: LaneReporter,
+    traces: EventTraces,
+    stop: CancellationToken,
+) {
+    let name = format!("oncely relay {} events {number}", config.worker.name);
+    let mut idle = IdleBackoff::new(config.relay.poll);
+    let mut backoff = Backoff::default();
+    let mut total = EventReport::default();
+    let mut reported = Instant::now();
+    let batch = config.events.batch;
+    let mut lane = EventLane {
+        config,
+        name,
+        door,
+        sessions: None,
+        connection: None,
+        cursor: None,
+        clock_read: Instant::now(),
+        traces,
+    };
+    while !stop.is_cancelled() {
+        let postgres = &lane.config.postgres;
+        watched.beat.expect(
+            LONGEST
+                + postgres.client_timeout() * 8
+                + postgres.statement_timeout
+                + lane.config.rabbitmq.timeout * 4,
+        );
+        let began = Instant::now();
+        let pause = match lane.once(&watched.pulse.witnesses).await {
+            Ok(Some(report)) if report.taken > 0 && report.undecided == report.taken => {
+                watched.note(&report, began.elapsed());
+                let error = "no event arrives (`oncely outbox list`): no attempt is spent".to_owned();
+                watched.pulse.failed(Target::Rabbitmq, error);
+                total.failed += report.failed;
+                backoff.next_pause()
+            }
+            Ok(Some(report)) => {
+                backoff.reset();
+                watched.note(&report, began.elapsed());
+                total.published += report.published;
+                total.failed += report.failed;
+                total.parked += report.parked;
+                match (report.taken, &lane.cursor) {
+                    // Many keys wait, and not all of them were read.
+                    (0, Some(_)) => SHORTEST,
+                    (taken, _) => idle.after(taken, batch),
+                }
+            }
+            Ok(None) => {
+                watched.pulse.failed(Target::Rabbitmq, "RabbitMQ takes no messages (an alarm)".to_owned());
+                BLOCKED
+            }
+            Err(error) => {
+                tracing::warn!(error = %error, "events were not published; tried again");
+                watched.pulse.failed(Target::Rabbitmq, error.to_string());
+                lane.give_up(&error);
+                backoff.next_pause()
+            }
+        };
+        if reported.elapsed() >= REPORT {
+            log_total(&mut total);
+            reported = Instant::now();
+        }
+        if !pause.is_zero() {
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+    }
+    log_total(&mut total);
+    if let Some(sessions) = lane.sessions {
+        sessions.close().await;
+    }
+    if let Some(connection) = lane.connection {
+        connection.close().await;
+    }
+}
+
+impl LaneReporter {
+    fn note(&self, report: &EventReport, took: Duration) {
+        self.pulse.succeeded(Target::Rabbitmq);
+        let EventReport { taken, published, failed, parked, undecided: _, oldest } = *report;
+        for (result, number) in
+            [(RelayResult::Done, published), (RelayResult::Failed, failed), (RelayResult::Parked, parked)]
+        {
+            self.pulse.count(Target::Rabbitmq, result, number);
+        }
+        if taken > 0 {
+            let (oldest, at) = oldest.map_or((None, DateTime::UNIX_EPOCH), |(oldest, at)| (Some(oldest), at));
+            self.pulse.batch(Target::Rabbitmq, took, oldest, at);
+        }
+    }
+}
+
+fn log_total(total: &mut EventReport) {
+    let EventReport { published, failed, parked, .. } = std::mem::take(total);
+    if published + failed + parked > 0 {
+        tracing::info!(published, failed, parked, "events");
+    }
+}
+
+impl EventLane {
+    /// Publishes one batch; returns `None` while the broker takes no messages.
+    async fn once(&mut self, witnesses: &Witnesses<Uuid>) -> Result<Option<EventReport>, EventError> {
+        let client_timeout = self.config.postgres.client_timeout();
+        let sessions = match &mut self.sessions {
+            Some(sessions) => sessions,
+            None => self.sessions.insert(RelaySessions::open(&self.door, &self.name).await?),
+        };
+        let session = &mut sessions.records;
+        if self.clock_read.elapsed() >= CLOCK {
+            let asked = Instant::now();
+            let now = pg::within(client_timeout, pg::database_time(&mut session.connection)).await?;
+            session.clock.set(now, asked);
+            self.clock_read = asked;
+        }
+        self.connection.take_if(|connection| !connection.is_open());
+        let connection = match &mut self.connection {
+            // Taken events would wait in an open transaction.
+            Some(connection) if connection.is_blocked() => return Ok(None),
+            Some(connection) => connection,
+            // Without events the broker is not needed.
+            None if !is_due(session, &self.config.events, client_timeout).await? => {
+                return Ok(Some(EventReport::default()));
+            }
+            None => self.connection.insert(PublishConnection::open(&self.config.rabbitmq, &self.name).await?),
+        };
+        let batch = EventBatch {
+            session,
+            witness: sessions.standby_witness.as_mut().map(|witness| &mut witness.connection),
+            connection,
+            settings: &self.config.events,
+            cursor: &mut self.cursor,
+            client_timeout,
+            longest: self.config.postgres.statement_timeout,
+            traces: &self.traces,
+            witnesses,
+        };
+        batch.publish().await.map(Some)
+    }
+
+    /// Closes the failed connection.
+    fn give_up(&mut self, error: &EventError) {
+        match error {
+            // Messages published on a blocked connection are still on their way; another connection would publish them again.
+            EventError::Amqp(_) => {
+                self.connection.take_if(|connection| !connection.is_blocked());
+            }
+            // Dropped with its open transaction.
+            EventError::Postgres(_) | EventError::NoSession(_) | EventError::Changed { .. } => {
+                self.sessions = None
+            }
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! Sets gauges of shared state, and readiness, every few seconds. All relays report the same numbers for shared state.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use chrono::{DateTime, Utc};
+use lapin::Connection;
+use tokio_util::sync::CancellationToken;
+
+use super::pulse::RelayActivity;
+use super::trail_index::TrailIndex;
+use oncely_amqp::{AmqpError, Topology, connect, depth};
+use oncely_config::{Config, ConsumerSettings};
+use oncely_mirror::MirrorWatch;
+use oncely_postgres::{
+    self as pg, Backlog, HeldCount, NoSession, PgSettings, Readiness, Session, SessionFactory, Timelines,
+    WaitingLetters,
+};
+use oncely_process::metrics::{Server, Target};
+use oncely_process::vitals::Vitals;
+
+/// Interval at which shared state is read.
+const INTERVAL: Duration = Duration::from_secs(5);
+/// Longest query of a gauge; a slower one is not worth its cost.
+const LIMIT: Duration = Duration::from_secs(1);
+/// Time without a successful read of a target after which the relay is not ready: a lane reads every half second (`relay.poll`) if it can.
+const STUCK: Duration = Duration::from_secs(15);
+/// Length of a partition of the trail.
+const WEEK: chrono::TimeDelta = chrono::TimeDelta::days(7);
+
+/// Sources of gauges and readiness.
+pub(super) struct RelayObserver {
+    pub(super) config: Config,
+    pub(super) vitals: Arc<Vitals>,
+    pub(super) pulse: Arc<RelayActivity>,
+    /// Timelines that the relay's tasks share.
+    pub(super) timelines: Timelines,
+    pub(super) mirror: Option<MirrorWatch>,
+}
+
+impl RelayObserver {
+    /// Sets them until `stop`. A value that can't be read is kept, and its server counts as not connected.
+    pub(super) async fn run(self, stop: CancellationToken) {
+        let name = format!("oncely relay {} gauges", self.config.worker.name);
+        let settings =
+            PgSettings { statement_timeout: LIMIT, lock_timeout: LIMIT, ..self.config.postgres.clone() };
+        let door = SessionFactory::new(settings, self.config.cell.clone(), self.timelines.clone());
+        let beat = self.vitals.liveness.watch("gauges");
+        let mut session = None;
+        let mut index = TrailIndex::default();
+        let mut broker = None;
+        while !stop.is_cancelled() {
+            beat.expect(
+                INTERVAL + self.config.postgres.client_timeout() * 4 + self.config.rabbitmq.timeout * 8,
+            );
+            let read = self.read_database(&door, &name, &mut session, &mut index).await;
+            self.vitals.metrics.set_connected(Server::Postgres, read.is_ok());
+            if let Err(error) = &read {
+                tracing::debug!(%error, "what waits can't be read");
+                session = None;
+            }
+            let asked = self.ask_broker(&name, &mut broker).await;
+            self.vitals.metrics.set_connected(Server::Rabbitmq, asked.is_ok());
+            if let Err(error) = &asked {
+                tracing::debug!(%error, "queues can't be looked at");
+                broker = None;
+            }
+            self.judge(read.err().map(|error| error.to_string()));
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = tokio::time::sleep(INTERVAL) => {}
+            }
+        }
+        self.vitals.set_readiness(Readiness::Stopping);
+        if let Some(session) = session {
+            session.close().await;
+        }
+    }
+
+    /// Sets readiness. A relay without events does not need RabbitMQ, so its absence alone keeps no relay from being ready. Nor does that
+    /// of Redis, without which duplicates are only slower.
+    fn judge(&self, database: Option<String>) {
+        let mut reasons = Vec::new();
+        if let Some(error) = database {
+            reasons.push(format!("PostgreSQL: {error}"));
+        }
+        reasons.extend(self.pulse.stuck(Target::Rabbitmq, STUCK));
+        let degraded = self.mirror.as_ref().and_then(|mirror| match mirror.answers() {
+            false => Some("Redis does not answer; nothing is mirrored, and duplicates cost more".to_owned()),
+            true => self.pulse.stuck(Target::Redis, STUCK),
+        });
+        if let Some(mirror) = &self.mirror {
+            self.vitals.metrics.set_connected(Server::Redis, mirror.answers());
+        }
+        self.vitals.set_degraded(degraded);
+        self.vitals.set_readiness(match reasons.is_empty() {
+            true => Readiness::Ready,
+            false => Readiness::Unready(reasons.join("; ")),
+        });
+    }
+
+    async fn read_database(
+        &self,
+        door: &SessionFactory,
+        name: &str,
+        slot: &mut Option<Session>,
+        index: &mut TrailIndex,
+    ) -> Result<(), NoSession> {
+        let session = match slot {
+            // An old primary that still runs does not have the present backlog.
+            Some(session) if door.admits(session) => session,
+            _ => {
+                // The end of the previous session may have interrupted a summary.
+                *index = TrailIndex::default();
+                slot.insert(door.open(name).await?)
+            }
+        };
+        let limit = LIMIT * 2;
+        let asked = Instant::now();
+        let now = pg::within(limit, pg::database_time(&mut session.connection)).await?;
+        session.clock.set(now, asked);
+        let backlog = pg::within(limit, pg::backlog(&mut session.connection, now)).await;
+        if let Some(backlog) = unless_slow(backlog)? {
+            self.tell(&backlog, now);
+        }
+        let letters = pg::within(limit, pg::waiting_letters(&mut session.connection)).await;
+        if let Some(letters) = unless_slow(letters)? {
+            self.tell_letters(&letters, now);
+        }
+        let leases = pg::within(limit, pg::held_counts(&mut session.connection, now)).await;
+        if let Some(leases) = unless_slow(leases)? {
+            self.tell_leases(&leases, now);
+        }
+        Ok(index.bring_up_to_date(&mut session.connection, limit).await?)
+    }
+
+    fn tell_letters(&self, letters: &[WaitingLetters], now: DateTime<Utc>) {
+        let metrics = &self.pulse.metrics;
+        for (name, told) in metrics.letters.all() {
+            // Consumers that are not in the configuration are reported together.
+            let own = letters.iter().filter(|one| metrics.letters.name_of(&one.consumer) == name);
+            told.waiting.set(number(own.clone().map(|one| one.waiting).sum()));
+            let age = own.map(|one| one.oldest).min().map(|oldest| now - oldest);
+            told.oldest_age.set(age.and_then(|age| age.to_std().ok()).unwrap_or_default().as_secs_f64());
+        }
+    }
+
+    fn tell_leases(&self, leases: &[HeldCount], now: DateTime<Utc>) {
+        let metrics = &self.pulse.metrics;
+        for (name, told) in metrics.leases.all() {
+            // Consumers that are not in the configuration are reported together.
+            let own = leases.iter().filter(|one| metrics.leases.name_of(&one.consumer) == name);
+            told.held.set(number(own.clone().map(|one| one.held).sum()));
+            told.over.set(number(own.clone().map(|one| one.over).sum()));
+            let age = own.map(|one| one.oldest).min().map(|oldest| now - oldest);
+            told.oldest_age.set(age.and_then(|age| age.to_std().ok()).unwrap_or_default().as_secs_f64());
+        }
+    }
+
+    fn tell(&self, backlog: &Backlog, now: DateTime<Utc>) {
+        let Backlog { mirror_records, oldest_mirror_record, due_events, oldest_due_event, .. } = backlog;
+        self.pulse.waiting(Target::Redis, *mirror_records, *oldest_mirror_record, now);
+        self.pulse.waiting(Target::Rabbitmq, *due_events, *oldest_due_event, now);
+        let metrics = &self.pulse.metrics;
+        metrics.parked_events.set(number(backlog.parked_events));
+        metrics.over_quota.set(number(backlog.over_quota));
+        let completed = backlog.keys - backlog.keys_in_progress - backlog.keys_failed;
+        for (gauge, keys) in
+            metrics.keys.iter().zip([completed.max(0), backlog.keys_in_progress, backlog.keys_failed])
+        {
+            gauge.set(number(keys));
+        }
+        let ahead = backlog.last_partition.map_or(0, |last| (last + WEEK - now).num_days().max(0));
+        metrics.audit_days_ahead.set(number(ahead));
+        let oldest = backlog.oldest_transaction.map_or(0.0, |at| (now - at).as_seconds_f64().max(0.0));
+        metrics.oldest_xmin_age.set(oldest);
+    }
+
+    async fn ask_broker(&self, name: &str, slot: &mut Option<Connection>) -> Result<(), AmqpError> {
+        if slot.as_ref().is_some_and(|connection| !connection.status().connected()) {
+            self.vitals.metrics.reconnected(Server::Rabbitmq);
+            *slot = None;
+        }
+        let connection = match slot {
+            Some(connection) => connection,
+            None => slot.insert(connect(&self.config.rabbitmq, name).await?),
+        };
+        for consumer in &self.config.consumers {
+            for queue in &consumer.queues {
+                self.ask_about(connection, consumer, queue).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn ask_about(
+        &self,
+        connection: &Connection,
+        consumer: &ConsumerSettings,
+        queue: &str,
+    ) -> Result<(), AmqpError> {
+        let Some(metrics) = self.pulse.metrics.queues.get(queue) else { return Ok(()) };
+        let mut delays = consumer.retry.delays.clone();
+        delays.dedup();
+        let retry = delays.iter().map(|delay| Topology::retry_queue(queue, *delay)).collect();
+        let mut roles = [vec![queue.to_owned()], retry, vec![Topology::dead_letter_queue(queue)]];
+        if consumer.observes() {
+            // It has no retry and dead-letter queues.
+            roles[1..].iter_mut().for_each(Vec::clear);
+        }
+        for (index, names) in roles.into_iter().enumerate() {
+            let (mut ready, mut subscriptions) = (0, 0);
+            for name in names {
+                if let Some(found) = depth(connection, self.config.rabbitmq.timeout, &name).await? {
+                    ready += found.ready;
+                    subscriptions += found.subscriptions;
+                }
+            }
+            metrics.ready[index].set(f64::from(ready));
+            metrics.consumers[index].set(f64::from(subscriptions));
+        }
+        Ok(())
+    }
+}
+
+/// Keeps the last value of a gauge that takes too long, or waits for a lock: the server has answered, with that error.
+fn unless_slow<T>(read: Result<T, sqlx::Error>) -> Result<Option<T>, sqlx::Error> {
+    match read {
+        Ok(read) => Ok(Some(read)),
+        Err(error) if pg::is_slow(&error) => {
+            tracing::debug!(error = pg::describe(&error), "what waits can't be counted in time");
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+#[allow(clippy::cast_precision_loss)] // counts below 2^53
+fn number(count: i64) -> f64 {
+    count as f64
+}

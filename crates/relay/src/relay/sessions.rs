@@ -1,0 +1,28 @@
+//! The sessions of a relay.
+
+use oncely_postgres::{NoSession, Session, SessionFactory};
+
+/// Sessions of a lane.
+pub(super) struct RelaySessions {
+    pub(super) records: Session,
+    /// Open if commits wait for a standby: asks whether the data that `records` sees has reached it.
+    pub(super) standby_witness: Option<Session>,
+}
+
+impl RelaySessions {
+    pub(super) async fn open(door: &SessionFactory, application: &str) -> Result<Self, NoSession> {
+        let records = door.open(application).await?;
+        let standby_witness = match records.synchronous {
+            true => Some(door.open(application).await?),
+            false => None,
+        };
+        Ok(Self { records, standby_witness })
+    }
+
+    pub(super) async fn close(self) {
+        self.records.close().await;
+        if let Some(witness) = self.standby_witness {
+            witness.close().await;
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! The traces of a consumer.
+
+use std::sync::Arc;
+
+use super::batch::BatchTrace;
+use super::consumer_spans::ConsumerSpans;
+use super::first_run::FirstRuns;
+use super::tracer::Tracer;
+use oncely_config::ConsumerSettings;
+use oncely_handler::ConsumerHandler;
+
+/// Traces of a consumer; empty without an endpoint.
+#[derive(Clone, Debug, Default)]
+pub struct ConsumerTraces(Option<Arc<ConsumerSpans>>);
+
+impl ConsumerTraces {
+    pub(super) fn new(
+        tracer: Arc<Tracer>,
+        consumer: &ConsumerSettings,
+        run: &ConsumerHandler,
+        first_runs: FirstRuns,
+    ) -> Self {
+        let in_postgres = matches!(run, ConsumerHandler::Sql(_));
+        Self(Some(Arc::new(ConsumerSpans {
+            tracer,
+            consumer: consumer.name.clone(),
+            in_postgres,
+            first_runs,
+        })))
+    }
+
+    /// Begins a batch with this number of messages.
+    pub fn batch(&self, messages: usize) -> BatchTrace {
+        BatchTrace::new(self.0.as_ref(), messages)
+    }
+}

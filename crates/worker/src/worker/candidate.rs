@@ -1,0 +1,43 @@
+//! Deliveries in work, and the known parts of their identities.
+
+use oncely_amqp::Delivery;
+use oncely_core::fingerprint::Fingerprint;
+use oncely_core::identity::{Identity, IdentityPart};
+use oncely_core::reason::Rejection;
+
+/// A delivery that may run.
+#[derive(Clone, Debug)]
+pub(crate) struct Candidate {
+    pub(crate) delivery: Box<Delivery>,
+    pub(crate) identity: Identity,
+    pub(crate) fingerprint: Option<Fingerprint>,
+    pub(crate) is_json: bool,
+    /// Value that its handler locks, if the consumer names a source for it.
+    pub(crate) lock: Option<IdentityPart>,
+}
+
+/// A delivery that can't be processed, the reason, and the known parts of its identity.
+#[derive(Clone, Debug)]
+pub(crate) struct RejectedDelivery {
+    pub(crate) delivery: Box<Delivery>,
+    pub(crate) rejection: Rejection,
+    pub(crate) known: PartialIdentity,
+}
+
+/// Known parts of an identity.
+#[derive(Clone, Debug, Default)]
+pub struct PartialIdentity {
+    pub tenant: Option<IdentityPart>,
+    pub key: Option<IdentityPart>,
+}
+
+/// Returns a part's text; empty if it is unknown, as in the tables.
+pub(crate) fn text(part: Option<&IdentityPart>) -> &str {
+    part.map_or("", IdentityPart::as_str)
+}
+
+impl From<&Identity> for PartialIdentity {
+    fn from(identity: &Identity) -> Self {
+        Self { tenant: Some(identity.tenant.clone()), key: Some(identity.key.clone()) }
+    }
+}

@@ -1,0 +1,244 @@
+//! Runs messages through the handler without a broker, and rolls all of it back: shows the decisions of a worker.
+
+use std::sync::Arc;
+
+use super::batch::prepare::prepare;
+use super::candidate::{Candidate, PartialIdentity};
+use super::progress::ConsumerProgress;
+use super::shared::{ConsumerContext, ProcessContext};
+use super::transaction::plan::BatchPlan;
+use super::transaction::rehearsal::{Effect, Rehearsal, RehearsalError, RehearsedRun};
+use oncely_amqp::Delivery;
+use oncely_config::ConsumerSettings;
+use oncely_core::decide::{KeyDecision, KeyRecord, KeyStatus, decide, leaders};
+use oncely_core::fault::Fault;
+use oncely_core::identity::Identity;
+use oncely_core::outcome::{DuplicateSource, Outcome};
+use oncely_handler::{SqlFunction, SqlHandler};
+use oncely_process::metrics::ConsumerMetrics;
+
+/// Reason why a dry run was broken off, and the message at which it was, if any.
+#[derive(Debug)]
+pub struct DryRunError {
+    pub at: Option<usize>,
+    pub why: RehearsalError,
+}
+
+impl From<RehearsalError> for DryRunError {
+    fn from(why: RehearsalError) -> Self {
+        Self { at: None, why }
+    }
+}
+
+/// Consumer and settings of a dry run.
+#[derive(Debug)]
+pub struct DryRun<'a> {
+    pub consumer: &'a ConsumerSettings,
+    pub function: SqlFunction,
+    /// Number of the run for the handler, from 1.
+    pub attempt: u32,
+    /// No message sees the writes of those before it.
+    pub one_by_one: bool,
+}
+
+/// Results of a dry run.
+#[derive(Debug)]
+pub struct DryRunReport {
+    /// By message.
+    pub messages: Vec<TriedMessage>,
+    /// Second runs, as batches, of the messages that succeeded by themselves.
+    pub batches: Vec<TriedBatch>,
+}
+
+/// Result of a message.
+#[derive(Debug)]
+pub struct TriedMessage {
+    pub known: PartialIdentity,
+    /// Decision of a worker.
+    pub outcome: Outcome,
+    pub effect: Option<Effect>,
+    /// Earlier message with the same identity, which decides the outcome.
+    pub leader: Option<usize>,
+    /// Key that is not new to the database.
+    pub database: Option<KnownKey>,
+    /// The writes of earlier messages are lost for those after it.
+    pub is_session_lost: bool,
+}
+
+/// A known key's record, and a worker's decision about it. Here the handler runs all the same.
+#[derive(Debug)]
+pub struct KnownKey {
+    pub record: KeyRecord,
+    pub decision: KeyDecision,
+}
+
+/// Result of messages together.
+#[derive(Debug)]
+pub struct TriedBatch {
+    /// Their positions.
+    pub messages: Vec<usize>,
+    pub result: Result<(), Fault>,
+}
+
+impl DryRun<'_> {
+    /// Tries the messages of one consumer.
+    ///
+    /// # Errors
+    /// When PostgreSQL does not answer, or refuses statements of ours.
+    pub async fn run(
+        &self,
+        common: &ProcessContext,
+        deliveries: Vec<Box<Delivery>>,
+    ) -> Result<DryRunReport, DryRunError> {
+        let run = oncely_handler::ConsumerHandler::Sql(Arc::new(SqlHandler::new(self.function.clone())));
+        let shared =
+            ConsumerContext::new(common, self.consumer, run, None, ConsumerMetrics::new(self.consumer));
+        let shared = Arc::new(ConsumerContext { progress: ConsumerProgress::of_a_trial(), ..shared });
+        let prepared: Vec<_> = deliveries.into_iter().map(|delivery| prepare(&shared, delivery)).collect();
+        let (positions, candidates): (Vec<usize>, Vec<&Candidate>) = prepared
+            .iter()
+            .enumerate()
+            .filter_map(|(position, one)| Some((position, one.as_ref().ok()?)))
+            .unzip();
+        let mut rehearsal = Rehearsal::new(Arc::clone(&shared)).await?;
+        let identities: Vec<&Identity> = candidates.iter().map(|one| &one.identity).collect();
+        let leader_of = leaders(identities.iter().copied());
+        let mut messages: Vec<Option<TriedMessage>> = prepared.iter().map(|_| None).collect();
+
+        let first: Vec<usize> = (0..candidates.len()).filter(|&index| leader_of[index].is_none()).collect();
+        let records =
+            rehearsal.look_up(&first.iter().map(|&index| identities[index]).collect::<Vec<_>>()).await?;
+        let mut runs = Vec::with_capacity(first.len());
+        for &index in &first {
+            let plan = BatchPlan::ByItself { witness: false, first: false };
+            let run = rehearsal.run(plan, &[candidates[index]], self.attempt).await;
+            runs.push(run.map_err(|why| DryRunError { at: Some(positions[index]), why })?);
+            if self.one_by_one {
+                rehearsal.take_back().await;
+            }
+        }
+        rehearsal.take_back().await;
+        let witness = runs.iter().any(|run| run.result.is_ok());
+        for ((&index, run), record) in first.iter().zip(runs).zip(records) {
+            let RehearsedRun { result, is_session_lost } = run;
+            let (effect, result) = match result {
+                Ok(mut effect) => {
+                    let response = effect.responses.pop().flatten();
+                    (Some(effect), Ok(response))
+                }
+                Err(fault) => (None, Err(fault)),
+            };
+            let one = candidates[index];
+            let Some(outcome) = rehearsal.verdict(one, self.attempt, witness, result) else { continue };
+            let known = PartialIdentity::from(&one.identity);
+            let database = record.map(|record| {
+                let decision = decide(&record, one.fingerprint.as_ref(), self.consumer.on_conflict);
+                KnownKey { record, decision }
+            });
+            messages[positions[index]] =
+                Some(TriedMessage { known, outcome, effect, leader: None, database, is_session_lost });
+        }
+        for (index, leader) in leader_of.iter().enumerate() {
+            let Some(leader) = *leader else { continue };
+            let Some(first) = &messages[positions[leader]] else { continue };
+            let outcome = self.follow(&first.outcome, candidates[leader], candidates[index]);
+            let known = PartialIdentity::from(&candidates[index].identity);
+            messages[positions[index]] = Some(TriedMessage {
+                known,
+                outcome,
+                effect: None,
+                leader: Some(positions[leader]),
+                database: None,
+                is_session_lost: false,
+            });
+        }
+        let batches = match self.one_by_one {
+            true => Vec::new(),
+            false => {
+                let completed = |position: usize| {
+                    messages[position].as_ref().is_some_and(|one| {
+                        one.leader.is_none() && one.outcome.completes() && one.effect.is_some()
+                    })
+                };
+                let good: Vec<usize> =
+                    (0..candidates.len()).filter(|&index| completed(positions[index])).collect();
+                self.batches(&mut rehearsal, &candidates, &positions, &good).await?
+            }
+        };
+        rehearsal.close().await;
+        let messages = prepared.into_iter().zip(messages).filter_map(|(one, tried)| match one {
+            Ok(_) => tried,
+            Err(rejected) => Some(TriedMessage {
+                known: rejected.known,
+                outcome: Outcome::rejected(rejected.rejection),
+                effect: None,
+                leader: None,
+                database: None,
+                is_session_lost: false,
+            }),
+        });
+        Ok(DryRunReport { messages: messages.collect(), batches })
+    }
+
+    /// Runs the same messages as a worker runs them first: many in one call.
+    async fn batches(
+        &self,
+        rehearsal: &mut Rehearsal,
+        candidates: &[&Candidate],
+        positions: &[usize],
+        good: &[usize],
+    ) -> Result<Vec<TriedBatch>, DryRunError> {
+        let most = usize::try_from(self.consumer.batch).unwrap_or(usize::MAX).max(1);
+        let mut batches = Vec::new();
+        for batch in good.chunks(most) {
+            let together: Vec<&Candidate> = batch.iter().map(|&index| candidates[index]).collect();
+            let plan = BatchPlan::Together { turn: false };
+            let RehearsedRun { result, .. } = rehearsal.run(plan, &together, self.attempt).await?;
+            let messages = batch.iter().map(|&index| positions[index]).collect();
+            batches.push(TriedBatch { messages, result: result.map(drop) });
+        }
+        rehearsal.take_back().await;
+        Ok(batches)
+    }
+
+    /// Returns the outcome of a message after an earlier one with the same identity is decided.
+    fn follow(&self, first: &Outcome, leader: &Candidate, follower: &Candidate) -> Outcome {
+        if leader.fingerprint == follower.fingerprint
+            && let Some(outcome) = first.of_copy()
+        {
+            return outcome;
+        }
+        let Some(record) = record_after(first, leader) else { return first.clone() };
+        match decide(&record, follower.fingerprint.as_ref(), self.consumer.on_conflict) {
+            KeyDecision::Duplicate => Outcome::Duplicate(DuplicateSource::Postgres),
+            KeyDecision::Reject(rejection) => Outcome::rejected(rejection),
+            KeyDecision::Retake | KeyDecision::Leased => first.clone(),
+        }
+    }
+}
+
+/// Returns the record that the database would have of a key by then; `None` if nothing is recorded.
+fn record_after(outcome: &Outcome, one: &Candidate) -> Option<KeyRecord> {
+    let (status, reason, last_error) = match outcome {
+        Outcome::Completed { .. } | Outcome::Refused { .. } | Outcome::Duplicate(_) => {
+            (KeyStatus::Completed, None, None)
+        }
+        Outcome::Retried { detail, .. } => (KeyStatus::InProgress, None, Some(detail.clone())),
+        Outcome::DeadLettered { attempt, rejection, .. } if *attempt > 0 => {
+            (KeyStatus::Failed, Some(rejection.reason), Some(rejection.detail.clone()))
+        }
+        Outcome::DeadLettered { .. } | Outcome::Postponed { .. } | Outcome::Undecided { .. } => return None,
+    };
+    Some(KeyRecord {
+        status,
+        fingerprint: one.fingerprint,
+        attempts: outcome.attempt().unwrap_or_default(),
+        crash_attempts: 0,
+        reason,
+        last_error,
+        error_code: None,
+        not_before: None,
+        is_running: false,
+        is_leased: false,
+    })
+}

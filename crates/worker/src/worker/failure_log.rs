@@ -1,0 +1,222 @@
+//! Logs failures: each key by name at first, and then each kind of failure once a minute.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::candidate::PartialIdentity;
+use oncely_core::identity::IdentityPart;
+use oncely_core::outcome::Outcome;
+use oncely_core::reason::Reason;
+
+/// Time over which failures are counted for one line.
+const MINUTE: Duration = Duration::from_secs(60);
+/// Keys of a group that are named in a minute, at their first failure and when they are given up.
+const NAMED: u32 = 10;
+/// Most kinds of failure in a minute; those beyond share a line, since handlers choose their SQLSTATEs.
+const GROUPS: usize = 100;
+
+/// The failures of one consumer.
+#[derive(Debug)]
+pub(crate) struct FailureLog {
+    consumer: IdentityPart,
+    minute: Mutex<Minute>,
+}
+
+/// Kind of failure: given up for this reason, or (without one) to be tried again; SQLSTATE.
+type FailureKind = (Option<&'static str>, Option<String>);
+
+#[derive(Debug)]
+struct Minute {
+    began: Instant,
+    groups: BTreeMap<FailureKind, GroupTally>,
+}
+
+/// Failures of a group in a minute.
+#[derive(Debug, Default)]
+struct GroupTally {
+    named: u32,
+    /// Number of failures beyond the named ones.
+    more: u64,
+    example: Option<LoggedFailure>,
+}
+
+/// One message's failure. Its texts hold no payload, and its key is escaped when it is shown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct LoggedFailure {
+    tenant: Option<IdentityPart>,
+    key: Option<IdentityPart>,
+    pub attempt: u32,
+    pub reason: Option<Reason>,
+    pub code: Option<String>,
+    detail: String,
+}
+
+/// A line for the log.
+#[derive(Debug, PartialEq, Eq)]
+enum FailureLine {
+    One(LoggedFailure),
+    More(u64, LoggedFailure),
+}
+
+impl LoggedFailure {
+    fn from_outcome(known: &PartialIdentity, outcome: &Outcome) -> Option<Self> {
+        let (attempt, reason, code, detail) = match outcome {
+            Outcome::Retried { attempt, code, detail, .. } => (*attempt, None, code, detail),
+            Outcome::DeadLettered { attempt, rejection, code, .. } => {
+                (*attempt, Some(rejection.reason), code, &rejection.detail)
+            }
+            Outcome::Completed { .. }
+            | Outcome::Refused { .. }
+            | Outcome::Duplicate(_)
+            | Outcome::Postponed { .. }
+            | Outcome::Undecided { .. } => return None,
+        };
+        Some(Self {
+            tenant: known.tenant.clone(),
+            key: known.key.clone(),
+            attempt,
+            reason,
+            code: code.clone(),
+            detail: detail.clone(),
+        })
+    }
+
+    /// Returns whether the failure is logged by name: the first failure of a key, and its end.
+    fn is_news(&self) -> bool {
+        self.reason.is_some() || self.attempt <= 1
+    }
+}
+
+impl Minute {
+    fn note(&mut self, failure: LoggedFailure) -> Option<FailureLine> {
+        let mut group = (failure.reason.map(Reason::as_str), failure.code.clone());
+        if !self.groups.contains_key(&group) && self.groups.len() >= GROUPS {
+            group.1 = None;
+        }
+        let seen = self.groups.entry(group).or_default();
+        if failure.is_news() && seen.named < NAMED {
+            seen.named += 1;
+            return Some(FailureLine::One(failure));
+        }
+        seen.more += 1;
+        seen.example = Some(failure);
+        None
+    }
+
+    /// Returns the remaining lines of a minute that is over.
+    fn over(&mut self, now: Instant, at_once: bool) -> Vec<FailureLine> {
+        if !at_once && now.saturating_duration_since(self.began) < MINUTE {
+            return Vec::new();
+        }
+        self.began = now;
+        let groups = std::mem::take(&mut self.groups);
+        groups.into_values().filter_map(|seen| Some(FailureLine::More(seen.more, seen.example?))).collect()
+    }
+}
+
+impl FailureLog {
+    pub(crate) fn new(consumer: IdentityPart) -> Self {
+        let minute = Minute { began: Instant::now(), groups: BTreeMap::new() };
+        Self { consumer, minute: Mutex::new(minute) }
+    }
+
+    /// Logs a message's outcome if it is a failure.
+    pub(crate) fn note(&self, known: &PartialIdentity, outcome: &Outcome) {
+        let Some(failure) = LoggedFailure::from_outcome(known, outcome) else { return };
+        let lines = self.with(|minute| {
+            let mut lines = minute.over(Instant::now(), false);
+            lines.extend(minute.note(failure));
+            lines
+        });
+        self.write(lines);
+    }
+
+    /// Logs the rest of a minute that is over; at the end (`at_once`) of the current one.
+    pub(crate) fn flush(&self, at_once: bool) {
+        let lines = self.with(|minute| minute.over(Instant::now(), at_once));
+        self.write(lines);
+    }
+
+    fn with<T>(&self, of: impl FnOnce(&mut Minute) -> T) -> T {
+        // A panic leaves at worst a wrong count.
+        of(&mut self.minute.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn write(&self, lines: Vec<FailureLine>) {
+        for line in lines {
+            let (count, failure) = match &line {
+                FailureLine::One(failure) => (None, failure),
+                FailureLine::More(count, failure) => (Some(*count), failure),
+            };
+            let what = match (count.is_some(), failure.reason.is_some()) {
+                (false, true) => "a message is dead-lettered",
+                (false, false) => "a message has failed: it is tried again",
+                (true, true) => "more messages are dead-lettered, this one for example",
+                (true, false) => "more runs have failed and are tried again, this one for example",
+            };
+            tracing::warn!(
+                consumer = %self.consumer,
+                count,
+                tenant = failure.tenant.as_ref().map(tracing::field::display),
+                key = failure.key.as_ref().map(tracing::field::display),
+                attempt = failure.attempt,
+                reason = failure.reason.map(Reason::as_str),
+                sqlstate = failure.code,
+                detail = failure.detail,
+                "{what}"
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failure(key: &str, attempt: u32, code: &str) -> LoggedFailure {
+        LoggedFailure {
+            tenant: IdentityPart::new(b"acme").ok(),
+            key: IdentityPart::new(key.as_bytes()).ok(),
+            attempt,
+            reason: None,
+            code: Some(code.to_owned()),
+            detail: "boom".to_owned(),
+        }
+    }
+
+    fn minute() -> Minute {
+        Minute { began: Instant::now(), groups: BTreeMap::new() }
+    }
+
+    #[test]
+    fn a_key_is_named_at_its_first_failure_and_its_next_ones_are_counted() {
+        let mut minute = minute();
+        let first = failure("k", 1, "42P01");
+        assert_eq!(minute.note(first.clone()), Some(FailureLine::One(first)));
+        for attempt in 2..=4 {
+            assert_eq!(minute.note(failure("k", attempt, "42P01")), None);
+        }
+        let later = minute.began + MINUTE;
+        assert_eq!(minute.over(later - Duration::from_secs(1), false), []);
+        assert_eq!(minute.over(later, false), [FailureLine::More(3, failure("k", 4, "42P01"))]);
+        assert_eq!(minute.over(later + MINUTE, false), [], "told once");
+    }
+
+    #[test]
+    fn a_flood_is_ten_names_and_one_line() {
+        let mut minute = minute();
+        let named = (0..500).filter_map(|n| minute.note(failure(&format!("k-{n}"), 1, "P0001"))).count();
+        assert_eq!(named, 10);
+        assert_eq!(minute.over(Instant::now(), true), [FailureLine::More(490, failure("k-499", 1, "P0001"))]);
+    }
+
+    #[test]
+    fn kinds_beyond_a_hundred_share_a_line() {
+        let mut minute = minute();
+        for n in 0..500 {
+            minute.note(failure("k", 2, &format!("Z{n:04}")));
+        }
+        assert!(minute.groups.len() <= GROUPS + 1);
+    }
+}

@@ -1,0 +1,294 @@
+//! Deliveries on their way to the lanes, and their division into batches.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Mutex, mpsc, watch};
+use tokio::time::Instant;
+
+use super::aside::DeferredDeliveries;
+use super::turns::{TenantFn, TenantTurns};
+use crate::worker::prediction::SMALL;
+
+/// Longest wait of a lane for a fuller batch: about the time of a full one on a machine of two cores. A slow handler delays its neighbours
+/// no longer than that.
+const FILL_WAIT: Duration = Duration::from_millis(20);
+
+/// Origin of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BatchOrigin {
+    /// From the broker.
+    Arrived,
+    /// From aside: each of its messages has failed before, or found its key held.
+    Back,
+}
+
+/// Deliveries on their way to the lanes, taken by one lane at a time.
+#[derive(Debug)]
+pub(crate) struct Arrivals<T> {
+    arriving: Mutex<ArrivalQueue<T>>,
+    /// Deliveries that wait beside the lanes.
+    pub(crate) aside: Arc<DeferredDeliveries<T>>,
+    /// Number of lanes with an undecided batch.
+    at_work: watch::Sender<usize>,
+    /// Most messages of a batch.
+    most: usize,
+    /// Messages from which a batch is not waited for: the broker may send no more as long as the other lanes hold theirs.
+    full: usize,
+    /// Most deliveries aside: half of the messages that the broker sends ahead of one queue.
+    room: usize,
+    /// Most bytes of them.
+    bytes: usize,
+}
+
+#[derive(Debug)]
+struct ArrivalQueue<T> {
+    receiver: mpsc::Receiver<T>,
+    /// Deliveries by tenant, if tenants take turns.
+    turns: Option<TenantTurns<T>>,
+    /// Deliveries from aside were taken last: new ones are next.
+    was_back: bool,
+}
+
+impl<T> ArrivalQueue<T> {
+    /// Takes up to `most` into `batch`, and waits while there are none; returns how many, 0 at the end. May be dropped at any time.
+    async fn receive(&mut self, batch: &mut Vec<T>, most: usize) -> usize {
+        match &mut self.turns {
+            Some(turns) => turns.receive(&mut self.receiver, batch, most).await,
+            None => self.receiver.recv_many(batch, most).await,
+        }
+    }
+
+    /// Does the same, without waiting.
+    fn receive_now(&mut self, batch: &mut Vec<T>, most: usize) {
+        if let Some(turns) = &mut self.turns {
+            turns.receive_now(&mut self.receiver, batch, most);
+            return;
+        }
+        while batch.len() < most
+            && let Ok(one) = self.receiver.try_recv()
+        {
+            batch.push(one);
+        }
+    }
+}
+
+impl<T> Arrivals<T> {
+    /// Creates a buffer for batches of up to `most` messages, for this number of `lanes`, to which the broker sends `prefetch` messages
+    /// ahead. Aside there is `room` for this number of messages, with at most this number of `bytes`.
+    pub(crate) fn new(
+        receiver: mpsc::Receiver<T>,
+        most: usize,
+        prefetch: usize,
+        lanes: usize,
+        (room, bytes): (usize, usize),
+    ) -> Self {
+        let full = most.min(prefetch / lanes.saturating_mul(2).max(1));
+        let arriving = Mutex::new(ArrivalQueue { receiver, turns: None, was_back: false });
+        Self { arriving, aside: Arc::default(), at_work: watch::Sender::new(0), most, full, room, bytes }
+    }
+
+    /// Lets tenants take turns within this number of messages, which the broker sends ahead.
+    pub(crate) fn in_turns(mut self, ahead: usize, tenant_of: TenantFn<T>) -> Self {
+        self.arriving.get_mut().turns = Some(TenantTurns::new(tenant_of, ahead));
+        self
+    }
+
+    /// Takes deliveries from aside that must make room, so that those behind them in the queue come.
+    pub(crate) fn overflow(&self, size: impl Fn(&T) -> usize) -> Vec<T> {
+        self.aside.overflow(Instant::now(), self.room, self.bytes, size)
+    }
+
+    /// Takes the next batch into `batch`, which is empty; it stays empty at the end.
+    ///
+    /// At a low rate a batch is the messages that have come, without waiting. If more than a small batch has come while other lanes are at
+    /// work, the processors have enough to do, and a batch taken early would only cost one commit more: the lane waits until the batch is
+    /// full, or the others are done, for at most 20 ms.
+    ///
+    /// May be dropped at any time: the deliveries taken are in `batch`.
+    pub(crate) async fn take(&self, batch: &mut Vec<T>) -> BatchOrigin {
+        let mut arriving = self.arriving.lock().await;
+        let arriving = &mut *arriving;
+        loop {
+            // Before the state is read: a change after it is not missed.
+            let mut changed = std::pin::pin!(self.aside.changed());
+            changed.as_mut().enable();
+            let arrivals = self.aside.arrivals();
+            if arriving.was_back && arrivals.is_none_or(|arrivals| arrivals <= Instant::now()) {
+                arriving.was_back = false;
+                arriving.receive_now(batch, self.most);
+                if !batch.is_empty() {
+                    return BatchOrigin::Arrived;
+                }
+            }
+            let due = self.aside.due(Instant::now());
+            if !due.back.is_empty() {
+                arriving.was_back = true;
+                batch.extend(due.back);
+                return BatchOrigin::Back;
+            }
+            let arrives = async {
+                if let Some(arrivals) = due.arrivals {
+                    tokio::time::sleep_until(arrivals).await;
+                }
+                arriving.receive(batch, self.most).await
+            };
+            let comes_back = async {
+                match due.next {
+                    Some(next) => tokio::time::sleep_until(next).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                _ = arrives => break,
+                () = comes_back => {}
+                () = changed.as_mut() => {}
+            }
+        }
+        if batch.len() <= SMALL || batch.len() >= self.full {
+            return BatchOrigin::Arrived;
+        }
+        let mut at_work = self.at_work.subscribe();
+        let others_are_done = async {
+            // Never an error: the sender is ours.
+            let _ = at_work.wait_for(|lanes| *lanes == 0).await;
+        };
+        let enough = async {
+            while batch.len() < self.full {
+                let room = self.most - batch.len();
+                if arriving.receive(batch, room).await == 0 {
+                    break;
+                }
+            }
+        };
+        tokio::select! {
+            () = enough => {}
+            () = others_are_done => {}
+            () = tokio::time::sleep(FILL_WAIT) => {}
+        }
+        BatchOrigin::Arrived
+    }
+
+    /// Counts a lane as at work on a batch, until the guard is dropped.
+    pub(crate) fn at_work(&self) -> BusyLane {
+        self.at_work.send_modify(|lanes| *lanes += 1);
+        BusyLane(self.at_work.clone())
+    }
+}
+
+/// Guard of a lane at work.
+#[derive(Debug)]
+pub(crate) struct BusyLane(watch::Sender<usize>);
+
+impl Drop for BusyLane {
+    fn drop(&mut self) {
+        self.0.send_modify(|lanes| *lanes -= 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::{FutureExt as _, poll};
+
+    use super::*;
+
+    /// Makes arrivals with batches of 500, two lanes, and this number of messages.
+    fn with(messages: usize) -> (mpsc::Sender<usize>, Arrivals<usize>) {
+        let (sender, arriving) = mpsc::channel(4_000);
+        send(&sender, 0..messages);
+        (sender, Arrivals::new(arriving, 500, 2_000, 2, (0, 0)))
+    }
+
+    fn send(sender: &mpsc::Sender<usize>, messages: std::ops::Range<usize>) {
+        for message in messages {
+            sender.try_send(message).unwrap();
+        }
+    }
+
+    /// Returns how many messages a lane takes without waiting; `None` if it waits.
+    fn at_once(arrivals: &Arrivals<usize>) -> Option<usize> {
+        let mut batch = Vec::new();
+        arrivals.take(&mut batch).now_or_never().map(|_| batch.len())
+    }
+
+    #[tokio::test]
+    async fn nothing_is_waited_for_where_it_would_not_pay() {
+        let (_sender, arrivals) = with(300);
+        assert_eq!(at_once(&arrivals), Some(300), "no other lane is at work");
+        for few in [1, SMALL] {
+            let (_sender, arrivals) = with(few);
+            let _other = arrivals.at_work();
+            assert_eq!(at_once(&arrivals), Some(few), "a low rate");
+        }
+        let (_sender, arrivals) = with(700);
+        let _other = arrivals.at_work();
+        assert_eq!(at_once(&arrivals), Some(500), "a full batch");
+    }
+
+    #[tokio::test]
+    async fn a_batch_fills_up_while_another_lane_is_at_work() {
+        let (sender, arrivals) = with(300);
+        let other = arrivals.at_work();
+        let mut batch = Vec::new();
+        {
+            let mut full = std::pin::pin!(arrivals.take(&mut batch));
+            assert!(poll!(full.as_mut()).is_pending());
+            send(&sender, 0..200);
+            assert!(poll!(full).is_ready(), "full");
+        }
+        assert_eq!(batch.len(), 500);
+
+        send(&sender, 0..150);
+        let mut batch = Vec::new();
+        {
+            let mut done = std::pin::pin!(arrivals.take(&mut batch));
+            assert!(poll!(done.as_mut()).is_pending());
+            drop(other);
+            assert!(poll!(done).is_ready(), "the other lane is done");
+        }
+        assert_eq!(batch.len(), 150);
+    }
+
+    #[tokio::test]
+    async fn nobody_waits_long_for_a_lane_that_does_not_end() {
+        let (_sender, arrivals) = with(100);
+        let _other = arrivals.at_work();
+        assert_eq!(at_once(&arrivals), None);
+        let (sender, arrivals) = with(100);
+        let _other = arrivals.at_work();
+        let mut batch = Vec::new();
+        tokio::time::timeout(Duration::from_secs(30), arrivals.take(&mut batch)).await.unwrap();
+        assert_eq!(batch.len(), 100);
+        drop(sender);
+    }
+
+    #[tokio::test]
+    async fn a_batch_is_no_fuller_than_the_broker_lets_it_become() {
+        let (sender, arriving) = mpsc::channel(400);
+        send(&sender, 0..100);
+        let arrivals = Arrivals::new(arriving, 500, 400, 2, (0, 0));
+        let _other = arrivals.at_work();
+        assert_eq!(at_once(&arrivals), Some(100), "400 sent ahead are 100 for each lane at work or waiting");
+    }
+
+    #[tokio::test]
+    async fn what_was_taken_is_not_lost_with_the_wait() {
+        let (sender, arrivals) = with(300);
+        let _other = arrivals.at_work();
+        let mut batch = Vec::new();
+        assert!(arrivals.take(&mut batch).now_or_never().is_none(), "it waits for more");
+        assert_eq!(batch, (0..300).collect::<Vec<_>>());
+        send(&sender, 300..310);
+        assert_eq!(at_once(&arrivals), Some(10), "and the next lane has the next ones");
+    }
+
+    #[tokio::test]
+    async fn the_end_is_an_empty_batch() {
+        let (sender, arrivals) = with(100);
+        let _other = arrivals.at_work();
+        drop(sender);
+        assert_eq!(at_once(&arrivals), Some(100), "no more will come");
+        assert_eq!(at_once(&arrivals), Some(0));
+    }
+}

@@ -1,0 +1,304 @@
+//! Deliveries that wait beside the lanes, unacknowledged, until their time comes.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use oncely_core::identity::IdentityPart;
+
+/// Reason why a delivery waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// It failed, and perhaps all others do as well: it waits for its time or for the first success.
+    Environment,
+    /// Another transaction or run holds its key or a lock.
+    Held,
+    /// It has to run alone in the process, and lets others pass.
+    Suspect,
+}
+
+/// Most deliveries that come back at once: a lane runs them one by one, and new ones must not wait long for them.
+const AT_ONCE: usize = 16;
+
+/// Most of them of one tenant while others have some: a tenant with only held keys must not keep another's waiting.
+const OF_ONE: usize = 4;
+
+/// While nothing succeeds: wait of new deliveries after a batch that failed. Each message is tried that soon, since it may be the one that
+/// succeeds.
+const ARRIVALS: Duration = Duration::from_secs(1);
+
+/// Longest wait of a delivery here.
+const LONGEST_ASIDE: Duration = Duration::from_secs(120);
+
+/// Longest pause between two tries of failed deliveries while nothing succeeds.
+const LONGEST: Duration = Duration::from_secs(10);
+
+/// Waiting deliveries of a consumer.
+#[derive(Debug)]
+pub(crate) struct DeferredDeliveries<T> {
+    state: Mutex<DeferredState<T>>,
+    changed: Notify,
+}
+
+#[derive(Debug)]
+struct DeferredState<T> {
+    waiting: Vec<DeferredDelivery<T>>,
+    pause: Option<StallPause>,
+}
+
+#[derive(Debug)]
+struct DeferredDelivery<T> {
+    due: Instant,
+    /// Time since which it waits, including the times at which it was tried.
+    since: Instant,
+    cause: Cause,
+    tenant: IdentityPart,
+    delivery: T,
+}
+
+/// Pause while nothing succeeds.
+#[derive(Clone, Copy, Debug)]
+struct StallPause {
+    length: Duration,
+    /// Time at which a waiting delivery is tried again.
+    probe: Instant,
+    /// Time at which new deliveries are tried.
+    arrivals: Instant,
+}
+
+/// Deliveries that may be taken now.
+#[derive(Debug)]
+pub(crate) struct DueDeliveries<T> {
+    pub(crate) back: Vec<T>,
+    /// Time of the next check.
+    pub(crate) next: Option<Instant>,
+    /// Time before which no new delivery is taken.
+    pub(crate) arrivals: Option<Instant>,
+}
+
+impl<T> Default for DeferredDeliveries<T> {
+    fn default() -> Self {
+        Self { state: Mutex::new(DeferredState { waiting: Vec::new(), pause: None }), changed: Notify::new() }
+    }
+}
+
+impl<T> DeferredDeliveries<T> {
+    /// Puts a delivery aside until it is due; `since`: when it was put here first.
+    pub(crate) fn put(&self, due: Instant, since: Instant, cause: Cause, tenant: IdentityPart, delivery: T) {
+        self.lock().waiting.push(DeferredDelivery { due, since, cause, tenant, delivery });
+        self.changed.notify_waiters();
+    }
+
+    /// Pauses the consumer, longer each time: nothing of a batch succeeded, with an undecided cause. Returns whether it is the first time.
+    pub(crate) fn pause(&self, now: Instant) -> bool {
+        let mut state = self.lock();
+        let before = state.pause;
+        let length = before.map_or(Duration::from_millis(250), |pause| (pause.length * 2).min(LONGEST));
+        let arrivals = now + ARRIVALS.min(length);
+        state.pause = Some(StallPause { length, probe: now + length, arrivals });
+        drop(state);
+        self.changed.notify_waiters();
+        before.is_none()
+    }
+
+    /// Brings back the deliveries that waited for a success. Returns whether the consumer was paused.
+    pub(crate) fn resume(&self, now: Instant) -> bool {
+        let mut state = self.lock();
+        if state.pause.take().is_none() {
+            return false;
+        }
+        for one in state.waiting.iter_mut().filter(|one| one.cause == Cause::Environment) {
+            one.due = now;
+        }
+        drop(state);
+        self.changed.notify_waiters();
+        true
+    }
+
+    /// Returns when new deliveries may be taken.
+    pub(crate) fn arrivals(&self) -> Option<Instant> {
+        self.lock().pause.map(|pause| pause.arrivals)
+    }
+
+    /// Returns the deliveries that are due: while the consumer is paused, failed ones one at a time.
+    pub(crate) fn due(&self, now: Instant) -> DueDeliveries<T> {
+        let mut state = self.lock();
+        let pause = state.pause;
+        let mut back = Vec::new();
+        let mut probes = pause.map_or(usize::MAX, |pause| usize::from(pause.probe <= now));
+        // The longest-waiting first, so that each gets its turn.
+        state.waiting.sort_by_key(|one| one.due);
+        for most in [OF_ONE, AT_ONCE] {
+            let mut of_tenant: HashMap<IdentityPart, usize> = HashMap::new();
+            let mut kept = Vec::with_capacity(state.waiting.len());
+            for one in std::mem::take(&mut state.waiting) {
+                let may_run = one.due <= now
+                    && back.len() < AT_ONCE
+                    && (one.cause != Cause::Environment || probes > 0)
+                    && of_tenant.get(&one.tenant).is_none_or(|taken| *taken < most);
+                if may_run {
+                    *of_tenant.entry(one.tenant).or_default() += 1;
+                    probes = probes.saturating_sub(usize::from(one.cause == Cause::Environment));
+                    back.push(one.delivery);
+                } else {
+                    kept.push(one);
+                }
+            }
+            state.waiting = kept;
+        }
+        let soonest = |one: &DeferredDelivery<T>| match (one.cause, pause) {
+            (Cause::Environment, Some(pause)) => one.due.max(pause.probe),
+            _ => one.due,
+        };
+        let next = state.waiting.iter().map(soonest).min();
+        DueDeliveries { back, next, arrivals: pause.map(|pause| pause.arrivals) }
+    }
+
+    /// Takes out the deliveries beyond `room`, in number or in bytes, and those that have waited for more than two minutes: otherwise those
+    /// behind them in the queue would not come, and the broker closes a channel that withholds an acknowledgement too long (RabbitMQ's
+    /// `consumer_timeout`). A suspect stays: its copy would not be marked as redelivered, and would run beside others.
+    pub(crate) fn overflow(
+        &self,
+        now: Instant,
+        room: usize,
+        bytes: usize,
+        size: impl Fn(&T) -> usize,
+    ) -> Vec<T> {
+        let mut state = self.lock();
+        let suspects = state.waiting.extract_if(.., |one| one.cause == Cause::Suspect).collect::<Vec<_>>();
+        state.waiting.sort_by_key(|one| one.since);
+        let old = state.waiting.iter().take_while(|one| now - one.since > LONGEST_ASIDE).count();
+        let mut held: usize = state.waiting.iter().map(|one| size(&one.delivery)).sum();
+        let mut heavy = 0;
+        while held > bytes
+            && let Some(one) = state.waiting.get(heavy)
+        {
+            held -= size(&one.delivery);
+            heavy += 1;
+        }
+        let more = state.waiting.len().saturating_sub(room).max(old).max(heavy);
+        let out = state.waiting.drain(..more).map(|one| one.delivery).collect();
+        state.waiting.extend(suspects);
+        out
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.lock().waiting.len()
+    }
+
+    /// Waits until a delivery is put aside, or the consumer is paused or resumed. A change before its first poll is missed: enable it, then
+    /// read the state.
+    pub(crate) fn changed(&self) -> tokio::sync::futures::Notified<'_> {
+        self.changed.notified()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, DeferredState<T>> {
+        // An interrupted change loses deliveries at worst; they come again with their channel.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn acme() -> IdentityPart {
+        IdentityPart::new(b"acme").unwrap()
+    }
+
+    #[test]
+    fn a_tenant_whose_keys_are_all_held_keeps_no_other_one_waiting() {
+        let (aside, start) = (DeferredDeliveries::default(), Instant::now());
+        for number in 0..1_000 {
+            aside.put(start, start, Cause::Held, acme(), number);
+        }
+        let globex = IdentityPart::new(b"globex").unwrap();
+        for number in 1_000..1_005 {
+            aside.put(start + millis(1), start, Cause::Held, globex.clone(), number);
+        }
+        let back = aside.due(start + millis(1)).back;
+        assert_eq!(back.len(), AT_ONCE);
+        assert_eq!(back.iter().filter(|number| **number >= 1_000).count(), OF_ONE);
+        assert_eq!(aside.len(), 1_005 - AT_ONCE);
+    }
+
+    const fn millis(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    #[test]
+    fn while_nothing_succeeds_one_at_a_time_is_tried_and_the_first_success_brings_all_back() {
+        let (aside, start) = (DeferredDeliveries::default(), Instant::now());
+        for number in 0..40 {
+            aside.put(start + millis(100), start, Cause::Environment, acme(), number);
+        }
+        assert!(aside.pause(start));
+        assert!(aside.due(start).back.is_empty());
+        let now = start + millis(250);
+        assert_eq!(aside.due(now).back, [0]);
+        assert!(!aside.pause(now), "it was paused");
+        assert!(aside.due(now).back.is_empty());
+        let now = now + millis(500);
+        assert_eq!(aside.due(now).back, [1], "another one");
+        assert!(aside.resume(now));
+        assert_eq!(aside.due(now).back.len(), AT_ONCE);
+        assert_eq!(aside.due(now).back.len(), AT_ONCE);
+        assert_eq!(aside.len(), 6);
+        assert!(!aside.resume(now));
+    }
+
+    #[test]
+    fn what_arrives_never_waits_longer_than_a_second() {
+        let (aside, start): (DeferredDeliveries<u32>, _) = (DeferredDeliveries::default(), Instant::now());
+        for _ in 0..20 {
+            aside.pause(start);
+        }
+        assert_eq!(aside.due(start).arrivals, Some(start + ARRIVALS));
+    }
+
+    #[test]
+    fn what_somebody_holds_is_tried_whether_others_succeed_or_not() {
+        let (aside, start) = (DeferredDeliveries::default(), Instant::now());
+        aside.put(start + millis(100), start, Cause::Held, acme(), "held");
+        aside.put(start + millis(100), start, Cause::Environment, acme(), "failed");
+        aside.pause(start);
+        let now = start + millis(100);
+        assert_eq!(aside.due(now).back, ["held"]);
+        assert_eq!(aside.due(now).next, Some(start + millis(250)));
+        assert_eq!(aside.overflow(now, 0, 100, |_| 0), ["failed"]);
+    }
+
+    #[test]
+    fn what_has_to_run_alone_is_not_sent_away() {
+        let (aside, start) = (DeferredDeliveries::default(), Instant::now());
+        aside.put(start, start, Cause::Suspect, acme(), "suspect");
+        aside.put(start, start, Cause::Held, acme(), "held");
+        let now = start + LONGEST_ASIDE + millis(1);
+        assert_eq!(aside.overflow(now, 0, 0, |_| 1), ["held"]);
+        aside.pause(now);
+        assert_eq!(aside.due(now).back, ["suspect"]);
+    }
+
+    #[test]
+    fn what_waits_too_long_makes_room_as_what_is_too_much_does() {
+        let (aside, start) = (DeferredDeliveries::default(), Instant::now());
+        for number in 0..5 {
+            aside.put(
+                start + millis(30_000),
+                start + millis(1_000) * number,
+                Cause::Environment,
+                acme(),
+                number,
+            );
+        }
+        let now = start + millis(5_000);
+        assert_eq!(aside.overflow(now, 4, 100, |_| 0), [0]);
+        let now = start + LONGEST_ASIDE + millis(2_000);
+        assert_eq!(aside.overflow(now, 4, 100, |_| 0), [1]);
+        assert_eq!(aside.overflow(now, 4, 100, |_| 40), [2], "two of forty bytes fit into a hundred");
+        assert_eq!(aside.len(), 2);
+    }
+}

@@ -1,0 +1,7 @@
+//! Batches for the lanes of a consumer.
+
+pub(super) mod arrivals;
+pub(super) mod aside;
+pub(super) mod gate;
+pub(super) mod split;
+mod turns;

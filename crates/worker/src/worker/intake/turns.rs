@@ -1,0 +1,216 @@
+//! Deliveries by tenant: tenants take turns, so that one with much waiting delays another for a round at most. Within a tenant the order is
+//! kept.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+
+use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TryRecvError;
+
+use oncely_core::identity::IdentityPart;
+
+/// Returns a delivery's tenant; `None` if it is unknown. Those are one more tenant.
+pub(crate) type TenantFn<T> = Box<dyn Fn(&T) -> Option<IdentityPart> + Send + Sync>;
+
+/// Deliveries that wait for a lane, by tenant.
+pub(super) struct TenantTurns<T> {
+    tenant_of: TenantFn<T>,
+    /// Most deliveries that are sorted: as many as the broker sends ahead.
+    most: usize,
+    /// Received, and not yet among `waiting`.
+    received: Vec<T>,
+    waiting: HashMap<Option<IdentityPart>, VecDeque<T>>,
+    /// Tenants in the order of their turns. Each one with waiting deliveries is here once.
+    order: VecDeque<Option<IdentityPart>>,
+    count: usize,
+}
+
+impl<T> fmt::Debug for TenantTurns<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TenantTurns").field("count", &self.count).field("tenants", &self.order.len()).finish()
+    }
+}
+
+impl<T> TenantTurns<T> {
+    pub(super) fn new(tenant_of: TenantFn<T>, most: usize) -> Self {
+        Self {
+            tenant_of,
+            most: most.max(1),
+            received: Vec::new(),
+            waiting: HashMap::new(),
+            order: VecDeque::new(),
+            count: 0,
+        }
+    }
+
+    /// Takes up to `most` into `batch`, and waits while there are none; returns how many, 0 at the end.
+    ///
+    /// May be dropped at any time: received deliveries stay here.
+    pub(super) async fn receive(
+        &mut self,
+        receiver: &mut mpsc::Receiver<T>,
+        batch: &mut Vec<T>,
+        most: usize,
+    ) -> usize {
+        self.enqueue_received(receiver);
+        if self.count == 0 {
+            receiver.recv_many(&mut self.received, self.most).await;
+            self.enqueue_received(receiver);
+        }
+        self.take(batch, most)
+    }
+
+    /// Does the same, without waiting.
+    pub(super) fn receive_now(
+        &mut self,
+        receiver: &mut mpsc::Receiver<T>,
+        batch: &mut Vec<T>,
+        most: usize,
+    ) -> usize {
+        self.enqueue_received(receiver);
+        self.take(batch, most)
+    }
+
+    /// Sorts received deliveries by tenant.
+    fn enqueue_received(&mut self, receiver: &mut mpsc::Receiver<T>) {
+        for one in std::mem::take(&mut self.received) {
+            self.put(one);
+        }
+        while self.count < self.most {
+            match receiver.try_recv() {
+                Ok(one) => self.put(one),
+                Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,
+            }
+        }
+    }
+
+    fn put(&mut self, one: T) {
+        let tenant = (self.tenant_of)(&one);
+        self.count += 1;
+        match self.waiting.get_mut(&tenant) {
+            Some(waiting) => waiting.push_back(one),
+            None => {
+                self.order.push_back(tenant.clone());
+                self.waiting.insert(tenant, VecDeque::from([one]));
+            }
+        }
+    }
+
+    /// Takes equal shares of all tenants with waiting deliveries; an unused share goes to the others.
+    fn take(&mut self, batch: &mut Vec<T>, most: usize) -> usize {
+        let share = (most / self.order.len().max(1)).max(1);
+        let mut room = most;
+        while room > 0
+            && let Some(tenant) = self.order.pop_front()
+        {
+            let Some(waiting) = self.waiting.get_mut(&tenant) else { continue };
+            let some = share.min(room).min(waiting.len());
+            batch.extend(waiting.drain(..some));
+            room -= some;
+            self.count -= some;
+            if waiting.is_empty() {
+                self.waiting.remove(&tenant);
+            } else {
+                self.order.push_back(tenant);
+            }
+        }
+        most - room
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt as _;
+
+    use super::*;
+
+    /// A message of a tenant: its name and a number.
+    type One = (&'static str, u32);
+
+    fn turns(most: usize) -> TenantTurns<One> {
+        TenantTurns::new(Box::new(|one| IdentityPart::new(one.0.as_bytes()).ok()), most)
+    }
+
+    fn channel(messages: impl IntoIterator<Item = One>) -> (mpsc::Sender<One>, mpsc::Receiver<One>) {
+        let (sender, receiver) = mpsc::channel(4_000);
+        for one in messages {
+            sender.try_send(one).unwrap();
+        }
+        (sender, receiver)
+    }
+
+    fn batch(turns: &mut TenantTurns<One>, receiver: &mut mpsc::Receiver<One>, most: usize) -> Vec<One> {
+        let mut batch = Vec::new();
+        turns.receive(receiver, &mut batch, most).now_or_never();
+        batch
+    }
+
+    fn many(tenant: &'static str, count: u32) -> impl Iterator<Item = One> {
+        (0..count).map(move |number| (tenant, number))
+    }
+
+    #[test]
+    fn who_has_one_message_is_in_the_next_batch_however_many_another_has() {
+        let (_sender, mut receiver) = channel(many("flood", 1_000).chain([("acme", 0)]));
+        let mut turns = turns(2_000);
+        let first = batch(&mut turns, &mut receiver, 100);
+        assert_eq!(first.iter().filter(|one| one.0 == "acme").count(), 1);
+        assert_eq!(first.len(), 100, "what acme does not need is the other's");
+    }
+
+    #[test]
+    fn tenants_have_equal_shares_and_keep_their_own_order() {
+        let (_sender, mut receiver) = channel(many("a", 90).chain(many("b", 90)).chain(many("c", 10)));
+        let mut turns = turns(2_000);
+        let mut all = Vec::new();
+        let mut shares = Vec::new();
+        loop {
+            let batch = batch(&mut turns, &mut receiver, 30);
+            if batch.is_empty() {
+                break;
+            }
+            shares.push(["a", "b", "c"].map(|name| batch.iter().filter(|one| one.0 == name).count()));
+            all.extend(batch);
+        }
+        assert_eq!(shares[0], [10, 10, 10]);
+        assert!(shares[1..6].iter().all(|share| share[..2] == [15, 15]), "{shares:?}");
+        for (name, count) in [("a", 90), ("b", 90), ("c", 10)] {
+            let own: Vec<One> = all.iter().filter(|one| one.0 == name).copied().collect();
+            assert_eq!(own, many(name, count).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn more_tenants_than_a_batch_has_places_all_come_within_one_round() {
+        const NAMES: [&str; 7] = ["a", "b", "c", "d", "e", "f", "g"];
+        let (_sender, mut receiver) = channel(NAMES.into_iter().flat_map(|name| many(name, 50)));
+        let mut turns = turns(2_000);
+        let round: Vec<One> = (0..4).flat_map(|_| batch(&mut turns, &mut receiver, 2)).collect();
+        let seen: std::collections::BTreeSet<&str> = round.iter().map(|one| one.0).collect();
+        assert_eq!(seen.len(), NAMES.len(), "{round:?}");
+    }
+
+    #[test]
+    fn no_more_is_held_than_the_broker_sends_ahead() {
+        let (sender, mut receiver) = channel(many("flood", 300));
+        let mut turns = turns(100);
+        assert_eq!(batch(&mut turns, &mut receiver, 10).len(), 10);
+        assert_eq!((turns.count, sender.max_capacity() - sender.capacity()), (90, 200));
+    }
+
+    #[test]
+    fn those_whose_tenant_nobody_knows_are_one_tenant_and_nothing_is_lost_at_the_end() {
+        let (sender, mut receiver) = channel(many("", 50).chain([("acme", 0)]));
+        drop(sender);
+        let mut turns = turns(100);
+        let first = batch(&mut turns, &mut receiver, 4);
+        assert!(first.contains(&("acme", 0)) && first.contains(&("", 0)), "{first:?}");
+        let mut left = 51 - first.len();
+        while left > 0 {
+            let more = batch(&mut turns, &mut receiver, 20).len();
+            assert_ne!(more, 0);
+            left -= more;
+        }
+        assert!(batch(&mut turns, &mut receiver, 20).is_empty(), "the end");
+    }
+}

@@ -1,0 +1,216 @@
+//! The right to run a transaction now, beside the others of the process.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Mutex, OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
+use tokio::task::JoinHandle;
+
+/// Isolation of a transaction from the rest of the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Isolation {
+    None,
+    /// Others run beside it; its messages are suspects, so their runs are counted before they begin.
+    Marked,
+    /// No other runs beside it: a suspect that was at work when a process crashed. Counted as well.
+    Exclusive,
+}
+
+/// Longest wait for other lanes, which also delays those queued behind it. A lane may be in a handler up to its deadline.
+const LONGEST_WAIT_ALONE: Duration = Duration::from_secs(2);
+
+/// Longest wait for the runs under leases that are at work, and the time for which an exclusive one then keeps others waiting: a run may
+/// last, and a waiting writer blocks all later readers.
+const MOMENT: Duration = Duration::from_millis(100);
+const ALONE_AMONG_RUNS: Duration = Duration::from_secs(1);
+
+/// Time for which an exclusive transaction keeps the others waiting; after that it goes on beside them. A message that kills its process
+/// mostly does so within this time, and a batch that holds its locks for longer is seldom the one that the others deadlock with.
+const ALONE: Duration = Duration::from_secs(5);
+
+/// Rights to a whole process: while a suspect holds them alone, no other message can be the one that kills it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ProcessRights {
+    /// Held shared by transactions, which are short.
+    transactions: Arc<RwLock<()>>,
+    /// Held shared by runs under leases, which may last: a transaction never waits for it.
+    runs: Arc<RwLock<()>>,
+    /// Held by the one suspect that may wait for `runs`.
+    waits: Arc<Mutex<()>>,
+}
+
+/// Locks that the permits of a consumer's lanes hold.
+#[derive(Debug)]
+pub(crate) struct Permits {
+    /// Held shared, or alone by a batch that takes turns with others: one lane of a process waits for the turn.
+    lanes: Arc<RwLock<()>>,
+    process: ProcessRights,
+    alone: Duration,
+}
+
+impl Permits {
+    pub(crate) fn new(process: ProcessRights) -> Self {
+        Self { lanes: Arc::default(), process, alone: ALONE }
+    }
+
+    /// Waits for the permit to run. Returns `None` if a transaction must be alone and others stay at work: it waits aside, and they don't
+    /// wait for it. If `exclusive`, no other lane of the consumer runs beside it, for [`ALONE`] at most.
+    pub(crate) async fn take(&self, isolation: Isolation, exclusive: bool) -> Option<Permit> {
+        let alone =
+            async { tokio::time::timeout(LONGEST_WAIT_ALONE, Arc::clone(&self.lanes).write_owned()).await };
+        // Always in this order: lanes that wait for one of the two can't wait for each other.
+        let lanes = match exclusive {
+            true => alone.await.ok().map(|guard| PermitLock::Alone(ExclusiveLock::hold(guard, self.alone))),
+            false => None,
+        };
+        let lanes = match lanes {
+            Some(lanes) => lanes,
+            None => PermitLock::Shared(Arc::clone(&self.lanes).read_owned().await),
+        };
+        let transactions = Arc::clone(&self.process.transactions);
+        let (process, runs) = match isolation {
+            Isolation::None | Isolation::Marked => {
+                (PermitLock::Shared(transactions.read_owned().await), None)
+            }
+            Isolation::Exclusive => {
+                let alone =
+                    tokio::time::timeout(LONGEST_WAIT_ALONE, transactions.write_owned()).await.ok()?;
+                let runs = Arc::clone(&self.process.runs).try_write_owned().ok()?;
+                let hold = |guard| PermitLock::Alone(ExclusiveLock::hold(guard, self.alone));
+                (hold(alone), Some(hold(runs)))
+            }
+        };
+        Some(Permit { exclusive, _lanes: Some(lanes), _process: Some(process), _runs: runs })
+    }
+
+    /// Takes the permit of a run under a lease. The run may last, so no transaction waits for its permit.
+    pub(crate) async fn take_for_run(&self) -> Permit {
+        let runs = PermitLock::Shared(Arc::clone(&self.process.runs).read_owned().await);
+        Permit { exclusive: false, _lanes: None, _process: None, _runs: Some(runs) }
+    }
+
+    /// Takes the permit of a suspect among runs that may last. Returns `None` if others are at work for longer than [`MOMENT`]: it waits
+    /// aside, and no other run waits for it.
+    pub(crate) async fn take_among_runs(&self) -> Option<Permit> {
+        let _turn = self.process.waits.try_lock().ok()?;
+        let runs = tokio::time::timeout(MOMENT, Arc::clone(&self.process.runs).write_owned()).await.ok()?;
+        let transactions = Arc::clone(&self.process.transactions).write_owned();
+        let transactions = tokio::time::timeout(MOMENT, transactions).await.ok()?;
+        let hold =
+            |guard| Some(PermitLock::Alone(ExclusiveLock::hold(guard, self.alone.min(ALONE_AMONG_RUNS))));
+        Some(Permit { exclusive: true, _lanes: None, _process: hold(transactions), _runs: hold(runs) })
+    }
+}
+
+/// Held from a message's mark to its outcome.
+#[derive(Debug)]
+pub(crate) struct Permit {
+    /// Exclusive access was requested.
+    pub(crate) exclusive: bool,
+    _lanes: Option<PermitLock>,
+    _process: Option<PermitLock>,
+    _runs: Option<PermitLock>,
+}
+
+#[derive(Debug)]
+enum PermitLock {
+    Shared(#[expect(dead_code, reason = "held")] OwnedRwLockReadGuard<()>),
+    Alone(#[expect(dead_code, reason = "held")] ExclusiveLock),
+}
+
+/// Exclusive hold of the lanes or the process, until it is dropped or its time is over.
+#[derive(Debug)]
+struct ExclusiveLock(JoinHandle<()>);
+
+impl ExclusiveLock {
+    fn hold(guard: OwnedRwLockWriteGuard<()>, limit: Duration) -> Self {
+        Self(tokio::spawn(async move {
+            tokio::time::sleep(limit).await;
+            drop(guard);
+        }))
+    }
+}
+
+impl Drop for ExclusiveLock {
+    fn drop(&mut self) {
+        // Drops the guard, too.
+        self.0.abort();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_suspect_is_alone_in_the_process_and_not_for_long() {
+        let process = ProcessRights::default();
+        let one = Permits { alone: Duration::from_millis(100), ..Permits::new(process.clone()) };
+        let other = Permits::new(process);
+        let alone = one.take(Isolation::Exclusive, false).await.unwrap();
+        for isolation in [Isolation::None, Isolation::Marked, Isolation::Exclusive] {
+            assert!(other.take(isolation, false).now_or_never().flatten().is_none());
+        }
+        let beside =
+            tokio::time::timeout(Duration::from_secs(30), other.take(Isolation::None, false)).await.unwrap();
+        assert!(beside.is_some(), "it is still at work, and nobody waits for it");
+        assert!(
+            one.take(Isolation::Exclusive, false).await.is_none(),
+            "who must be alone gives up after a while"
+        );
+        assert!(
+            other.take(Isolation::None, false).now_or_never().flatten().is_some(),
+            "and is not waited for either"
+        );
+        drop((alone, beside));
+    }
+
+    #[tokio::test]
+    async fn a_run_that_lasts_keeps_no_transaction_and_no_other_run_waiting() {
+        let process = ProcessRights::default();
+        let (leased, lanes) = (Permits::new(process.clone()), Permits::new(process));
+        let lasting = leased.take_for_run().await;
+        let suspect = leased.take_among_runs();
+        let mut suspect = std::pin::pin!(suspect);
+        assert!(suspect.as_mut().now_or_never().is_none(), "it waits for a moment");
+        assert!(leased.take_among_runs().now_or_never().is_some_and(|none| none.is_none()), "one at a time");
+        assert!(lanes.take(Isolation::None, false).now_or_never().flatten().is_some());
+        assert!(suspect.await.is_none(), "and then waits aside");
+        let of_lanes = lanes.take(Isolation::Exclusive, false);
+        assert!(
+            of_lanes.now_or_never().is_some_and(|none| none.is_none()),
+            "nobody waits for a run that lasts"
+        );
+        assert!(
+            leased.take_for_run().now_or_never().is_some()
+                && lanes.take(Isolation::None, false).now_or_never().flatten().is_some()
+        );
+        drop(lasting);
+        let alone = leased.take_among_runs().await.unwrap();
+        assert!(lanes.take(Isolation::None, false).now_or_never().is_none());
+        assert!(leased.take_for_run().now_or_never().is_none());
+        drop(alone);
+        let of_lanes = lanes.take(Isolation::Exclusive, false).await;
+        assert!(of_lanes.is_some() && leased.take_for_run().now_or_never().is_none());
+    }
+
+    #[tokio::test]
+    async fn lanes_that_take_turns_go_one_after_another() {
+        let permits = Permits::new(ProcessRights::default());
+        let first = permits.take(Isolation::None, true).await.unwrap();
+        assert!(first.exclusive && permits.take(Isolation::None, false).now_or_never().flatten().is_none());
+        drop(first);
+        let _one = permits.take(Isolation::None, false).await.unwrap();
+        assert!(permits.take(Isolation::None, false).now_or_never().flatten().is_some());
+    }
+
+    #[tokio::test]
+    async fn a_batch_that_runs_alone_among_its_lanes_keeps_them_waiting_for_a_while_only() {
+        let permits = Permits { alone: Duration::from_millis(100), ..Permits::new(ProcessRights::default()) };
+        let _long = permits.take(Isolation::None, true).await.unwrap();
+        let beside = tokio::time::timeout(Duration::from_secs(30), permits.take(Isolation::None, true)).await;
+        assert!(beside.is_ok_and(|permit| permit.is_some()), "nobody waits for a handler up to its deadline");
+    }
+}

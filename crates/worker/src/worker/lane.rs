@@ -1,0 +1,442 @@
+//! A lane takes batches, one after another, through its own connection to PostgreSQL.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::batch::precheck::precheck;
+use super::batch::prepare::{names_unknown_key, prepare};
+use super::candidate::{Candidate, PartialIdentity};
+use crate::worker::abandoned::AbandonedBatch;
+use crate::worker::gone::{abandon_deliveries, postponed};
+use crate::worker::intake::arrivals::{Arrivals, BatchOrigin, BusyLane};
+use crate::worker::intake::aside::Cause;
+use crate::worker::intake::split::split_by_bytes;
+use crate::worker::interrupt::Interrupt;
+use crate::worker::isolation::permit::Isolation;
+use crate::worker::isolation::suspects::{BatchPart, SuspectGroups, group_suspects, has_suspects};
+use crate::worker::settle::settle;
+use crate::worker::shared::ConsumerContext;
+use crate::worker::transaction::attempts::Attempts;
+use crate::worker::transaction::decider::Decider;
+use crate::worker::transaction::record::audit_record;
+use crate::worker::transaction::replies::wants_reply;
+use oncely_amqp::{ChannelLife, Delivery};
+use oncely_core::decide::leaders;
+use oncely_core::fault::{Fault, FaultClass};
+use oncely_core::identity::Identity;
+use oncely_core::outcome::{DuplicateSource, Outcome};
+use oncely_failpoint::step;
+use oncely_postgres as pg;
+use oncely_process::metrics::Stage;
+
+/// Longest wait of a message for another transaction's locks, from one try to the next.
+const LONGEST_HELD: Duration = Duration::from_secs(5);
+
+/// Time for which messages that have to run alone let others pass at least: enough to take all that has arrived.
+const LETS_PASS: Duration = Duration::from_millis(50);
+
+/// Time after which an idle lane takes back its remaining marks: its session is gone, so they would count as crashes.
+const MARKS_OWED: Duration = Duration::from_secs(1);
+
+/// Outcomes of the messages of a round, by position.
+struct RoundOutcomes {
+    outcomes: Vec<(usize, Outcome)>,
+    /// To be put aside: each has to run alone in the process, and lets others pass.
+    later: Vec<usize>,
+}
+
+impl RoundOutcomes {
+    fn all(outcomes: impl IntoIterator<Item = (usize, Outcome)>) -> Self {
+        Self { outcomes: outcomes.into_iter().collect(), later: Vec::new() }
+    }
+}
+
+/// One lane.
+pub(crate) struct Lane {
+    shared: Arc<ConsumerContext>,
+    arrivals: Arc<Arrivals<Box<Delivery>>>,
+    pub(super) decider: Decider,
+}
+
+impl Lane {
+    pub(crate) fn new(shared: Arc<ConsumerContext>, arrivals: Arc<Arrivals<Box<Delivery>>>) -> Self {
+        let attempts = Attempts::new(Arc::clone(&shared), Arc::clone(&arrivals.aside));
+        Self { shared, arrivals, decider: Decider::new(attempts) }
+    }
+
+    /// Takes batches until the worker stops. A batch that has been taken is finished first.
+    pub(crate) async fn run(mut self) {
+        let arrivals = Arc::clone(&self.arrivals);
+        let shared = Arc::clone(&self.shared);
+        loop {
+            self.decider.attempts.waits();
+            let mut batch = Vec::new();
+            let mut taken = BatchOrigin::Arrived;
+            let owes = self.decider.attempts.owes_marks();
+            let mut is_over = true;
+            tokio::select! {
+                biased;
+                () = self.shared.stop.cancelled() => {}
+                from = arrivals.take(&mut batch) => taken = from,
+                // Deliveries taken by then are in `batch`.
+                () = tokio::time::sleep(MARKS_OWED), if owes => is_over = false,
+            }
+            if batch.is_empty() && is_over {
+                break;
+            }
+            if owes {
+                self.decider.attempts.take_back_marks().await;
+            }
+            self.decider.attempts.at_work_on(batch.len());
+            // Paused: the deliveries taken come again when their channel is closed.
+            let Some(_at_work) = shared.gate.begin() else {
+                abandon_deliveries(&shared, batch);
+                continue;
+            };
+            for batch in split_by_bytes(batch, |delivery| delivery.message.body.len()) {
+                let abandon = self.shared.abandon.clone();
+                let done = tokio::select! {
+                    biased;
+                    // Dropped half-way, together with its connection.
+                    () = abandon.cancelled() => {
+                        self.decider.attempts.give_up_session().await;
+                        Err(AbandonedBatch)
+                    }
+                    done = self.batch(taken, batch) => done,
+                };
+                self.decider.attempts.end_trace();
+                if done.is_err() {
+                    self.decider.attempts.abandon().await;
+                    tracing::debug!(consumer = %self.shared.consumer.name, "a batch was left to redelivery");
+                }
+            }
+        }
+        self.decider.attempts.close().await;
+    }
+
+    /// Settles decided deliveries. While too many wait for their copies to arrive, the lane waits, too.
+    async fn settle(
+        &self,
+        settled: Vec<(Box<Delivery>, PartialIdentity, Outcome)>,
+    ) -> Result<(), AbandonedBatch> {
+        let messages = settled.len();
+        self.decider.attempts.waits();
+        let done = settle(&self.shared, self.decider.attempts.trace(), settled).await;
+        self.decider.attempts.at_work_on(messages);
+        done
+    }
+
+    /// Processes a batch from its preparation to its settlement.
+    pub(super) async fn batch(
+        &mut self,
+        taken: BatchOrigin,
+        deliveries: Vec<Box<Delivery>>,
+    ) -> Result<(), AbandonedBatch> {
+        let shared = Arc::clone(&self.shared);
+        let mut at_work = Some(self.arrivals.at_work());
+        let mut channels: Vec<Arc<ChannelLife>> = Vec::new();
+        for delivery in &deliveries {
+            if !channels.iter().any(|channel| Arc::ptr_eq(channel, &delivery.channel)) {
+                channels.push(Arc::clone(&delivery.channel));
+            }
+        }
+        self.decider.attempts.take_in_hand(channels.clone(), shared.traces.batch(deliveries.len()));
+        let metrics = &shared.counters.metrics;
+        #[allow(clippy::cast_precision_loss)] // a few thousand
+        metrics.batch.record(deliveries.len() as f64);
+        #[allow(clippy::cast_precision_loss)] // half of prefetch at most
+        metrics.aside.set(self.arrivals.aside.len() as f64);
+        let began = Instant::now();
+        let mut candidates = Vec::with_capacity(deliveries.len());
+        let mut rejected = Vec::new();
+        // A delivery of a lost channel comes again on the next one.
+        let (gone, deliveries): (Vec<_>, Vec<_>) =
+            deliveries.into_iter().partition(|delivery| delivery.channel.is_over());
+        abandon_deliveries(&shared, gone);
+        if shared.keys.are_stale() || deliveries.iter().any(|delivery| names_unknown_key(&shared, delivery)) {
+            self.decider.attempts.learn_keys(began.into_std()).await?;
+        }
+        for delivery in deliveries {
+            match prepare(&shared, delivery) {
+                Ok(candidate) => candidates.push(candidate),
+                Err(rejection) => rejected.push(rejection),
+            }
+        }
+        shared.passed(self.decider.attempts.trace(), Stage::Prepare, began.into_std());
+        if !rejected.is_empty() {
+            let mut settled = rejected
+                .into_iter()
+                .map(|one| (one.delivery, one.known, Outcome::rejected(one.rejection)))
+                .collect::<Vec<_>>();
+            self.decider.attempts.reject(&mut settled).await?;
+            settled.iter().for_each(|(delivery, _, outcome)| shared.journal.note(delivery, outcome));
+            self.settle(settled).await?;
+        }
+        while !candidates.is_empty() {
+            candidates = self.round(taken, &channels, &mut at_work, candidates).await?;
+        }
+        Ok(())
+    }
+
+    /// Decides and settles candidates; returns those that must go through another round: later messages of a batch if the first with the
+    /// same identity did not complete, or had another payload; and redelivered ones, and new copies of them, which come after the others.
+    async fn round(
+        &mut self,
+        taken: BatchOrigin,
+        channels: &[Arc<ChannelLife>],
+        at_work: &mut Option<BusyLane>,
+        candidates: Vec<Candidate>,
+    ) -> Result<Vec<Candidate>, AbandonedBatch> {
+        let shared = Arc::clone(&self.shared);
+        let attempts = &mut self.decider.attempts;
+        let leader_of = leaders(candidates.iter().map(|candidate| &candidate.identity));
+        let first: Vec<usize> = (0..candidates.len()).filter(|&index| leader_of[index].is_none()).collect();
+        let mut outcomes: Vec<Option<Outcome>> = vec![None; candidates.len()];
+
+        let leading: Vec<&Candidate> = first.iter().map(|&index| &candidates[index]).collect();
+        attempts.begin_round();
+        let began = Instant::now();
+        let known = match attempts.prediction.needs_precheck(&leading) {
+            true => match precheck(&shared, &mut attempts.session, &leading).await {
+                Some((known, epoch)) => {
+                    if known.contains(&true) {
+                        attempts.decided_on(epoch);
+                        attempts.prediction.mirror_knew();
+                    }
+                    known
+                }
+                None => vec![false; leading.len()],
+            },
+            false => vec![false; leading.len()],
+        };
+        shared.passed(attempts.trace(), Stage::Precheck, began.into_std());
+        let mut listed = Vec::new();
+        for (&index, known) in first.iter().zip(known) {
+            // A reply's content is in PostgreSQL alone.
+            if known && !wants_reply(&shared, &candidates[index]) {
+                let outcome = Outcome::Duplicate(DuplicateSource::Mirror);
+                if shared.list_duplicates {
+                    listed.push(index);
+                }
+                outcomes[index] = Some(outcome);
+            }
+        }
+        let open: Vec<usize> = first.into_iter().filter(|&index| outcomes[index].is_none()).collect();
+        let work: Vec<&Candidate> = open.iter().map(|&index| &candidates[index]).collect();
+        let mut let_pass = vec![false; candidates.len()];
+        let decided = self.decide(taken, &work).await?;
+        for (position, outcome) in decided.outcomes {
+            outcomes[open[position]] = Some(outcome);
+        }
+        for position in decided.later {
+            let_pass[open[position]] = true;
+        }
+
+        // The others follow the first of their identity.
+        for (index, leader) in leader_of.iter().enumerate() {
+            let Some(leader) = *leader else { continue };
+            // A new copy of a message that has to run alone has to do so as well, and waits with it.
+            let_pass[index] = let_pass[leader];
+            if candidates[leader].fingerprint != candidates[index].fingerprint {
+                continue;
+            }
+            let Some(outcome) = outcomes[leader].as_ref().and_then(Outcome::of_copy) else { continue };
+            if matches!(outcome, Outcome::Duplicate(_)) {
+                if wants_reply(&shared, &candidates[index]) {
+                    continue;
+                }
+                if shared.list_duplicates {
+                    listed.push(index);
+                }
+            }
+            outcomes[index] = Some(outcome);
+        }
+        if !listed.is_empty() {
+            let records: Vec<_> = listed
+                .iter()
+                .filter_map(|&index| Some(audit_record(&candidates[index], outcomes[index].as_ref()?)))
+                .collect();
+            self.decider.attempts.write_audit(&records).await?;
+        }
+        // A failover has happened in between, and may have undone earlier decisions: all are made again.
+        if !self.decider.attempts.is_of_one_epoch().await? {
+            tracing::warn!(consumer = %shared.consumer.name, "the database has changed during a batch: it is decided anew");
+            return Ok(candidates);
+        }
+        let goes_on = outcomes.iter().flatten().any(Outcome::completes);
+        let mut again = Vec::new();
+        let mut undecided = Vec::new();
+        let mut settled = Vec::with_capacity(candidates.len());
+        let lets_others_pass = let_pass.contains(&true);
+        for ((mut candidate, outcome), lets_pass) in candidates.into_iter().zip(outcomes).zip(let_pass) {
+            if let Some(outcome) = &outcome {
+                shared.journal.note(&candidate.delivery, outcome);
+            }
+            match outcome {
+                Some(Outcome::Undecided { fault, .. }) if fault.class == FaultClass::Crashed => {
+                    candidate.delivery.message.redelivered = true;
+                    again.push(candidate);
+                }
+                Some(Outcome::Undecided { fault, .. }) => undecided.push((candidate, fault)),
+                Some(outcome) => {
+                    let known = PartialIdentity::from(&candidate.identity);
+                    settled.push((candidate.delivery, known, outcome));
+                }
+                None if lets_pass => {
+                    candidate.delivery.message.redelivered = true;
+                    let (now, tenant) = (Instant::now(), candidate.identity.tenant);
+                    self.arrivals.aside.put(now + LETS_PASS, now, Cause::Suspect, tenant, candidate.delivery);
+                }
+                None => again.push(candidate),
+            }
+        }
+        *at_work = None;
+        let is_aside = lets_others_pass || !undecided.is_empty();
+        if !undecided.is_empty() {
+            settled.extend(self.put_aside(undecided, goes_on));
+        }
+        if is_aside {
+            // Deliveries settled behind waiting ones are acknowledged all the same.
+            for channel in channels {
+                if let Err(error) = channel.release().await {
+                    tracing::debug!(consumer = %shared.consumer.name, error = %error, "acknowledgements did not arrive");
+                }
+            }
+        }
+        self.settle(settled).await?;
+        Ok(again)
+    }
+
+    /// Puts aside messages with failures that are not attributed yet. Returns those that have waited longest if there is no room for all:
+    /// they go to the end of their queue, without an attempt. `goes_on`: another message of their batch has succeeded.
+    fn put_aside(
+        &mut self,
+        undecided: Vec<(Candidate, Fault)>,
+        goes_on: bool,
+    ) -> Vec<(Box<Delivery>, PartialIdentity, Outcome)> {
+        let shared = &self.shared;
+        let now = Instant::now();
+        let mut example = None;
+        // Copies wait as long as the first of them.
+        let mut waits: HashMap<Identity, (Duration, Instant)> = HashMap::new();
+        for (Candidate { delivery, identity, .. }, fault) in undecided {
+            let known = waits.entry(identity.clone());
+            let has_failed = fault.class != FaultClass::Contention;
+            let (wait, since) =
+                *known.or_insert_with(|| shared.progress.undecided(&identity, now, has_failed));
+            if fault.class == FaultClass::Contention {
+                tracing::debug!(consumer = %shared.consumer.name, tenant = %identity.tenant, key = %identity.key,
+                    error = %fault, "a message waits for what another transaction holds");
+                self.arrivals.aside.put(
+                    now + wait.min(LONGEST_HELD),
+                    since,
+                    Cause::Held,
+                    identity.tenant.clone(),
+                    delivery,
+                );
+            } else {
+                self.arrivals.aside.put(
+                    now + wait,
+                    since,
+                    Cause::Environment,
+                    identity.tenant.clone(),
+                    delivery,
+                );
+                example.get_or_insert((identity, fault));
+            }
+        }
+        if let Some((identity, fault)) = example.filter(|_| !goes_on) {
+            shared.progress.stall();
+            self.arrivals.aside.pause(now);
+            let consumer = &shared.consumer.name;
+            let (tenant, key, waiting) = (&identity.tenant, &identity.key, self.arrivals.aside.len());
+            match shared.health.stalled(&fault, Some(&identity)) {
+                true => {
+                    tracing::error!(%consumer, %tenant, %key, sqlstate = fault.code, error = %fault, waiting,
+                        "no message succeeds: those that failed wait, each new one is tried; no attempt is spent");
+                }
+                false => {
+                    tracing::warn!(%consumer, %tenant, %key, sqlstate = fault.code, error = %fault, waiting,
+                        "a message has failed, and none has succeeded beside it: it waits; no attempt is spent");
+                }
+            }
+        }
+        let overflow = self.arrivals.overflow(|delivery| delivery.message.body.len()).into_iter();
+        overflow
+            .map(|delivery| {
+                let (delivery, known) = postponed(shared, delivery);
+                (delivery, known, Outcome::Postponed { delay: Duration::ZERO })
+            })
+            .collect()
+    }
+
+    /// Commits the messages that may run now, and returns the outcomes by position. Redelivered messages, of which one may have killed a
+    /// process, are left for rounds of their own: decisions before them must be settled before one of them runs.
+    async fn decide(
+        &mut self,
+        taken: BatchOrigin,
+        work: &[&Candidate],
+    ) -> Result<RoundOutcomes, AbandonedBatch> {
+        let back = taken == BatchOrigin::Back;
+        if !has_suspects(work) {
+            let done = self.decider.commit(Isolation::None, back, work).await?;
+            return Ok(RoundOutcomes::all(done.into_iter().enumerate()));
+        }
+        let mut outcomes = Vec::new();
+        let (isolation, positions) = match self.tell_apart(work).await?.next() {
+            BatchPart::GivenUp(positions) => {
+                for (position, marks) in positions {
+                    let text = format!("a process died {marks} times while this message was at work");
+                    let fault = Fault::new(FaultClass::Crashed, None, text);
+                    let began = self.shared.progress.begin();
+                    outcomes
+                        .push((position, self.decider.attempts.failed(began, work[position], &fault).await?));
+                }
+                return Ok(RoundOutcomes::all(outcomes));
+            }
+            BatchPart::Running(positions) => {
+                let text = "another session runs a copy of this message";
+                let fault = Fault::new(FaultClass::Contention, None, text);
+                let waits = Outcome::Undecided { attempts: 0, fault };
+                return Ok(RoundOutcomes::all(
+                    positions.into_iter().map(|position| (position, waits.clone())),
+                ));
+            }
+            BatchPart::Run(isolation, positions) => (isolation, positions),
+            // Behind them in the queue there may be others: these come first, and then a few of them at a time.
+            BatchPart::Alone(later) if taken == BatchOrigin::Arrived => {
+                return Ok(RoundOutcomes { outcomes, later });
+            }
+            BatchPart::Alone(positions) => (Isolation::Exclusive, positions.into_iter().take(1).collect()),
+        };
+        let some: Vec<&Candidate> = positions.iter().map(|&position| work[position]).collect();
+        let done = self.decider.commit(isolation, back, &some).await?;
+        Ok(RoundOutcomes::all(positions.into_iter().zip(done)))
+    }
+
+    async fn tell_apart(&mut self, work: &[&Candidate]) -> Result<SuspectGroups, AbandonedBatch> {
+        let identities: Vec<&Identity> = work.iter().map(|candidate| &candidate.identity).collect();
+        loop {
+            let shared = Arc::clone(&self.shared);
+            let consumer = &shared.consumer;
+            let session = self.decider.attempts.session().await?;
+            step("worker.look_up_suspects.before");
+            let asked = pg::look_up(&mut session.connection, &consumer.name, &identities);
+            match pg::within(shared.postgres.client_timeout(), asked).await {
+                Ok(records) => {
+                    step("worker.look_up_suspects.after");
+                    let now = shared.clock.now();
+                    let crashes = consumer.retry.max_crashes;
+                    let parts = group_suspects(work, &records, consumer.on_conflict, crashes, now);
+                    let died = u64::try_from(parts.alone.len() + parts.given_up.len()).unwrap_or(u64::MAX);
+                    shared.counters.metrics.crash_attempts.increment(died);
+                    return Ok(parts);
+                }
+                Err(error) => self.decider.attempts.wait_out(Interrupt::of_ours(error)).await?,
+            }
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Writes decisions that need no lease: rows of the trail, dead letters.
+
+use std::sync::Arc;
+
+use super::runner::Runner;
+use crate::worker::candidate::{Candidate, PartialIdentity};
+use crate::worker::interrupt::Interrupt;
+use crate::worker::transaction::letters::{GivenUpDelivery, keep_letters};
+use crate::worker::transaction::record::audit_record;
+use crate::worker::transaction::without_handler::{audit_only, reject};
+use oncely_amqp::Delivery;
+use oncely_core::outcome::Outcome;
+use oncely_lease::{Statement, StatementError};
+use oncely_postgres as pg;
+
+/// A delivery that does not run, with its outcome.
+type RefusedDelivery = (Box<Delivery>, PartialIdentity, Outcome);
+
+impl Runner {
+    /// Stores a dead letter alone: the trail has its row. Returns `None` if the worker stops first.
+    pub(super) async fn keep_letter(&self, candidate: &Arc<Candidate>, outcome: Outcome) -> Option<Outcome> {
+        let shared = Arc::clone(&self.shared);
+        self.written("a dead letter is kept", || {
+            let (shared, candidate) = (Arc::clone(&shared), Arc::clone(candidate));
+            let mut outcome = outcome.clone();
+            Box::new(move |session| {
+                Box::pin(async move {
+                    let now = session.clock.now();
+                    let mut transaction = pg::begin(&mut session.connection).await?;
+                    let given_up = vec![GivenUpDelivery::new(&candidate, &mut outcome)];
+                    keep_letters(&shared, &mut transaction, now, Interrupt::of_ours, given_up)
+                        .await
+                        .map_err(interrupted)?;
+                    transaction.commit().await?;
+                    Ok(outcome)
+                })
+            })
+        })
+        .await
+    }
+
+    /// Writes a duplicate's row in the trail. Returns false if the worker stops first.
+    pub(super) async fn list(&self, candidate: &Arc<Candidate>, outcome: &Outcome) -> bool {
+        let shared = Arc::clone(&self.shared);
+        let listed = self.written("a duplicate is listed", || {
+            let (shared, candidate, outcome) = (Arc::clone(&shared), Arc::clone(candidate), outcome.clone());
+            Box::new(move |session| {
+                Box::pin(async move {
+                    let record = audit_record(&candidate, &outcome);
+                    audit_only(&shared, session, &[record]).await.map_err(interrupted)
+                })
+            })
+        });
+        listed.await.is_some()
+    }
+
+    /// Writes the audit row and the letter of a message that can't run. Returns `None` if the worker stops first.
+    pub(super) async fn note_rejected(&self, rejected: RefusedDelivery) -> Option<RefusedDelivery> {
+        let shared = Arc::clone(&self.shared);
+        self.written("a rejected message is recorded", || {
+            let (shared, mut one) = (Arc::clone(&shared), [rejected.clone()]);
+            Box::new(move |session| {
+                Box::pin(async move {
+                    reject(&shared, session, &mut one).await.map_err(interrupted)?;
+                    let [one] = one;
+                    Ok(one)
+                })
+            })
+        })
+        .await
+    }
+
+    /// Writes until it succeeds: the message is not settled before. Returns `None` if the write is refused or the worker stops first.
+    async fn written<T: Send + 'static>(
+        &self,
+        what: &str,
+        make: impl Fn() -> Statement<T, sqlx::Error>,
+    ) -> Option<T> {
+        match self.store.own.say(&self.shared.stop, what, make).await {
+            Ok(written) => Some(written),
+            Err(error) => {
+                if let StatementError::Refused(fault) = error {
+                    self.shared.health.stalled(&fault, None);
+                    tracing::error!(consumer = %self.shared.consumer.name, error = %fault, "{what}: it can't be; the message stays unacknowledged");
+                }
+                None
+            }
+        }
+    }
+}
+
+/// Converts an interrupt to an outage, which is tried again: it passes, or the message stays unacknowledged.
+fn interrupted(interrupt: Interrupt) -> sqlx::Error {
+    let text = match interrupt {
+        Interrupt::Outage(outage) => outage.to_string(),
+        Interrupt::Known => "a key is known".to_owned(),
+        Interrupt::NotNow(fault)
+        | Interrupt::Held(fault)
+        | Interrupt::Failed(fault)
+        | Interrupt::Tainted(fault) => fault.to_string(),
+    };
+    sqlx::Error::Configuration(text.into())
+}

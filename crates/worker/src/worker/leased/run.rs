@@ -1,0 +1,400 @@
+//! One message under a lease: claim, run, record, settle.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use futures::FutureExt as _;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::task::{JoinError, JoinHandle};
+use tokio_util::task::AbortOnDropHandle;
+use uuid::Uuid;
+
+use super::runner::{MessageDecision, PendingClaim, Runner, SendTime, TimedAnswer};
+use super::waiting::{RunAdmission, RunIsolation};
+use crate::worker::batch::prepare::{names_unknown_key, prepare};
+use crate::worker::candidate::{Candidate, PartialIdentity};
+use crate::worker::gone::abandon_deliveries;
+use crate::worker::intake::arrivals::BatchOrigin;
+use crate::worker::settle::settle;
+use oncely_amqp::Delivery;
+use oncely_core::fault::FaultClass;
+use oncely_core::outcome::{DuplicateSource, Outcome};
+use oncely_failpoint::{self as failpoint, step};
+use oncely_handler::lease::{Finish, Lease};
+use oncely_handler::{HandlerError, Message};
+use oncely_lease::{DualInstant, Grant, LeaseId, Run, RunTrail, StatementError, statement};
+use oncely_postgres::{self as pg, GrantedLease, LeaseAnswer};
+use oncely_process::witnesses::Began;
+
+/// Time that a handler has after it learns that its run is over.
+const GRACE: Duration = Duration::from_secs(2);
+/// Time to record that a run was too long.
+const RECORDED: Duration = Duration::from_secs(1);
+/// Time before the end of `worker.shutdown` at which runs are given back, so that another worker need not wait for their leases.
+const GIVE_BACK: Duration = Duration::from_secs(5);
+
+/// Name of the claim in the log.
+const CLAIMED: &str = "a message is claimed";
+
+impl Runner {
+    /// Processes a message until it is settled or waits aside.
+    pub(super) async fn take(
+        &self,
+        mut delivery: Box<Delivery>,
+        taken: BatchOrigin,
+        place: OwnedSemaphorePermit,
+    ) {
+        let shared = &*self.shared;
+        let at_work = shared.gate.begin();
+        // Paused, or its channel is gone: it is redelivered.
+        if at_work.is_none() || delivery.channel.is_over() {
+            return abandon_deliveries(shared, vec![delivery]);
+        }
+        delivery.unpark();
+        self.decide_and_settle(delivery, taken, Some(place)).await;
+    }
+
+    /// Decides and settles a message, also while it is unknown whether the consumer is paused. The place is free once it is decided.
+    pub(super) async fn decide_and_settle(
+        &self,
+        delivery: Box<Delivery>,
+        taken: BatchOrigin,
+        place: Option<OwnedSemaphorePermit>,
+    ) {
+        let shared = &*self.shared;
+        let unknown = shared.keys.are_stale() || names_unknown_key(shared, &delivery);
+        if unknown && !self.learn_keys().await {
+            return;
+        }
+        let settled = match prepare(shared, delivery) {
+            Ok(candidate) => {
+                let candidate = Arc::new(candidate);
+                let began = shared.progress.begin();
+                let decision = self.decide(&candidate, began).await;
+                let identity = candidate.identity.clone();
+                let outcome = match decision {
+                    MessageDecision::Outcome(outcome) => outcome,
+                    MessageDecision::Redelivery => return,
+                    MessageDecision::Aside(cause, wait, since) => {
+                        let journal = Outcome::Postponed { delay: wait };
+                        shared.journal.note(&candidate.delivery, &journal);
+                        drop(place);
+                        let delivery = delivery_of(candidate);
+                        return self.put_aside(taken, (cause, wait, since), &identity, delivery).await;
+                    }
+                };
+                self.note(&candidate, began, &outcome);
+                (delivery_of(candidate), PartialIdentity::from(&identity), outcome)
+            }
+            Err(rejected) => {
+                let outcome = Outcome::rejected(rejected.rejection);
+                let Some(one) = self.note_rejected((rejected.delivery, rejected.known, outcome)).await else {
+                    return;
+                };
+                shared.health.committed();
+                one
+            }
+        };
+        shared.journal.note(&settled.0, &settled.2);
+        // Its copy may take long to arrive.
+        drop(place);
+        self.settle(settled).await;
+    }
+
+    pub(super) async fn settle(&self, settled: (Box<Delivery>, PartialIdentity, Outcome)) {
+        let shared = &*self.shared;
+        let channel = Arc::clone(&settled.0.channel);
+        let trace = shared.traces.batch(1);
+        if settle(shared, &trace, vec![settled]).await.is_err() {
+            tracing::debug!(consumer = %shared.consumer.name, "a message was left to redelivery");
+        }
+        // An acknowledgement held back behind a long run would keep its place in the prefetch idle.
+        if let Err(error) = channel.release().await {
+            tracing::debug!(consumer = %shared.consumer.name, error = %error, "acknowledgements did not arrive");
+        }
+    }
+
+    /// Records an outcome for the judgement of other failures and for the consumer's health.
+    fn note(&self, candidate: &Candidate, began: Began, outcome: &Outcome) {
+        let shared = &*self.shared;
+        if outcome.completes() {
+            shared.health.completed(shared.clock.now());
+        }
+        if let Outcome::Postponed { delay } = outcome {
+            // It does not wait in this process any more.
+            shared.progress.leaves(&candidate.identity, tokio::time::Instant::now() + *delay);
+        }
+        if shared.progress.note(began, std::iter::once((&candidate.identity, outcome))) {
+            self.failed.store(0, Ordering::Relaxed);
+            if self.arrivals.aside.resume(tokio::time::Instant::now()) {
+                tracing::info!(consumer = %shared.consumer.name, "a message has succeeded: consuming goes on");
+            }
+        }
+        match shared.progress.is_stalled() {
+            true => shared.health.committed(),
+            false => shared.health.resumed(),
+        }
+    }
+
+    /// Reads the keys, so that no message is judged without the key that it names, or by keys read long ago. Returns false if the worker
+    /// stops first.
+    async fn learn_keys(&self) -> bool {
+        let since = Instant::now();
+        let make = || {
+            let shared = Arc::clone(&self.shared);
+            statement(move |connection| Box::pin(async move { shared.keys.ask(since, connection).await }))
+        };
+        self.store.own.say(&self.shared.stop, "keys are read", make).await.is_ok()
+    }
+
+    /// Claims the key, and runs the message if it is granted.
+    async fn decide(&self, candidate: &Arc<Candidate>, began: Began) -> MessageDecision {
+        let shared = &*self.shared;
+        let trail = Arc::new(RunTrail {
+            queue: candidate.delivery.message.queue.clone(),
+            worker: shared.worker.clone(),
+            trace_id: candidate.delivery.message.trace_id().map(str::to_owned),
+        });
+        let mut room = RunIsolation::Shared;
+        loop {
+            let right = match self.enter(room).await {
+                RunAdmission::Granted(right) => right,
+                RunAdmission::Busy => return self.waits(candidate, FaultClass::Contention),
+                RunAdmission::Stopping => return MessageDecision::Redelivery,
+            };
+            let Some((answer, left)) = self.claim(candidate, &trail).await else {
+                return MessageDecision::Redelivery;
+            };
+            match answer {
+                LeaseAnswer::Granted(granted) => {
+                    let is_taken_over = granted.crashes > 0 && room == RunIsolation::Shared;
+                    shared.counters.metrics.taken_over.increment(u64::from(is_taken_over));
+                    let is_suspect =
+                        room == RunIsolation::Shared && self.is_suspect(candidate, granted.crashes);
+                    let lease = self.lease(candidate, &trail, (granted, left));
+                    if is_suspect {
+                        // A message does not wait while it holds its key: a crash of the process meanwhile would count as its own.
+                        lease.release().await;
+                        room = RunIsolation::Alone;
+                        continue;
+                    }
+                    return self.run(&lease, left.0, candidate, began).await;
+                }
+                LeaseAnswer::InFlight(delay) => {
+                    drop(right);
+                    return self.in_flight(candidate, delay).await;
+                }
+                LeaseAnswer::Locked => return self.waits(candidate, FaultClass::Contention),
+                LeaseAnswer::Wait(delay) => return self.postpone(candidate, delay),
+                LeaseAnswer::Duplicate => {
+                    let outcome = Outcome::Duplicate(DuplicateSource::Postgres);
+                    let listed = !shared.list_duplicates || self.list(candidate, &outcome).await;
+                    return if listed { outcome.into() } else { MessageDecision::Redelivery };
+                }
+                LeaseAnswer::Reject { rejection, attempt } => {
+                    let outcome = Outcome::DeadLettered {
+                        attempt: attempt.unwrap_or(0),
+                        rejection,
+                        code: None,
+                        letter: None,
+                    };
+                    return self.given_up(candidate, outcome, attempt.is_some()).await;
+                }
+            }
+        }
+    }
+
+    fn lease(
+        &self,
+        candidate: &Candidate,
+        trail: &Arc<RunTrail>,
+        (granted, left): (GrantedLease, SendTime),
+    ) -> Lease {
+        let shared = &*self.shared;
+        let GrantedLease { token, attempt, crashes } = granted;
+        let held = LeaseId { identity: candidate.identity.clone(), token };
+        let grant = Grant { token, attempt, is_takeover: crashes > 0 };
+        let time = &shared.consumer.lease;
+        let (belief, sealer) = (DualInstant::since(left), shared.sealer());
+        let store = Arc::clone(&self.store);
+        let run = Run::new(store, held, grant, time.time, belief, sealer, shared.abandon.clone());
+        Lease::new(run, time.max_run, Arc::clone(trail))
+    }
+
+    /// Claims the key. Returns `None` if the message is left to redelivery.
+    async fn claim(&self, candidate: &Arc<Candidate>, trail: &Arc<RunTrail>) -> Option<TimedAnswer> {
+        let shared = &*self.shared;
+        // Names this acquisition in each try: a reply may be lost. 62 random bits, not a whole UUID: each claim writes them. An owner has
+        // 255 bytes at most, and a character up to four.
+        let (_, acquisition) = Uuid::new_v4().as_u64_pair();
+        let owner = format!("{} {acquisition:016x}", shared.worker.chars().take(50).collect::<String>());
+        // A try was sent, and not answered: its transaction may still be open, or have granted the key.
+        let unanswered = Arc::new(AtomicBool::new(false));
+        let ask = || {
+            let (candidate, trail, owner) = (Arc::clone(candidate), Arc::clone(trail), owner.clone());
+            let may_take_over = !self.store.away.is_within(shared.consumer.lease.time);
+            let has_left = Arc::new(AtomicBool::new(false));
+            let unanswered = Arc::clone(&unanswered);
+            let claiming =
+                PendingClaim { candidate, trail, owner, may_take_over, has_left: Arc::clone(&has_left) };
+            let claimed = self.claims.say(claiming);
+            async move {
+                match claimed.await {
+                    // An open transaction holds the key. Its end decides whether the key is run, so the message waits without a place.
+                    // Unless the transaction may be our own: no other process would run the message that it was granted.
+                    Err(error) if pg::is_locked(&error) && !unanswered.load(Ordering::Relaxed) => {
+                        Ok(locked())
+                    }
+                    Err(error) if pg::is_outage(&error) => {
+                        unanswered.fetch_or(has_left.load(Ordering::Relaxed), Ordering::Relaxed);
+                        Err(error)
+                    }
+                    claimed => claimed,
+                }
+            }
+            .boxed()
+        };
+        step("lease.claim.before");
+        let claimed = self.store.own.until_answered(&shared.stop, CLAIMED, ask).await;
+        step("lease.claim.after");
+        match claimed {
+            Ok(answer) => Some(answer),
+            Err(StatementError::Refused(fault)) => {
+                shared.health.stalled(&fault, None);
+                shared.counters.outage();
+                tracing::error!(consumer = %shared.consumer.name, error = %fault, "a message can't be claimed; it comes back");
+                Some(locked())
+            }
+            Err(StatementError::Unavailable(_)) if unanswered.load(Ordering::Relaxed) => {
+                // The worker stops, and would leave a key held without a run: that would count as a crash. After the lease's time it is too
+                // late.
+                let asked = self.store.own.until_answered(&shared.abandon, CLAIMED, ask);
+                let claimed = tokio::time::timeout(shared.consumer.lease.time, asked).await;
+                if let Ok(Ok((LeaseAnswer::Granted(granted), left))) = claimed {
+                    self.lease(candidate, trail, (granted, left)).release().await;
+                }
+                None
+            }
+            Err(StatementError::Lost | StatementError::Unavailable(_)) => None,
+        }
+    }
+
+    /// Runs the handler, and records the result. `asked`: when the granted claim was sent.
+    async fn run(
+        &self,
+        lease: &Lease,
+        asked: Instant,
+        candidate: &Arc<Candidate>,
+        tried: Began,
+    ) -> MessageDecision {
+        let shared = &*self.shared;
+        // In time for its failure to be recorded before the key may be taken over: the server counts from the claim.
+        let ends = asked + shared.consumer.lease.max_run.saturating_sub(GRACE + RECORDED);
+        // No renewal outlives the run, however it ends.
+        let _heartbeat = AbortOnDropHandle::new(tokio::spawn(lease.run().clone().heartbeat(ends.into())));
+        let began = Instant::now();
+        let handler = {
+            let (handler, lease, candidate) =
+                (Arc::clone(&self.handler), lease.clone(), Arc::clone(candidate));
+            tokio::spawn(failpoint::inherit(async move {
+                let message = Message {
+                    identity: &candidate.identity,
+                    raw: &candidate.delivery.message,
+                    attempt: lease.attempt(),
+                    is_json: candidate.is_json,
+                };
+                handler.handle(&lease, message).await
+            }))
+        };
+        let ended = self.watch(lease, handler).await;
+        let is_done = matches!(ended, HandlerEnd::Returned(Ok(_)));
+        shared.counters.metrics.handled(began.elapsed(), is_done);
+        match ended {
+            HandlerEnd::Returned(Ok(finish)) => self.finish(lease, candidate, tried, &finish, None).await,
+            HandlerEnd::Returned(Err(error)) => self.failed(lease, candidate, tried, error).await,
+            HandlerEnd::Panicked => {
+                self.failed(lease, candidate, tried, HandlerError::transient("the handler panicked")).await
+            }
+            HandlerEnd::TooLong => {
+                let limit = shared.consumer.lease.max_run;
+                let text = format!("the run took longer than {limit:?} (consumers.lease.max_run)");
+                self.failed(lease, candidate, tried, HandlerError::transient(text)).await
+            }
+            HandlerEnd::Lost => self.lost(lease, candidate, "the key was taken over").await,
+            HandlerEnd::Stopped => {
+                lease.release().await;
+                MessageDecision::Redelivery
+            }
+        }
+    }
+
+    /// Waits for the handler, as long as its run lasts.
+    async fn watch(
+        &self,
+        lease: &Lease,
+        mut handler: JoinHandle<Result<Finish, HandlerError>>,
+    ) -> HandlerEnd {
+        let shared = &*self.shared;
+        let stopping = async {
+            shared.stop.cancelled().await;
+            tokio::time::sleep(shared.shutdown.saturating_sub(GIVE_BACK)).await;
+        };
+        let run = lease.run();
+        let lost = || if run.is_too_long() { HandlerEnd::TooLong } else { HandlerEnd::Lost };
+        let why = tokio::select! {
+            ended = &mut handler => return match HandlerEnd::from_join(ended) {
+                // The handler may learn first that its lease is lost: no failure of its own.
+                HandlerEnd::Returned(Err(_)) if run.is_lost() => lost(),
+                ended => ended,
+            },
+            () = run.lost() => lost(),
+            () = stopping => HandlerEnd::Stopped,
+            () = shared.abandon.cancelled() => HandlerEnd::Stopped,
+        };
+        run.stop();
+        if let Ok(ended) = tokio::time::timeout(GRACE, &mut handler).await {
+            // In time after all; but after the end of its run only a success counts.
+            return match (HandlerEnd::from_join(ended), why) {
+                (HandlerEnd::Returned(Ok(finish)), _) => HandlerEnd::Returned(Ok(finish)),
+                (_, why) => why,
+            };
+        }
+        handler.abort();
+        why
+    }
+}
+
+/// End of a handler's run.
+enum HandlerEnd {
+    Returned(Result<Finish, HandlerError>),
+    Panicked,
+    /// After `max_run`.
+    TooLong,
+    Lost,
+    /// The worker stops.
+    Stopped,
+}
+
+impl HandlerEnd {
+    fn from_join(ended: Result<Result<Finish, HandlerError>, JoinError>) -> Self {
+        match ended {
+            Ok(returned) => Self::Returned(returned),
+            Err(error) => {
+                failpoint::ended(error);
+                Self::Panicked
+            }
+        }
+    }
+}
+
+fn locked() -> TimedAnswer {
+    (LeaseAnswer::Locked, (Instant::now(), SystemTime::now()))
+}
+
+fn delivery_of(candidate: Arc<Candidate>) -> Box<Delivery> {
+    match Arc::try_unwrap(candidate) {
+        Ok(candidate) => candidate.delivery,
+        Err(held) => held.delivery.clone(),
+    }
+}

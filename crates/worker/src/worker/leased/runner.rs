@@ -1,0 +1,125 @@
+//! Common state of a consumer's runs.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use crate::worker::candidate::Candidate;
+use crate::worker::intake::arrivals::Arrivals;
+use crate::worker::intake::aside::Cause;
+use crate::worker::shared::ConsumerContext;
+use oncely_amqp::Delivery;
+use oncely_core::outcome::Outcome;
+use oncely_handler::lease::ErasedLeasedHandler;
+use oncely_lease::{CallGroup, GroupLimits, GroupedStore, RunTrail, Statement, statement};
+use oncely_postgres::{self as pg, LeaseAnswer, LeaseClaim, LeaseIdRef};
+
+pub(super) struct Runner {
+    pub(super) shared: Arc<ConsumerContext>,
+    pub(super) handler: Arc<dyn ErasedLeasedHandler>,
+    pub(super) store: Arc<GroupedStore>,
+    /// Messages that have arrived, and those that wait aside.
+    pub(super) arrivals: Arrivals<Box<Delivery>>,
+    /// Messages that have arrived and failed without a decided cause since one succeeded.
+    pub(super) failed: AtomicUsize,
+    /// One commit claims for all places that have become free.
+    pub(super) claims: CallGroup<PendingClaim, TimedAnswer>,
+}
+
+/// Time at which a claim was sent, by both clocks.
+pub(super) type SendTime = (Instant, SystemTime);
+
+/// A claim's answer, and when the answered try was sent: a granted run counts from then.
+pub(super) type TimedAnswer = (LeaseAnswer, SendTime);
+
+/// Decision about a message.
+#[derive(Debug)]
+pub(super) enum MessageDecision {
+    /// Outcome by which it is settled.
+    Outcome(Outcome),
+    /// It waits here for this time, and has waited since then.
+    Aside(Cause, Duration, tokio::time::Instant),
+    /// None: it comes again with its channel.
+    Redelivery,
+}
+
+impl From<Outcome> for MessageDecision {
+    fn from(outcome: Outcome) -> Self {
+        Self::Outcome(outcome)
+    }
+}
+
+/// A message that is claimed.
+pub(super) struct PendingClaim {
+    pub(super) candidate: Arc<Candidate>,
+    /// Unique to this acquisition.
+    pub(super) owner: String,
+    pub(super) trail: Arc<RunTrail>,
+    /// False just after an outage: the key's holder may have been cut off as well, and be alive.
+    pub(super) may_take_over: bool,
+    /// It was sent, so that it may have been granted without an answer.
+    pub(super) has_left: Arc<AtomicBool>,
+}
+
+impl Runner {
+    /// Starts this number of concurrent groups of claims.
+    pub(super) fn new(
+        shared: Arc<ConsumerContext>,
+        handler: Arc<dyn ErasedLeasedHandler>,
+        store: Arc<GroupedStore>,
+        groups: usize,
+        arrivals: Arrivals<Box<Delivery>>,
+    ) -> Self {
+        let consumer = Arc::clone(&shared);
+        let claims = CallGroup::start(
+            &store.own,
+            GroupLimits::at_once(groups),
+            Arc::new(move |claiming: Vec<Arc<PendingClaim>>| {
+                let shared = Arc::clone(&consumer);
+                statement(move |connection| {
+                    Box::pin(async move {
+                        let claims: Vec<LeaseClaim<'_>> =
+                            claiming.iter().map(|one| claim(&shared, one)).collect();
+                        for one in &claiming {
+                            one.has_left.store(true, Ordering::Relaxed);
+                        }
+                        // Here, and not at the request: while PostgreSQL is away a claim waits.
+                        let left = (Instant::now(), SystemTime::now());
+                        let answers = pg::take_leases(connection, &claims).await?;
+                        Ok(answers.into_iter().map(|answer| (answer, left)).collect())
+                    })
+                })
+            }),
+            Some(Arc::new(|claiming, (answer, _)| given_back(claiming, answer))),
+        );
+        Self { shared, handler, store, arrivals, failed: AtomicUsize::new(0), claims }
+    }
+}
+
+/// Releases a key that was granted after its caller had gone: its next run need not wait, and no crash is counted.
+fn given_back(claiming: Arc<PendingClaim>, answer: LeaseAnswer) -> Option<Statement<(), sqlx::Error>> {
+    let LeaseAnswer::Granted(granted) = answer else { return None };
+    Some(statement(move |connection| {
+        Box::pin(async move {
+            let held = LeaseIdRef { identity: &claiming.candidate.identity, token: granted.token };
+            pg::release_lease(connection, held).await.map(drop)
+        })
+    }))
+}
+
+fn claim<'a>(shared: &'a ConsumerContext, claiming: &'a PendingClaim) -> LeaseClaim<'a> {
+    let consumer = &shared.consumer;
+    LeaseClaim {
+        identity: &claiming.candidate.identity,
+        fingerprint: claiming.candidate.fingerprint.as_ref(),
+        owner: &claiming.owner,
+        time: consumer.lease.time,
+        max_run: consumer.lease.max_run,
+        on_conflict: consumer.on_conflict,
+        max_crashes: consumer.retry.max_crashes,
+        queue: &claiming.trail.queue,
+        worker: &claiming.trail.worker,
+        trace_id: claiming.trail.trace_id.as_deref(),
+        may_take_over: claiming.may_take_over,
+    }
+}

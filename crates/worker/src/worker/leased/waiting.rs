@@ -1,0 +1,147 @@
+//! Messages that can't run now: their key is held, or a process crashed while they ran and they must be alone.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::BURST;
+use super::runner::{MessageDecision, Runner};
+use crate::worker::candidate::Candidate;
+use crate::worker::gone::postponed;
+use crate::worker::intake::arrivals::BatchOrigin;
+use crate::worker::intake::aside::Cause;
+use crate::worker::isolation::permit::Permit;
+use oncely_amqp::Delivery;
+use oncely_config::InFlightPolicy;
+use oncely_core::fault::FaultClass;
+use oncely_core::identity::Identity;
+use oncely_core::outcome::Outcome;
+use oncely_core::reason::{Reason, Rejection};
+
+/// Number of times a message waits to be alone in its process before it runs beside others, as in lanes.
+const MOST_TRIES: u32 = 8;
+
+/// Longest wait in the worker before a key is claimed again: its holder may be done long before the lease is over.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
+
+/// Other runs beside a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RunIsolation {
+    /// All others of the process.
+    Shared,
+    /// None: it may be the one that kills the process.
+    Alone,
+}
+
+/// Result of the wait for the permit to run.
+pub(super) enum RunAdmission {
+    /// With this permit.
+    Granted(Permit),
+    /// It must be alone, and others are at work.
+    Busy,
+    Stopping,
+}
+
+impl Runner {
+    /// Takes the right to run now.
+    pub(super) async fn enter(&self, room: RunIsolation) -> RunAdmission {
+        let shared = &*self.shared;
+        let entering = async {
+            match room {
+                RunIsolation::Shared => RunAdmission::Granted(shared.permits.take_for_run().await),
+                RunIsolation::Alone => {
+                    shared.permits.take_among_runs().await.map_or(RunAdmission::Busy, RunAdmission::Granted)
+                }
+            }
+        };
+        tokio::select! {
+            biased;
+            entry = entering => entry,
+            () = shared.stop.cancelled() => RunAdmission::Stopping,
+        }
+    }
+
+    /// Returns whether a message must run alone. A message that kills its process does so twice among others (once if `max_crashes` is 2 or
+    /// less); then alone, where neither it nor another message can be charged by mistake. It waits [`MOST_TRIES`] times at most.
+    pub(super) fn is_suspect(&self, candidate: &Candidate, crashes: u32) -> bool {
+        let last_but_one = self.shared.consumer.retry.max_crashes.saturating_sub(1);
+        let among_others = last_but_one.clamp(1, 2);
+        crashes >= among_others && self.shared.progress.tries(&candidate.identity) < MOST_TRIES
+    }
+
+    /// Decides about a message with a key that another run holds.
+    pub(super) async fn in_flight(&self, candidate: &Arc<Candidate>, delay: Duration) -> MessageDecision {
+        let consumer = &self.shared.consumer;
+        match consumer.lease.in_flight {
+            InFlightPolicy::Retry if !consumer.retry.delays.is_empty() => {
+                let delay = consumer.retry.rung_for(delay).unwrap_or_default();
+                Outcome::Postponed { delay }.into()
+            }
+            // A redelivered message may be the only copy, of a run that crashed: it is not rejected.
+            InFlightPolicy::Reject if !candidate.delivery.message.redelivered => {
+                let rejection =
+                    Rejection::new(Reason::InFlight, "another run holds the key (lease.in_flight)");
+                self.given_up(candidate, Outcome::rejected(rejection), false).await
+            }
+            // Without retry queues it would circulate between broker and worker without a pause.
+            InFlightPolicy::Retry | InFlightPolicy::Wait | InFlightPolicy::Reject => {
+                let (_, since) = self.undecided_since(candidate, FaultClass::Contention);
+                MessageDecision::Aside(Cause::Held, delay.min(LOOK_AGAIN), since)
+            }
+        }
+    }
+
+    /// Puts a message aside that can't be decided now, longer each time.
+    pub(super) fn waits(&self, candidate: &Candidate, class: FaultClass) -> MessageDecision {
+        let (wait, since) = self.undecided_since(candidate, class);
+        match class {
+            FaultClass::Contention => MessageDecision::Aside(Cause::Held, wait.min(LOOK_AGAIN), since),
+            _ => MessageDecision::Aside(Cause::Environment, wait, since),
+        }
+    }
+
+    fn undecided_since(&self, candidate: &Candidate, class: FaultClass) -> (Duration, Instant) {
+        self.shared.progress.undecided(&candidate.identity, Instant::now(), class != FaultClass::Contention)
+    }
+
+    /// Postpones a message; without retry queues it waits here.
+    pub(super) fn postpone(&self, candidate: &Candidate, delay: Duration) -> MessageDecision {
+        match self.shared.consumer.retry.rung_for(delay) {
+            Some(delay) => Outcome::Postponed { delay }.into(),
+            None => {
+                let (_, since) = self.undecided_since(candidate, FaultClass::Contention);
+                MessageDecision::Aside(Cause::Held, delay, since)
+            }
+        }
+    }
+
+    /// Puts a message aside until its time comes. Messages beyond the limit go to the end of their queue, without an attempt.
+    pub(super) async fn put_aside(
+        &self,
+        taken: BatchOrigin,
+        (cause, wait, since): (Cause, Duration, Instant),
+        identity: &Identity,
+        mut delivery: Box<Delivery>,
+    ) {
+        let (shared, now) = (&*self.shared, Instant::now());
+        let aside = &self.arrivals.aside;
+        delivery.park();
+        aside.put(now + wait, since, cause, identity.tenant.clone(), delivery);
+        if cause == Cause::Environment {
+            // A message that has waited is tried alone; of those that arrive, some more.
+            let is_first = taken == BatchOrigin::Back
+                || self.failed.fetch_add(1, Ordering::Relaxed).is_multiple_of(BURST);
+            if is_first {
+                aside.pause(now);
+            }
+        }
+        for delivery in self.arrivals.overflow(|delivery| delivery.message.body.len()) {
+            let (delivery, known) = postponed(shared, delivery);
+            self.settle((delivery, known, Outcome::Postponed { delay: Duration::ZERO })).await;
+        }
+        #[allow(clippy::cast_precision_loss)] // a few hundred
+        shared.counters.metrics.aside.set(aside.len() as f64);
+    }
+}

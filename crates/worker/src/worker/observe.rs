@@ -1,0 +1,165 @@
+//! Sets the worker's gauges, readiness and degradation every second.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::health::ConsumerReport;
+use super::shared::ConsumerContext;
+use oncely_config::ConsumerSettings;
+use oncely_mirror::{EpochWatch, MirrorWatch};
+use oncely_postgres::{ConsumerStats, Pause, Readiness, Secrets};
+use oncely_process::heartbeat::{Member, Totals};
+use oncely_process::metrics::{MirrorMetrics, Server};
+use oncely_process::vitals::Vitals;
+
+/// Age of the last known epoch from which the database counts as away: it is asked four times a second.
+const AWAY: Duration = Duration::from_secs(5);
+
+/// Sources of gauges and readiness.
+pub(super) struct WorkerObserver {
+    pub(super) vitals: Arc<Vitals>,
+    pub(super) consumers: Vec<Arc<ConsumerContext>>,
+    pub(super) watch: EpochWatch,
+    pub(super) mirror: Option<MirrorWatch>,
+    pub(super) metrics: MirrorMetrics,
+}
+
+impl WorkerObserver {
+    /// Sets them, without waiting.
+    pub(super) fn observe(&self) {
+        let is_connected = self.watch.is_recent(AWAY);
+        self.vitals.metrics.set_connected(Server::Postgres, is_connected);
+        let mut reasons = Vec::new();
+        if !is_connected {
+            reasons.push("PostgreSQL does not answer".to_owned());
+        }
+        let mut is_subscribed = false;
+        for shared in &self.consumers {
+            let report = shared.report();
+            set_gauges(shared, &report);
+            is_subscribed |= !report.condition.unacknowledged.is_empty();
+            if shared.gate.is_unknown() {
+                reasons.push(format!(
+                    "pauses can't be read yet: it is not known whether somebody has paused {}",
+                    shared.consumer.name
+                ));
+                continue;
+            }
+            reasons.extend(unready(&shared.consumer, &report));
+        }
+        self.vitals.metrics.set_connected(Server::Rabbitmq, is_subscribed);
+        let degraded = self.mirror.as_ref().and_then(|mirror| {
+            let (answers, is_left_alone) = (mirror.answers(), mirror.is_left_alone());
+            self.vitals.metrics.set_connected(Server::Redis, answers);
+            self.metrics.breaker_open.set(if is_left_alone { 1.0 } else { 0.0 });
+            let why = match (answers, is_left_alone) {
+                (true, false) => return None,
+                (true, true) => "Redis did not answer in time, and is tried again within half a minute",
+                (false, _) => "Redis does not answer",
+            };
+            Some(format!("{why}; only slower, PostgreSQL alone knows the duplicates"))
+        });
+        self.metrics.epoch_changes.absolute(self.watch.changes());
+        self.vitals.set_degraded(degraded);
+        self.vitals.set_readiness(match reasons.is_empty() {
+            true => Readiness::Ready,
+            false => Readiness::Unready(reasons.join("; ")),
+        });
+    }
+}
+
+/// Returns why a consumer keeps the process from being ready. A pause does not: an operator wants it, and while it lasts no success can end
+/// a stall.
+fn unready(consumer: &ConsumerSettings, report: &ConsumerReport) -> Option<String> {
+    let name = &consumer.name;
+    if report.paused.is_some() {
+        return None;
+    }
+    if let Some(stalled) = &report.condition.stalled {
+        let code = stalled.code.as_deref().unwrap_or("no SQLSTATE");
+        // Not the error's text, which may be the handler's own: this is readable without a login.
+        return Some(format!(
+            "{name} is stalled since {:.0?} ({code}): `oncely status` says why",
+            stalled.since
+        ));
+    }
+    if let Some(failing) = &report.condition.failing {
+        let code = report.condition.failed.as_ref().and_then(|failed| failed.code.as_deref());
+        return Some(format!(
+            "every message of {name} fails since {:.0?} ({}): `oncely status` says how",
+            failing.since,
+            code.unwrap_or("no SQLSTATE")
+        ));
+    }
+    let missing: Vec<&str> = consumer
+        .queues
+        .iter()
+        .filter(|queue| !report.condition.unacknowledged.contains_key(*queue))
+        .map(String::as_str)
+        .collect();
+    (!missing.is_empty()).then(|| {
+        format!(
+            "{name} is not subscribed to {} (it is missing, or RabbitMQ does not answer)",
+            missing.join(", ")
+        )
+    })
+}
+
+#[allow(clippy::cast_precision_loss)] // counts and seconds
+fn set_gauges(shared: &ConsumerContext, report: &ConsumerReport) {
+    let metrics = &shared.counters.metrics;
+    let condition = &report.condition;
+    let truth = |is: bool| if is { 1.0 } else { 0.0 };
+    metrics.inflight.set(condition.unacknowledged.values().sum::<u64>() as f64);
+    metrics.unsettled.set(report.unsettled as f64);
+    metrics.up.set(truth(condition.unacknowledged.len() == shared.consumer.queues.len()));
+    metrics.paused_by_operator.set(truth(report.paused.is_some()));
+    metrics.paused_by_environment.set(truth(condition.stalled.is_some()));
+    metrics.failing.set(truth(condition.failing.is_some()));
+    metrics.contended.set(truth(condition.contended.is_some()));
+    metrics.last_success.set(condition.completed_at.map_or(0.0, |at| at.timestamp_millis() as f64 / 1_000.0));
+}
+
+/// All consumers of a worker.
+pub(super) struct Consumers(pub(super) Vec<Arc<ConsumerContext>>);
+
+impl Member for Consumers {
+    const OBEYS: bool = true;
+
+    fn obey(&self, pauses: Vec<Pause>) {
+        for shared in &self.0 {
+            let name = shared.consumer.name.as_str();
+            shared.gate.set(pauses.iter().find(|pause| pause.consumer == name).cloned());
+        }
+    }
+
+    fn learn(&self, secrets: &Secrets) {
+        // All consumers of a process have the same.
+        if let Some(shared) = self.0.first() {
+            shared.keys.learn(secrets);
+        }
+    }
+
+    fn totals(&self) -> Option<Totals> {
+        Some(Totals::Worker(self.0.iter().map(|shared| totals(shared)).collect()))
+    }
+}
+
+fn totals(shared: &ConsumerContext) -> ConsumerStats {
+    let number = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+    let counts = shared.counters.now();
+    ConsumerStats {
+        consumer: shared.consumer.name.as_str().to_owned(),
+        at: shared.clock.now(),
+        delivered: number(counts.delivered),
+        completed: number(counts.completed),
+        refused: number(counts.refused),
+        duplicates: number(counts.duplicates()),
+        retried: number(counts.retried),
+        postponed: number(counts.postponed),
+        dead_lettered: number(counts.dead_lettered),
+        fallbacks: number(counts.fallbacks),
+        outages: number(counts.outages),
+        durations: shared.counters.durations().map(number).to_vec(),
+    }
+}

@@ -1,0 +1,68 @@
+//! Registers a worker's consumers in the database at its start, with the settings that decide about their keys.
+
+use oncely_config::{Config, ConsumerSettings};
+use oncely_core::decide::OnConflict;
+use oncely_postgres::{self as pg, RegisteredSettings, Registration, Session};
+
+/// Registers the consumers, and logs where the database's settings prevail. Returns `false` if a statement failed.
+pub(super) async fn register(config: &Config, session: &mut Session) -> bool {
+    for consumer in &config.consumers {
+        let fingerprint = consumer.fingerprint.name();
+        let with = Registration {
+            consumer: consumer.name.as_str(),
+            retention: consumer.retention,
+            // A copy on a rung comes back, too.
+            redelivery_horizon: consumer.horizon(),
+            fingerprint: &fingerprint,
+            on_conflict: match consumer.on_conflict {
+                OnConflict::DeadLetter => "dead_letter",
+                OnConflict::Duplicate => "duplicate",
+            },
+            worker: &config.worker.name,
+        };
+        let asked = pg::register_consumer(&mut session.connection, with);
+        match pg::within(config.postgres.client_timeout(), asked).await {
+            Ok(registered) => log_differences(consumer, &fingerprint, &registered),
+            Err(error) => {
+                let server = config.postgres.shown();
+                tracing::error!(consumer = %consumer.name, error = pg::describe(&error),
+                    "it can't be registered at {server} (role oncely_worker): tried again");
+                return false;
+            }
+        }
+    }
+    true
+}
+
+fn log_differences(consumer: &ConsumerSettings, fingerprint: &str, known: &RegisteredSettings) {
+    if consumer.retention < known.retention {
+        tracing::warn!(
+            consumer = %consumer.name,
+            "retention is {} here, but the database keeps keys for {}, the longest that a worker has started with: that is used; \
+             to shorten it: `oncely retention set {} {}`",
+            humantime::format_duration(consumer.retention),
+            humantime::format_duration(known.retention),
+            consumer.name,
+            humantime::format_duration(consumer.retention).to_string().replace(' ', "")
+        );
+    }
+    let horizon = consumer.horizon();
+    if horizon < known.redelivery_horizon {
+        tracing::warn!(
+            consumer = %consumer.name,
+            "a copy may come for {} here (redelivery_horizon, or retry.delays and half an hour), but the database reckons with copies for {}, the longest that a worker has started with; \
+             to shorten it: `oncely retention set {} {} --redelivery-horizon {}`",
+            humantime::format_duration(horizon),
+            humantime::format_duration(known.redelivery_horizon),
+            consumer.name,
+            humantime::format_duration(known.retention).to_string().replace(' ', ""),
+            humantime::format_duration(horizon).to_string().replace(' ', "")
+        );
+    }
+    if let Some(former) = known.former_fingerprint.as_deref().filter(|former| *former != fingerprint) {
+        tracing::warn!(
+            consumer = %consumer.name, former, fingerprint,
+            "another fingerprint policy than before: for keys that were stored by the former one the key alone decides"
+        );
+    }
+}

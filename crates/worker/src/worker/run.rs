@@ -1,0 +1,286 @@
+//! A worker from its start to its end.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinError;
+use tokio::time::MissedTickBehavior;
+use tokio_util::sync::CancellationToken;
+
+use super::builder::Worker;
+use super::error::WorkerError;
+use super::health::ConsumerReport;
+use super::observe::{Consumers, WorkerObserver};
+use super::register::register;
+use super::shared::{ConsumerContext, Precheck, ProcessContext};
+use super::tasks::Tasks;
+use oncely_doctor::{check_mirror, preflight_worker};
+use oncely_mirror::{DatabaseStatus, EpochWatch, Mirror, MirrorWatch};
+use oncely_postgres::{self as pg, DatabaseClock, Pause, Readiness, Secrets, Session, Timelines};
+use oncely_process::heartbeat::Heartbeat;
+use oncely_process::metrics::{ConsumerMetrics, MirrorMetrics, Server};
+use oncely_process::preflight::warn_of_secret_files;
+use oncely_process::process::{Attempt, Lifecycle};
+use oncely_process::shutdown::StopOutcome;
+use oncely_process::vitals::Program;
+use oncely_traces::Traces;
+
+/// Time after `worker.shutdown` for clearing crash marks. With two more seconds for closing and the default of 25 it ends within the 30
+/// that Kubernetes waits before it kills.
+const GIVE_UP: Duration = Duration::from_secs(3);
+
+/// Interval at which the counters are logged.
+const REPORT: Duration = Duration::from_secs(10);
+
+/// Interval at which gauges and readiness are set.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Session of the start, and the secrets that the database holds.
+type StartSession = (Session, Secrets);
+
+/// State of the database that is read once, before anything is consumed.
+struct InitialState {
+    /// `None` where the database could not be asked.
+    status: Option<DatabaseStatus>,
+    clock: DatabaseClock,
+    timelines: Timelines,
+    /// A pause outlives the process that obeyed it. `None` if they could not be read: no message is taken before they are.
+    pauses: Option<Vec<Pause>>,
+    retentions: BTreeMap<String, Duration>,
+}
+
+impl Worker {
+    /// Consumes until `stop` resolves (a signal, a token's `cancelled_owned()`, any future); then finishes the work that has begun, settles
+    /// it and returns. Waits for servers that are away, at the start too.
+    ///
+    /// # Errors
+    /// When the configuration contradicts the servers: a missing queue, schema or function.
+    pub async fn run(
+        self,
+        stop: impl Future<Output = ()> + Send + 'static,
+    ) -> Result<StopOutcome, WorkerError> {
+        let config = &self.config;
+        let program = Program {
+            kind: "worker",
+            name: &config.worker.name,
+            digest: &config.digest,
+            servers: &Server::ALL,
+            listen: config.worker.listen,
+            setting: "worker.listen",
+            tells_systemd: self.tells_systemd,
+        };
+        let lifecycle = match Lifecycle::start(program, &config.worker, &config.log, stop).await? {
+            ControlFlow::Continue(lifecycle) => lifecycle,
+            ControlFlow::Break(stopped) => return Ok(stopped),
+        };
+        warn_of_secret_files(config);
+        let Some((session, secrets)) = lifecycle.until_ready(|| self.open()).await? else {
+            return Ok(StopOutcome::Clean);
+        };
+        let (vitals, stop) = (&lifecycle.vitals, &lifecycle.stop);
+        let mirror = config.mirror.as_ref().map(Mirror::open).transpose()?;
+        let mut initial = InitialState::read(session, config.postgres.client_timeout()).await;
+        let watch = EpochWatch::start(
+            initial.status.take(),
+            config.postgres.clone(),
+            format!("oncely worker {} epoch", config.worker.name),
+            initial.clock.clone(),
+            initial.timelines.clone(),
+            stop.clone(),
+        );
+        if let Some(mirror) = &mirror {
+            mirror.warm_up().await;
+        }
+        let common = ProcessContext::new(
+            config.clone(),
+            initial.clock.clone(),
+            initial.timelines.clone(),
+            &secrets,
+            vitals.liveness.clone(),
+            stop.clone(),
+        );
+        let mut traces = Traces::start("worker", config)?;
+        let mut tasks = Tasks::default();
+        for consumer in &config.consumers {
+            let Some(run) = self.runs.get(consumer.name.as_str()) else {
+                continue;
+            };
+            let precheck = config.mirror.as_ref().zip(mirror.clone()).map(|(settings, mirror)| Precheck {
+                mirror,
+                mode: consumer.precheck.unwrap_or(settings.precheck),
+                watch: watch.clone(),
+            });
+            let metrics = vitals.with_registry(|| ConsumerMetrics::new(consumer));
+            let mut shared = ConsumerContext::new(&common, consumer, run.clone(), precheck, metrics);
+            shared.traces = traces.consumer(config, consumer, run, &common.timelines);
+            initial.set(&shared);
+            tasks.start(Arc::new(shared));
+        }
+        vitals.report_by({
+            let consumers = tasks.consumers.clone();
+            move || {
+                let reports: Vec<ConsumerReport> =
+                    consumers.iter().map(|consumer| consumer.report()).collect();
+                serde_json::to_value(reports).unwrap_or_default()
+            }
+        });
+        let observer = WorkerObserver {
+            vitals: Arc::clone(vitals),
+            consumers: tasks.consumers.clone(),
+            watch,
+            mirror: mirror.map(|mirror| MirrorWatch::start(mirror, stop.clone())),
+            metrics: vitals.with_registry(MirrorMetrics::new),
+        };
+        let heartbeat = Heartbeat::start(
+            Arc::clone(vitals),
+            &config.postgres,
+            &config.cell,
+            common.clock.clone(),
+            common.timelines.clone(),
+            Consumers(tasks.consumers.clone()),
+        );
+        let all_well = supervise(&mut tasks, &observer, stop).await;
+        vitals.set_readiness(Readiness::Stopping);
+        let finished = finish(&mut tasks, &common, config.worker.shutdown).await;
+        common.done.cancel();
+        tokio::join!(tasks.close(), traces.end());
+        tasks.consumers.iter().for_each(|consumer| consumer.failures.flush(true));
+        log_counters(&tasks.consumers);
+        heartbeat.end().await;
+        Ok(match finished {
+            StopOutcome::Clean if !all_well => StopOutcome::Failed,
+            finished => finished,
+        })
+    }
+
+    /// Opens a session once all servers answer and hold the objects that the configuration names.
+    async fn open(&self) -> Result<Attempt<StartSession>, WorkerError> {
+        let mut found = preflight_worker(&self.config).await;
+        check_mirror(&self.config, &mut found).await;
+        // It has looked at the other servers since this session was opened: PostgreSQL may be gone again.
+        let mut opened = None;
+        if found.problems.is_empty()
+            && found.waits_for().is_empty()
+            && let Some(mut session) = found.session.take()
+            && let Some(secrets) = found.read_secrets(&self.config, &mut session).await
+            && register(&self.config, &mut session).await
+        {
+            opened = Some((session, secrets));
+        }
+        if !found.problems.is_empty() {
+            return Err(found.problems.into());
+        }
+        Ok(opened.map_or_else(|| Attempt::Waits(found.log_wait()), Attempt::Ready))
+    }
+}
+
+impl InitialState {
+    /// Reads it, and closes the session. Values that can't be read within `limit` are learned later.
+    async fn read(mut session: Session, limit: Duration) -> Self {
+        let clock = session.clock.clone();
+        let status = DatabaseStatus::ask(&mut session.connection).await.ok();
+        if let Some(status) = &status {
+            status.set(&clock);
+        }
+        if status.as_ref().is_some_and(|status| status.may_lose_commits) && !session.synchronous {
+            tracing::warn!(
+                "PostgreSQL may lose commits that it reported (an asynchronous standby may take over, or commits are not \
+                 flushed): messages that were acknowledged just before are lost with them"
+            );
+        }
+        let pauses = match pg::within(limit, pg::pauses(&mut session.connection)).await {
+            Ok(pauses) => Some(pauses),
+            Err(error) => {
+                let error = pg::describe(&error);
+                tracing::warn!(error, "pauses could not be read yet: nothing is taken before");
+                None
+            }
+        };
+        let retentions = match pg::within(limit, pg::known_consumers(&mut session.connection)).await {
+            Ok(known) => known.into_iter().map(|one| (one.consumer, one.retention)).collect(),
+            Err(_) => BTreeMap::new(),
+        };
+        let timelines = Timelines::default();
+        timelines.admits(&session.cell.epoch);
+        session.close().await;
+        Self { status, clock, timelines, pauses, retentions }
+    }
+
+    /// Sets a consumer's pause, and its metric of the retention: the one in the database, else the configured one.
+    fn set(&self, shared: &ConsumerContext) {
+        let name = shared.consumer.name.as_str();
+        let retention = self.retentions.get(name).copied().unwrap_or(shared.consumer.retention);
+        shared.counters.metrics.dedupe_horizon.set(retention.as_secs_f64());
+        if let Some(pauses) = &self.pauses {
+            shared.gate.set(pauses.iter().find(|pause| pause.consumer == name).cloned());
+        }
+    }
+}
+
+/// Watches over the tasks until the worker stops, or one of them ends. Returns whether none ended by itself.
+async fn supervise(tasks: &mut Tasks, observer: &WorkerObserver, stop: &CancellationToken) -> bool {
+    let mut report = tokio::time::interval(REPORT);
+    let mut looks = tokio::time::interval(LOOK);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut last: Vec<String> = Vec::new();
+    let mut all_well = true;
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return all_well,
+            _ = looks.tick() => observer.observe(),
+            _ = report.tick() => {
+                let consumers = &observer.consumers;
+                let now: Vec<String> = consumers.iter().map(|c| c.counters.now().to_string()).collect();
+                if now != last && !last.is_empty() {
+                    log_counters(consumers);
+                }
+                last = now;
+                consumers.iter().for_each(|consumer| consumer.failures.flush(false));
+            }
+            (task, ended) = tasks.ended() => all_well &= is_told(task, ended, stop),
+        }
+    }
+}
+
+/// Returns whether a task has ended because the worker stops; otherwise stops the worker.
+fn is_told(task: &str, ended: Result<(), JoinError>, stop: &CancellationToken) -> bool {
+    match ended {
+        Ok(()) if stop.is_cancelled() => return true,
+        Ok(()) => {
+            tracing::error!(
+                "{task} has ended without being told to: the worker stops, its messages come again"
+            );
+        }
+        Err(error) => {
+            tracing::error!(error = %error, "{task} has failed: the worker stops, its messages come again");
+        }
+    }
+    stop.cancel();
+    false
+}
+
+/// Finishes all work that has begun, within `limit`; then gives up the rest.
+async fn finish(tasks: &mut Tasks, common: &ProcessContext, limit: Duration) -> StopOutcome {
+    let mut finish = std::pin::pin!(tasks.finish());
+    match tokio::time::timeout(limit, finish.as_mut()).await {
+        Ok(true) => StopOutcome::Clean,
+        Ok(false) => StopOutcome::Failed,
+        Err(_) => {
+            tracing::error!(?limit, "not all work was finished in time; its messages come again");
+            // These messages have not crashed the process: their marks are taken back.
+            common.abandon.cancel();
+            if tokio::time::timeout(GIVE_UP, finish).await.is_err() {
+                tracing::warn!("PostgreSQL did not answer while work was given up");
+            }
+            StopOutcome::Deadline
+        }
+    }
+}
+
+fn log_counters(consumers: &[Arc<ConsumerContext>]) {
+    for shared in consumers {
+        tracing::info!(consumer = %shared.consumer.name, "{}", shared.counters.now());
+    }
+}

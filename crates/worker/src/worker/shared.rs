@@ -1,0 +1,271 @@
+//! State that the lanes and subscriptions of one consumer share.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio_util::sync::CancellationToken;
+
+use super::counters::Counters;
+use super::failure_log::FailureLog;
+use super::health::{Condition, ConsumerReport, Health, LockContention};
+use super::intake::gate::Gate;
+use super::isolation::contention::Contention;
+use super::isolation::permit::{Permits, ProcessRights};
+use super::journal::Journal;
+use super::keys::KeyCache;
+use super::leased;
+use super::progress::ConsumerProgress;
+use super::settle::unsettled::UnsettledDeliveries;
+use oncely_amqp::{Budget, Publisher};
+use oncely_config::{Config, ConsumerSettings, RabbitSettings};
+use oncely_core::decide::PrecheckMode;
+use oncely_core::encryption::{Cipher, Sealer};
+use oncely_handler::ConsumerHandler;
+use oncely_mirror::{EpochWatch, Mirror};
+use oncely_postgres::{
+    self as pg, Backend, DatabaseClock, NoSession, PgSettings, Quota, Secrets, Session, SessionFactory,
+    Timelines,
+};
+use oncely_process::metrics::{ConsumerMetrics, Stage};
+use oncely_process::vitals::Liveness;
+use oncely_traces::{BatchTrace, ConsumerTraces};
+
+/// A consumer at work.
+pub(crate) struct ConsumerContext {
+    pub(crate) consumer: ConsumerSettings,
+    pub(crate) run: ConsumerHandler,
+    pub(crate) worker: String,
+    /// Opens sessions.
+    pub(crate) door: SessionFactory,
+    pub(crate) postgres: PgSettings,
+    pub(crate) rabbitmq: RabbitSettings,
+    pub(crate) clock: DatabaseClock,
+    pub(crate) precheck: Option<Precheck>,
+    pub(crate) keys: Arc<KeyCache>,
+    pub(crate) list_duplicates: bool,
+    /// Largest body that a dead letter's row holds.
+    pub(crate) stored_body: usize,
+    /// Encrypts that body, if configured.
+    pub(crate) cipher: Option<Arc<dyn Cipher>>,
+    /// Most letters of a tenant that are stored, unless an operator has set another quota.
+    pub(crate) letter_quota: Quota,
+    pub(crate) publisher: Publisher,
+    /// Deliveries that the lanes can't settle at once.
+    pub(crate) unsettled: UnsettledDeliveries,
+    /// Bytes that deliveries may hold.
+    pub(crate) budget: Budget,
+    pub(crate) counters: Counters,
+    pub(crate) traces: ConsumerTraces,
+    pub(crate) health: Health,
+    pub(crate) failures: FailureLog,
+    pub(crate) permits: Permits,
+    /// State of collisions of its transactions.
+    pub(crate) contention: Contention,
+    pub(crate) progress: ConsumerProgress,
+    /// Closed while the consumer is paused.
+    pub(crate) gate: Gate,
+    pub(crate) liveness: Liveness,
+    /// Time that work in progress may take after the worker is stopped.
+    pub(crate) shutdown: Duration,
+    pub(crate) journal: Journal,
+    /// Cancelled when no new work begins.
+    pub(crate) stop: CancellationToken,
+    /// Cancelled when unfinished work is left to redelivery.
+    pub(crate) abandon: CancellationToken,
+    /// Cancelled when all work is done: connections may close.
+    pub(crate) done: CancellationToken,
+}
+
+/// Access to the mirror.
+pub(crate) struct Precheck {
+    pub(crate) mirror: Mirror,
+    pub(crate) mode: PrecheckMode,
+    pub(crate) watch: EpochWatch,
+}
+
+/// State that the consumers of a process have in common.
+pub struct ProcessContext {
+    pub(crate) config: Config,
+    pub(crate) clock: DatabaseClock,
+    pub(crate) timelines: Timelines,
+    keys: Arc<KeyCache>,
+    process: ProcessRights,
+    liveness: Liveness,
+    stop: CancellationToken,
+    pub(crate) abandon: CancellationToken,
+    pub(crate) done: CancellationToken,
+}
+
+impl ProcessContext {
+    pub(crate) fn new(
+        config: Config,
+        clock: DatabaseClock,
+        timelines: Timelines,
+        secrets: &Secrets,
+        liveness: Liveness,
+        stop: CancellationToken,
+    ) -> Self {
+        Self {
+            keys: Arc::new(KeyCache::new(&config, secrets)),
+            config,
+            clock,
+            timelines,
+            process: ProcessRights::default(),
+            liveness,
+            stop,
+            abandon: CancellationToken::new(),
+            done: CancellationToken::new(),
+        }
+    }
+
+    /// Creates the state of a process without a broker, at a session's database. It waits for nothing, like one that is stopping.
+    pub fn without_broker(config: Config, session: &Session, secrets: &Secrets) -> Self {
+        let timelines = Timelines::default();
+        timelines.admits(&session.cell.epoch);
+        let stop = CancellationToken::new();
+        stop.cancel();
+        Self::new(config, session.clock.clone(), timelines, secrets, Liveness::default(), stop)
+    }
+}
+
+impl ConsumerContext {
+    /// Returns the sealer of the handler's responses, which encrypts them if that is configured.
+    pub(crate) fn sealer(&self) -> Sealer {
+        Sealer::new(self.cipher.clone(), self.consumer.encrypt_responses)
+    }
+
+    /// Creates a consumer without tasks: no connection is made.
+    pub(crate) fn new(
+        common: &ProcessContext,
+        consumer: &ConsumerSettings,
+        run: ConsumerHandler,
+        precheck: Option<Precheck>,
+        metrics: ConsumerMetrics,
+    ) -> Self {
+        let ProcessContext { config, clock, .. } = common;
+        let postgres =
+            PgSettings { statement_timeout: consumer.statement_timeout, ..config.postgres.clone() };
+        // For lanes a quarter of the messages that the broker delivers ahead.
+        let unsettled = match run {
+            ConsumerHandler::Leased(_) => leased::ROOM,
+            _ => usize::from(consumer.prefetch / 4).max(1),
+        };
+        Self {
+            consumer: consumer.clone(),
+            run,
+            worker: config.worker.name.clone(),
+            door: SessionFactory::new(postgres.clone(), config.cell.clone(), common.timelines.clone()),
+            postgres,
+            rabbitmq: config.rabbitmq.clone(),
+            clock: clock.clone(),
+            precheck,
+            keys: Arc::clone(&common.keys),
+            list_duplicates: config.audit.duplicates,
+            stored_body: usize::try_from(config.dead_letters.max_body).unwrap_or(usize::MAX),
+            cipher: config.cipher().cloned(),
+            letter_quota: config.dead_letters.quota(),
+            publisher: Publisher::new(
+                config.rabbitmq.clone(),
+                format!("oncely worker {} {} publisher", config.worker.name, consumer.name),
+            ),
+            unsettled: UnsettledDeliveries::new(consumer, unsettled),
+            budget: Budget::new(usize::try_from(consumer.buffer).unwrap_or(usize::MAX)),
+            counters: Counters::new(metrics),
+            traces: ConsumerTraces::default(),
+            health: Health::new(clock.clone()),
+            failures: FailureLog::new(consumer.name.clone()),
+            permits: Permits::new(common.process.clone()),
+            contention: Contention::default(),
+            progress: ConsumerProgress::default(),
+            gate: Gate::default(),
+            liveness: common.liveness.clone(),
+            shutdown: config.worker.shutdown,
+            journal: Journal::default(),
+            stop: common.stop.clone(),
+            abandon: common.abandon.clone(),
+            done: common.done.clone(),
+        }
+    }
+
+    /// Opens a session to the right cell, for handlers and their transactions.
+    pub(crate) async fn open_session(&self) -> Result<Session, NoSession> {
+        let mut session = self.door.open_for_handlers(&self.application()).await?;
+        session.clock = self.clock.clone();
+        Ok(session)
+    }
+
+    /// Cancels the running statement of a session of ours. Returns whether the server received that; a failure is logged.
+    pub(crate) async fn cancel(&self, backend: Backend) -> bool {
+        self.by_another_connection(async |connection| pg::cancel_backend(connection, backend).await)
+            .await
+            .is_some()
+    }
+
+    /// Ends a session of ours that is not read any more.
+    pub(crate) async fn end(&self, backend: Backend) {
+        self.by_another_connection(async |connection| pg::end_backend(connection, backend).await).await;
+    }
+
+    /// Ends a session of ours, and waits until it is gone with its transaction and its locks. Returns whether it is.
+    #[cfg(feature = "testing")]
+    pub(crate) async fn end_now(&self, backend: Backend) -> bool {
+        let ended = self
+            .by_another_connection(async |connection| pg::end_backend_now(connection, backend).await)
+            .await;
+        ended == Some(true)
+    }
+
+    /// Returns whether a session of ours still runs a statement. `None` if the server does not answer.
+    pub(crate) async fn is_at_work(&self, backend: Backend) -> Option<bool> {
+        self.by_another_connection(async |connection| pg::is_at_work(connection, backend).await).await
+    }
+
+    /// Runs a statement on another connection.
+    async fn by_another_connection<T>(
+        &self,
+        ask: impl AsyncFnOnce(&mut sqlx::PgConnection) -> Result<T, sqlx::Error>,
+    ) -> Option<T> {
+        let asked = async {
+            let mut session = self.door.open(&self.application()).await?;
+            let answer = pg::within(self.postgres.client_timeout(), ask(&mut session.connection)).await?;
+            session.close().await;
+            Ok::<T, NoSession>(answer)
+        };
+        match asked.await {
+            Ok(answer) => Some(answer),
+            Err(error) => {
+                let consumer = &self.consumer.name;
+                tracing::warn!(%consumer, error = %error, "a session could not be reached from outside");
+                None
+            }
+        }
+    }
+
+    /// Records the end of a batch's stage, and its beginning.
+    pub(crate) fn passed(&self, batch: &BatchTrace, stage: Stage, began: Instant) {
+        let took = began.elapsed();
+        self.counters.metrics.stage(stage, took);
+        batch.stage(stage, began, took);
+    }
+
+    /// Returns the consumer's part of the heartbeat.
+    pub(crate) fn report(&self) -> ConsumerReport {
+        let now = tokio::time::Instant::now();
+        let contended = self
+            .contention
+            .since(now)
+            .map(|since| LockContention { since: self.clock.now() - (now - since) });
+        ConsumerReport {
+            consumer: self.consumer.name.as_str().to_owned(),
+            counts: self.counters.now(),
+            unsettled: self.unsettled.waiting(),
+            paused: self.gate.pause(),
+            condition: Condition { contended, ..self.health.condition() },
+        }
+    }
+
+    /// Returns the name of this process in PostgreSQL's and RabbitMQ's lists.
+    pub(crate) fn application(&self) -> String {
+        format!("oncely worker {} {}", self.worker, self.consumer.name)
+    }
+}

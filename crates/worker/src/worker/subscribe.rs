@@ -1,0 +1,238 @@
+//! Keeps one queue subscribed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc::{self, error::TrySendError};
+use tokio::task::JoinSet;
+
+use super::shared::ConsumerContext;
+use oncely_amqp::{Delivery, Subscription};
+use oncely_core::backoff::Backoff;
+use oncely_process::vitals::LoopBeat;
+
+/// Interval between checks for acknowledgements that are held back and must be sent.
+const LOOK: Duration = Duration::from_secs(1);
+/// Longest step of opening or ending a subscription, or pause in between. Each has limits of its own, the longest of ten minutes
+/// (`rabbitmq.timeout`).
+const LONGEST: Duration = Duration::from_secs(900);
+
+/// Subscribes to `queue`, again whenever the subscription ends, until the worker stops; then holds the last channel open until all work is
+/// done, so that it can still be acknowledged.
+pub(crate) async fn subscribe(
+    shared: Arc<ConsumerContext>,
+    queue: String,
+    deliveries: mpsc::Sender<Box<Delivery>>,
+) {
+    let mut backoff = Backoff::default();
+    let consumer = &shared.consumer.name;
+    let beat = shared.liveness.watch(format!("the subscription to {queue}"));
+    // Channels from before a pause that is over, as long as a batch of theirs is at work.
+    let mut left = JoinSet::new();
+    while !shared.stop.is_cancelled() {
+        beat.expect(LONGEST);
+        while left.try_join_next().is_some() {}
+        let closings = shared.gate.closings();
+        if !shared.gate.is_open() {
+            match shared.gate.pause() {
+                Some(pause) => {
+                    tracing::info!(%consumer, queue, by = pause.paused_by, reason = pause.reason, until = ?pause.paused_until, "paused: not subscribed");
+                }
+                None => tracing::info!(%consumer, queue, "not subscribed before pauses could be read"),
+            }
+            beat.idle();
+            let mut pauses = shared.gate.watch();
+            tokio::select! {
+                () = shared.stop.cancelled() => break,
+                () = pauses.open() => {}
+            }
+            tracing::info!(%consumer, queue, "resumed");
+            continue;
+        }
+        if !shared.budget.has_room() {
+            beat.idle();
+            tracing::warn!(%consumer, queue, buffer = shared.consumer.buffer, "what is unsettled uses up the buffer: nothing is fetched");
+            tokio::select! {
+                () = shared.stop.cancelled() => break,
+                () = shared.budget.room() => {}
+            }
+        }
+        let opened = Subscription::open(
+            &shared.rabbitmq,
+            &shared.application(),
+            &queue,
+            shared.consumer.prefetch,
+            &shared.budget,
+        )
+        .await;
+        match opened {
+            Ok(mut subscription) => {
+                tracing::info!(%consumer, queue, "subscribed");
+                shared.health.subscribed(&queue, subscription.channel());
+                let ended =
+                    forward_deliveries(&shared, &beat, closings, &mut subscription, &deliveries).await;
+                beat.expect(LONGEST);
+                if let SubscriptionEnd::Stop = ended {
+                    if let Err(error) = subscription.cancel().await {
+                        tracing::debug!(error = %error, "cancelling a subscription failed");
+                    }
+                    subscription.let_go(shared.done.cancelled()).await;
+                    if let Err(error) = subscription.channel().release().await {
+                        tracing::debug!(error = %error, "the last acknowledgements did not arrive");
+                    }
+                    subscription.close().await;
+                    break;
+                }
+                if let SubscriptionEnd::Paused = ended {
+                    if let Err(error) = subscription.cancel().await {
+                        tracing::debug!(error = %error, "cancelling a subscription failed");
+                    }
+                    // It lasts until the batches are settled, the pause only until it is ended.
+                    left.spawn(rest(Arc::clone(&shared), subscription, shared.gate.closings()));
+                    beat.idle();
+                    let mut pauses = shared.gate.watch();
+                    tokio::select! {
+                        () = shared.stop.cancelled() => {}
+                        () = pauses.open() => {}
+                        _ = left.join_next() => {}
+                    }
+                    continue;
+                }
+                if let SubscriptionEnd::Lost { lived: true, .. } = ended {
+                    backoff.reset();
+                }
+                if let SubscriptionEnd::Lost { reason, .. } = ended {
+                    let full = !shared.budget.has_room();
+                    tracing::warn!(%consumer, queue, reason, full, "the subscription is over; a new one is made");
+                }
+                subscription.close().await;
+            }
+            Err(error) if error.reply_code() == Some(406) => {
+                tracing::error!(
+                    %consumer, queue, error = %error,
+                    "cannot subscribe: a stream, or a queue for another use; it must be classic or quorum; tried again"
+                );
+            }
+            Err(error) => {
+                tracing::warn!(%consumer, queue, error = %error, "cannot subscribe; tried again");
+            }
+        }
+        tokio::select! {
+            () = shared.stop.cancelled() => {}
+            () = tokio::time::sleep(backoff.next_pause()) => {}
+        }
+    }
+    beat.expect(LONGEST);
+    while left.join_next().await.is_some() {}
+}
+
+/// Ends a paused consumer's subscription, to which the broker sends nothing more: batches at work are settled, and the rest goes back when
+/// the channel is closed. A handler that does not return delays this until its deadline at most: its message comes again then.
+async fn rest(shared: Arc<ConsumerContext>, mut subscription: Subscription, closings: u64) {
+    let limit = shared.consumer.deadline + shared.postgres.client_timeout();
+    let at_rest = async {
+        tokio::select! {
+            () = shared.done.cancelled() => Ok(()),
+            rested = tokio::time::timeout(limit, shared.gate.at_rest(closings)) => rested,
+        }
+    };
+    if subscription.let_go(at_rest).await.is_err() {
+        tracing::warn!(consumer = %shared.consumer.name, ?limit, "paused while a batch is at work; its messages come again");
+    }
+    if let Err(error) = subscription.channel().release().await {
+        tracing::debug!(error = %error, "the last acknowledgements did not arrive");
+    }
+    subscription.close().await;
+}
+
+enum SubscriptionEnd {
+    /// The worker stops.
+    Stop,
+    /// The consumer was paused.
+    Paused,
+    /// For any other reason, always a fault: a stream does not end normally.
+    Lost { reason: String, lived: bool },
+}
+
+async fn forward_deliveries(
+    shared: &ConsumerContext,
+    beat: &LoopBeat,
+    closings: u64,
+    subscription: &mut Subscription,
+    deliveries: &mpsc::Sender<Box<Delivery>>,
+) -> SubscriptionEnd {
+    let mut lived = false;
+    let channel = Arc::clone(subscription.channel());
+    let mut looks = tokio::time::interval(LOOK);
+    looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut pauses = shared.gate.watch();
+    // Delivery that waits for room before the lanes: a lost channel may have left as many there as this one may send. That counts as
+    // waiting for work: the loop goes on.
+    let mut waiting: Option<Box<Delivery>> = None;
+    loop {
+        if shared.gate.closings() != closings {
+            return SubscriptionEnd::Paused;
+        }
+        let next = tokio::select! {
+            biased;
+            () = shared.stop.cancelled() => return SubscriptionEnd::Stop,
+            room = deliveries.reserve(), if waiting.is_some() => match room {
+                Ok(room) => {
+                    if let Some(delivery) = waiting.take() {
+                        room.send(delivery);
+                    }
+                    continue;
+                }
+                Err(_) => {
+                    return SubscriptionEnd::Lost { reason: "no lane takes deliveries any more".to_owned(), lived };
+                }
+            },
+            next = subscription.next(), if waiting.is_none() => next,
+            () = pauses.changed() => continue,
+            _ = looks.tick() => {
+                beat.expect(LOOK + shared.rabbitmq.timeout);
+                // The stream, which would report it, is not polled while a delivery waits.
+                if waiting.is_some() && channel.is_over() {
+                    return SubscriptionEnd::Lost { reason: "the channel was closed".to_owned(), lived };
+                }
+                // Held back behind a message that stays at work, they may be the ones that the broker waits for.
+                if let Err(error) = channel.release_where_stuck().await {
+                    tracing::debug!(consumer = %shared.consumer.name, error = %error, "acknowledgements did not arrive");
+                }
+                continue;
+            }
+            // Waiting deliveries must not keep others from coming.
+            () = channel.crowded() => {
+                if let Err(error) = subscription.renew().await {
+                    return SubscriptionEnd::Lost { reason: error.to_string(), lived };
+                }
+                continue;
+            }
+            // It can't acknowledge any more.
+            () = channel.ended() => {
+                return SubscriptionEnd::Lost { reason: "an acknowledgement could not be sent".to_owned(), lived };
+            }
+        };
+        let delivery = match next {
+            None => {
+                return SubscriptionEnd::Lost { reason: "the broker ended it".to_owned(), lived };
+            }
+            Some(Err(error)) => {
+                return SubscriptionEnd::Lost { reason: error.to_string(), lived };
+            }
+            Some(Ok(delivery)) => delivery,
+        };
+        lived = true;
+        shared.counters.delivered(delivery.message.redelivered);
+        match deliveries.try_send(delivery) {
+            Ok(()) => {}
+            Err(TrySendError::Full(delivery)) => waiting = Some(delivery),
+            Err(TrySendError::Closed(_)) => {
+                return SubscriptionEnd::Lost {
+                    reason: "no lane takes deliveries any more".to_owned(),
+                    lived,
+                };
+            }
+        }
+    }
+}

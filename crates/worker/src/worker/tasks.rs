@@ -1,0 +1,114 @@
+//! The tasks of a worker's consumers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::task::{JoinError, JoinSet};
+
+use super::batch::prepare::tenant_of;
+use super::intake::arrivals::Arrivals;
+use super::lane::Lane;
+use super::leased;
+use super::settle::settle_copies::settle_copies;
+use super::shadow::shadow;
+use super::shared::ConsumerContext;
+use super::subscribe::subscribe;
+use oncely_amqp::Delivery;
+
+/// Bounds the wait for the broker while connections close.
+const CLOSE: Duration = Duration::from_secs(2);
+
+/// Holds the tasks of all consumers of a worker.
+#[derive(Default)]
+pub(super) struct Tasks {
+    lanes: JoinSet<()>,
+    /// Settle the copies that lanes put aside.
+    copies: JoinSet<()>,
+    subscriptions: JoinSet<()>,
+    pub(super) consumers: Vec<Arc<ConsumerContext>>,
+}
+
+impl Tasks {
+    /// Starts a consumer: its subscriptions, and the tasks that work for it.
+    pub(super) fn start(&mut self, shared: Arc<ConsumerContext>) {
+        let consumer = &shared.consumer;
+        // As much as the broker sends: then sending into it never waits, except after reconnects.
+        let capacity = usize::from(consumer.prefetch) * consumer.queues.len();
+        let (sender, receiver) = mpsc::channel(capacity.max(1));
+        for queue in &consumer.queues {
+            self.subscriptions.spawn(subscribe(Arc::clone(&shared), queue.clone(), sender.clone()));
+        }
+        if consumer.observes() {
+            self.lanes.spawn(shadow(Arc::clone(&shared), receiver));
+        } else {
+            match leased::handler(&shared.run) {
+                Some(handler) => {
+                    self.lanes.spawn(leased::leased(Arc::clone(&shared), handler, receiver));
+                }
+                None => {
+                    let arrivals = Arc::new(arrivals(&shared, receiver, capacity));
+                    for _ in 0..consumer.lanes {
+                        self.lanes.spawn(Lane::new(Arc::clone(&shared), Arc::clone(&arrivals)).run());
+                    }
+                }
+            }
+            self.copies.spawn(settle_copies(Arc::clone(&shared)));
+        }
+        self.consumers.push(shared);
+    }
+
+    /// Waits until a task ends, and names it. Tasks end only when the worker stops: a lane that is lost keeps its messages unacknowledged
+    /// as long as its channel lives, so a worker that lost one must not go on. Cancel-safe.
+    pub(super) async fn ended(&mut self) -> (&'static str, Result<(), JoinError>) {
+        tokio::select! {
+            Some(ended) = self.lanes.join_next() => ("a lane", ended),
+            Some(ended) = self.copies.join_next() => ("a task beside the lanes", ended),
+            Some(ended) = self.subscriptions.join_next() => ("a subscription", ended),
+            else => std::future::pending().await,
+        }
+    }
+
+    /// Waits until all work that has begun is settled. Returns whether no task failed.
+    pub(super) async fn finish(&mut self) -> bool {
+        let mut all = true;
+        while let Some(ended) = self.lanes.join_next().await {
+            all &= ended.is_ok();
+        }
+        for shared in &self.consumers {
+            shared.unsettled.close();
+        }
+        while let Some(ended) = self.copies.join_next().await {
+            all &= ended.is_ok();
+        }
+        all
+    }
+
+    /// Waits until the subscriptions have closed their connections, for two seconds at most.
+    pub(super) async fn close(&mut self) {
+        let closed = async { while self.subscriptions.join_next().await.is_some() {} };
+        if tokio::time::timeout(CLOSE, closed).await.is_err() {
+            tracing::warn!("the broker did not answer while closing");
+        }
+    }
+}
+
+/// Makes the buffer between a consumer's subscriptions and its lanes.
+fn arrivals(
+    shared: &Arc<ConsumerContext>,
+    receiver: mpsc::Receiver<Box<Delivery>>,
+    capacity: usize,
+) -> Arrivals<Box<Delivery>> {
+    let consumer = &shared.consumer;
+    let most = usize::try_from(consumer.batch).unwrap_or(usize::MAX);
+    let count = usize::try_from(consumer.lanes).unwrap_or(usize::MAX);
+    // A quarter of the bytes that deliveries may hold; as many may be unsettled.
+    let bytes = usize::try_from(consumer.buffer / 4).unwrap_or(usize::MAX);
+    let room = usize::from(consumer.prefetch / 2);
+    let arrivals = Arrivals::new(receiver, most, capacity, count, (room, bytes));
+    if !consumer.fair {
+        return arrivals;
+    }
+    let shared = Arc::clone(shared);
+    arrivals.in_turns(capacity, Box::new(move |delivery| tenant_of(&shared, delivery)))
+}

@@ -1,0 +1,512 @@
+//! A lane's transactions: tried until they are decided, or until their messages will come again anyway.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sqlx::Connection as _;
+
+use super::batch_run::BatchRun;
+use super::deadline::in_time;
+use super::plan::BatchPlan;
+use super::steps::transact;
+use super::unconfirmed::UnconfirmedOutcomes;
+use super::without_handler::{audit_only, record_failure, reject};
+use crate::worker::abandoned::AbandonedBatch;
+use crate::worker::candidate::{Candidate, PartialIdentity};
+use crate::worker::intake::aside::DeferredDeliveries;
+use crate::worker::interrupt::Interrupt;
+use crate::worker::isolation::marks::Marks;
+use crate::worker::isolation::permit::{Isolation, Permit};
+use crate::worker::prediction::{ExpectedKeys, KeyPrediction};
+use crate::worker::shared::ConsumerContext;
+use oncely_amqp::{ChannelLife, Delivery};
+use oncely_core::backoff::Backoff;
+use oncely_core::fault::{Fault, FaultClass};
+use oncely_core::identity::Identity;
+use oncely_core::outcome::Outcome;
+use oncely_postgres::{self as pg, AuditRecord, Session};
+use oncely_process::vitals::LoopBeat;
+use oncely_process::witnesses::Began;
+use oncely_traces::BatchTrace;
+
+/// Number of times a message waits to be alone in its process before it runs beside others.
+const MOST_TRIES: u32 = 8;
+
+/// Reason why a transaction did not decide a batch.
+#[derive(Debug)]
+pub(super) enum Setback {
+    /// Some message failed, or all of them did.
+    Failed(Fault),
+    /// Another transaction holds a key, or another lock that our own statements need.
+    Held(Fault),
+}
+
+impl Setback {
+    pub(super) fn into_fault(self) -> Fault {
+        match self {
+            Self::Failed(fault) | Self::Held(fault) => fault,
+        }
+    }
+}
+
+/// State that a lane keeps from one batch to the next.
+pub(crate) struct Attempts {
+    shared: Arc<ConsumerContext>,
+    aside: Arc<DeferredDeliveries<Box<Delivery>>>,
+    pub(crate) session: Option<Session>,
+    backoff: Backoff,
+    marks: Marks,
+    /// Prediction of the next batch's keys from the last batches.
+    pub(crate) prediction: KeyPrediction,
+    hand: CurrentBatch,
+    beat: LoopBeat,
+}
+
+/// State of the current batch.
+#[derive(Default)]
+struct CurrentBatch {
+    /// Channels that it came on.
+    channels: Vec<Arc<ChannelLife>>,
+    permit: Option<Permit>,
+    unconfirmed: UnconfirmedOutcomes,
+    /// Epochs of the database at which its messages were decided, in this round.
+    epochs: Vec<String>,
+    /// Duration of the last transaction.
+    took: Duration,
+    trace: BatchTrace,
+}
+
+impl Attempts {
+    pub(crate) fn new(shared: Arc<ConsumerContext>, aside: Arc<DeferredDeliveries<Box<Delivery>>>) -> Self {
+        let beat = shared.liveness.watch(format!("a lane of {}", shared.consumer.name));
+        Self {
+            shared,
+            aside,
+            session: None,
+            backoff: Backoff::default(),
+            marks: Marks::default(),
+            prediction: KeyPrediction::default(),
+            hand: CurrentBatch::default(),
+            beat,
+        }
+    }
+
+    /// Marks the lane as waiting for work, or for room to settle.
+    pub(crate) fn waits(&self) {
+        self.beat.idle();
+    }
+
+    /// Marks the lane as at work on this number of messages. Their longest time: each by itself until the handler's deadline, and our own
+    /// statements around it.
+    pub(crate) fn at_work_on(&self, messages: usize) {
+        let each = self.shared.consumer.deadline + self.shared.postgres.client_timeout() * 4;
+        self.beat.expect(each.saturating_mul(u32::try_from(messages).unwrap_or(u32::MAX).saturating_add(1)));
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<ConsumerContext> {
+        &self.shared
+    }
+
+    /// Begins another batch, which came on these channels.
+    pub(crate) fn take_in_hand(&mut self, channels: Vec<Arc<ChannelLife>>, trace: BatchTrace) {
+        self.hand = CurrentBatch { channels, trace, ..CurrentBatch::default() };
+    }
+
+    /// Returns the trace of the current batch.
+    pub(crate) fn trace(&self) -> &BatchTrace {
+        &self.hand.trace
+    }
+
+    /// Ends the trace of the current batch, which is settled or given up.
+    pub(crate) fn end_trace(&mut self) {
+        std::mem::take(&mut self.hand.trace).end();
+    }
+
+    /// Begins a round: nothing of it is decided.
+    pub(crate) fn begin_round(&mut self) {
+        self.hand.epochs.clear();
+    }
+
+    /// Records that a message was decided at this epoch of the database.
+    pub(crate) fn decided_on(&mut self, epoch: String) {
+        if !self.hand.epochs.contains(&epoch) {
+            self.hand.epochs.push(epoch);
+        }
+    }
+
+    /// Returns whether the round was decided at one epoch, the one of a present session. A failover may have undone decisions at another
+    /// epoch. If false, the next round begins with a new session: this one may name an epoch that is over.
+    pub(crate) async fn is_of_one_epoch(&mut self) -> Result<bool, AbandonedBatch> {
+        if !self.hand.epochs.is_empty() {
+            // A new one if the last is gone, perhaps with its server, or if it is known to be over.
+            let now = self.session().await?.cell.epoch.clone();
+            self.decided_on(now);
+        }
+        let is_one = self.hand.epochs.len() <= 1;
+        if !is_one {
+            self.session = None;
+        }
+        Ok(is_one)
+    }
+
+    /// Begins to commit some messages of the batch.
+    pub(super) fn begin(&mut self) {
+        self.marks.begin();
+        self.hand.unconfirmed = UnconfirmedOutcomes::default();
+    }
+
+    /// Ends their commit. Nothing is recorded of the `unwritten`: their runs have ended without a crash.
+    pub(super) async fn end(&mut self, mut unwritten: Vec<Identity>) {
+        let shared = Arc::clone(&self.shared);
+        unwritten.extend(self.hand.unconfirmed.take_found());
+        self.marks.reported(unwritten);
+        if self.marks.are_owed() {
+            self.marks.take_back(&shared, &mut self.session).await;
+        }
+        self.hand.permit = None;
+    }
+
+    pub(super) fn drop_session(&mut self) {
+        self.session = None;
+    }
+
+    /// Returns the duration of the last transaction, without the waits before it.
+    pub(super) fn took(&self) -> Duration {
+        self.hand.took
+    }
+
+    pub(super) fn drop_permit(&mut self) {
+        self.hand.permit = None;
+    }
+
+    /// Gives the batch up. The process lives, so no message at work has killed it.
+    pub(crate) async fn abandon(&mut self) {
+        self.take_back_marks().await;
+        self.hand.permit = None;
+    }
+
+    /// Returns whether marks are left that PostgreSQL could not take back yet.
+    pub(crate) fn owes_marks(&self) -> bool {
+        self.marks.are_owed()
+    }
+
+    /// Takes the marks back if PostgreSQL answers now.
+    pub(crate) async fn take_back_marks(&mut self) {
+        self.marks.take_back(&self.shared, &mut self.session).await;
+    }
+
+    /// Ends the lane's work.
+    pub(crate) async fn close(mut self) {
+        self.abandon().await;
+        if let Some(session) = self.session.take() {
+            session.close().await;
+        }
+    }
+
+    /// Runs one transaction, repeatedly while PostgreSQL is away or nothing at all can be written.
+    pub(super) async fn run(
+        &mut self,
+        isolation: Isolation,
+        plan: BatchPlan,
+        work: &[&Candidate],
+    ) -> Result<Result<Vec<Outcome>, Setback>, AbandonedBatch> {
+        let mut is_renewed = false;
+        self.hand.took = Duration::ZERO;
+        loop {
+            let shared = Arc::clone(&self.shared);
+            self.session().await?;
+            self.at_work_on(work.len());
+            let exclusive = plan.has_turn();
+            if self.hand.permit.as_ref().is_none_or(|permit| exclusive && !permit.exclusive) {
+                // Rolled back first: the rest of a failed transaction must hold no locks that another lane, which has the permit, waits
+                // for.
+                if let Some(session) = &mut self.session
+                    && session.connection.should_flush()
+                    && let Err(error) =
+                        pg::within(shared.postgres.client_timeout(), session.connection.ping()).await
+                {
+                    self.wait_out(Interrupt::of_ours(error)).await?;
+                    continue;
+                }
+                self.hand.permit = None;
+                let isolation = match work {
+                    // It has waited often enough.
+                    [one] if shared.progress.tries(&one.identity) >= MOST_TRIES => Isolation::Marked,
+                    _ => isolation,
+                };
+                self.hand.permit = shared.permits.take(isolation, exclusive).await;
+                if self.hand.permit.is_none() {
+                    let text = "others are at work, and it must run alone";
+                    return Ok(Err(Setback::Held(Fault::new(FaultClass::Contention, None, text))));
+                }
+            }
+            let interrupt = match self.once(&shared, isolation, plan, work).await {
+                Ok((outcomes, began)) => {
+                    self.backoff.reset();
+                    self.note_epoch();
+                    let decided = work.iter().map(|one| &one.identity).zip(&outcomes);
+                    if shared.progress.note(began, decided) && self.aside.resume(tokio::time::Instant::now())
+                    {
+                        tracing::info!(consumer = %shared.consumer.name, "consuming goes on");
+                    }
+                    match shared.progress.is_stalled() {
+                        true => shared.health.committed(),
+                        false => shared.health.resumed(),
+                    }
+                    return Ok(Ok(outcomes));
+                }
+                Err(interrupt) => interrupt,
+            };
+            self.count(&interrupt);
+            match interrupt {
+                Interrupt::Known => {}
+                // A fault of the connection: tried once more on a new one.
+                Interrupt::Failed(fault) if fault.class == FaultClass::Session && !is_renewed => {
+                    is_renewed = true;
+                    self.session = None;
+                }
+                Interrupt::Failed(fault) => return Ok(Err(Setback::Failed(fault))),
+                Interrupt::Held(fault) => {
+                    // Rolled back with the next use of the connection; its locks must not be held over a pause.
+                    self.session = None;
+                    return Ok(Err(Setback::Held(fault)));
+                }
+                Interrupt::Tainted(fault) => {
+                    self.give_up_session().await;
+                    return Ok(Err(Setback::Failed(fault)));
+                }
+                other => self.wait_out(other).await?,
+            }
+        }
+    }
+
+    fn count(&self, interrupt: &Interrupt) {
+        let metrics = &self.shared.counters.metrics;
+        match interrupt {
+            Interrupt::Outage(_) | Interrupt::Known => {}
+            Interrupt::NotNow(fault)
+            | Interrupt::Held(fault)
+            | Interrupt::Failed(fault)
+            | Interrupt::Tainted(fault) => {
+                metrics.failed(fault.class);
+                self.hand.trace.setback(fault);
+            }
+        }
+    }
+
+    async fn once(
+        &mut self,
+        shared: &ConsumerContext,
+        isolation: Isolation,
+        plan: BatchPlan,
+        work: &[&Candidate],
+    ) -> Result<(Vec<Outcome>, Began), Interrupt> {
+        let Some(session) = self.session.as_mut() else {
+            return Err(Interrupt::NotNow(Fault::new(FaultClass::Transient, None, "no session")));
+        };
+        if isolation != Isolation::None {
+            self.marks.mark(shared, session, work).await?;
+        }
+        // A message that runs by itself because it failed most likely has a known key.
+        let keys = match plan {
+            BatchPlan::ByItself { first: false, .. } => ExpectedKeys::Known,
+            _ => self.prediction.expect(work),
+        };
+        let run = BatchRun::new((shared, &self.hand.trace), session, plan, keys, work);
+        let done = transact(&run, session, &mut self.hand.unconfirmed).await;
+        self.hand.took = run.started.elapsed();
+        match &done {
+            Ok(outcomes) if keys == ExpectedKeys::Fresh || outcomes.iter().all(was_fresh) => {
+                self.prediction.nobody_knew();
+            }
+            Ok(_) | Err(Interrupt::Known) => self.prediction.postgres_knew(),
+            Err(_) if keys == ExpectedKeys::Fresh => self.prediction.fresh_failed(),
+            Err(_) => {}
+        }
+        Ok((done?, run.began))
+    }
+
+    /// Records that a message was decided on the session's database.
+    fn note_epoch(&mut self) {
+        if let Some(epoch) = self.session.as_ref().map(|session| session.cell.epoch.clone()) {
+            self.decided_on(epoch);
+        }
+    }
+
+    /// Closes a session of unknown state, at both ends: its transaction and its locks must not linger.
+    pub(crate) async fn give_up_session(&mut self) {
+        if let Some(session) = self.session.take() {
+            let backend = session.backend;
+            drop(session);
+            self.shared.end(backend).await;
+        }
+    }
+
+    /// Records a failure that is the message's own. `began`: when its run began, for a refusal at COMMIT is an answer.
+    pub(crate) async fn failed(
+        &mut self,
+        began: Began,
+        one: &Candidate,
+        fault: &Fault,
+    ) -> Result<Outcome, AbandonedBatch> {
+        let mut counted = None;
+        loop {
+            let shared = Arc::clone(&self.shared);
+            let session = self.session().await?;
+            match in_time(&shared, record_failure(&shared, session, one, fault, &mut counted)).await {
+                Ok(outcome) => {
+                    self.note_epoch();
+                    if shared.progress.note(began, std::iter::once((&one.identity, &outcome))) {
+                        self.aside.resume(tokio::time::Instant::now());
+                    }
+                    return Ok(outcome);
+                }
+                // The key itself is held: the message is left for later, and its failure is not recorded.
+                Err(Interrupt::Held(fault)) => {
+                    self.session = None;
+                    return Ok(Outcome::Undecided { attempts: 0, fault });
+                }
+                Err(interrupt) => self.wait_out(interrupt).await?,
+            }
+        }
+    }
+
+    pub(crate) async fn write_audit(&mut self, records: &[AuditRecord<'_>]) -> Result<(), AbandonedBatch> {
+        loop {
+            let shared = Arc::clone(&self.shared);
+            let session = self.session().await?;
+            match in_time(&shared, audit_only(&shared, session, records)).await {
+                Ok(()) => {
+                    self.note_epoch();
+                    return Ok(());
+                }
+                Err(interrupt) => self.wait_out(interrupt).await?,
+            }
+        }
+    }
+
+    /// Reads the keys that sign and are accepted, unless that was done after `since`.
+    pub(crate) async fn learn_keys(&mut self, since: Instant) -> Result<(), AbandonedBatch> {
+        loop {
+            let shared = Arc::clone(&self.shared);
+            let connection = &mut self.session().await?.connection;
+            let asked = async { shared.keys.ask(since, connection).await.map_err(Interrupt::of_ours) };
+            match in_time(&shared, asked).await {
+                Ok(()) => {
+                    self.backoff.reset();
+                    // A stall for lack of keys is over.
+                    shared.health.committed();
+                    return Ok(());
+                }
+                Err(interrupt) => self.wait_out(interrupt).await?,
+            }
+        }
+    }
+
+    pub(crate) async fn reject(
+        &mut self,
+        rejected: &mut [(Box<Delivery>, PartialIdentity, Outcome)],
+    ) -> Result<(), AbandonedBatch> {
+        loop {
+            let shared = Arc::clone(&self.shared);
+            let session = self.session().await?;
+            match in_time(&shared, reject(&shared, session, rejected)).await {
+                Ok(()) => return Ok(()),
+                Err(interrupt) => self.wait_out(interrupt).await?,
+            }
+        }
+    }
+
+    /// Waits for the end of a fault that no message caused, with growing pauses. Gives the batch up only when its messages come again
+    /// anyway.
+    pub(crate) async fn wait_out(&mut self, interrupt: Interrupt) -> Result<(), AbandonedBatch> {
+        let shared = Arc::clone(&self.shared);
+        let consumer = &shared.consumer.name;
+        shared.counters.outage();
+        match interrupt {
+            Interrupt::Outage(outage) => {
+                match outage.is_silence() {
+                    // Perhaps only this connection is dead: its other end must not hold its locks.
+                    true => self.give_up_session().await,
+                    false => self.session = None,
+                }
+                tracing::warn!(%consumer, error = %outage, "PostgreSQL is away: consuming waits, no attempt is spent");
+            }
+            Interrupt::Known => return Ok(()),
+            Interrupt::NotNow(fault) | Interrupt::Held(fault) | Interrupt::Failed(fault) => {
+                // Its transaction may be open: sqlx rolls back with the next use of the connection, and that comes after a pause.
+                // Other consumers must not wait for its locks meanwhile.
+                self.session = None;
+                shared.health.stalled(&fault, None);
+                tracing::error!(%consumer, sqlstate = fault.code, error = %fault,
+                    "consuming waits until this is mended; no attempt is spent");
+            }
+            Interrupt::Tainted(fault) => {
+                self.give_up_session().await;
+                tracing::error!(%consumer, error = %fault, "a connection to PostgreSQL is given up");
+            }
+        }
+        // A wait kills no process: if this one ends meanwhile, its messages must not be charged with that.
+        self.marks.take_back(&shared, &mut self.session).await;
+        self.pause().await
+    }
+
+    async fn pause(&mut self) -> Result<(), AbandonedBatch> {
+        // Never held over a pause: a consumer that waits must not stop the others.
+        self.hand.permit = None;
+        // Waiting for a server is work, too, however long it is away.
+        self.at_work_on(1);
+        let pause = self.backoff.next_pause();
+        tokio::select! {
+            () = self.shared.stop.cancelled() => return Err(AbandonedBatch),
+            () = tokio::time::sleep(pause) => {}
+        }
+        // All of them: a delivery that is dropped while its channel lives would come again only when that channel ends.
+        if self.hand.channels.iter().all(|channel| channel.is_over()) {
+            return Err(AbandonedBatch);
+        }
+        Ok(())
+    }
+
+    /// Returns the lane's session; opens one if none is open.
+    pub(crate) async fn session(&mut self) -> Result<&mut Session, AbandonedBatch> {
+        if self.session.as_ref().is_some_and(|open| !self.shared.door.admits(open)) {
+            tracing::warn!(consumer = %self.shared.consumer.name, "a connection to an older timeline is given up");
+            self.session = None;
+        }
+        while self.session.is_none() {
+            match self.shared.open_session().await {
+                Ok(session) => self.session = Some(session),
+                Err(error) => {
+                    self.shared.counters.outage();
+                    tracing::warn!(consumer = %self.shared.consumer.name, error = %error, "consuming waits");
+                    self.pause().await?;
+                }
+            }
+        }
+        self.session.as_mut().ok_or(AbandonedBatch)
+    }
+}
+
+/// Returns whether its key was new: also for a first run that is left undecided.
+fn was_fresh(outcome: &Outcome) -> bool {
+    match outcome {
+        Outcome::Undecided { attempts, fault } => *attempts == 0 && fault.class != FaultClass::Crashed,
+        other => other.attempt() == Some(1),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_first_run_that_is_left_undecided_had_a_fresh_key() {
+        let undecided = |attempts, class| Outcome::Undecided { attempts, fault: Fault::new(class, None, "") };
+        assert!(was_fresh(&undecided(0, FaultClass::Environment)));
+        assert!(!was_fresh(&undecided(1, FaultClass::Environment)), "it has answered for a run before");
+        assert!(!was_fresh(&undecided(0, FaultClass::Crashed)), "its key is marked");
+        assert!(was_fresh(&Outcome::Completed { attempt: 1, response: None }));
+        assert!(!was_fresh(&Outcome::Completed { attempt: 2, response: None }));
+    }
+}

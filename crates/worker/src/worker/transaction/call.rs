@@ -1,0 +1,258 @@
+//! Calls the handler, inside the transaction.
+
+use std::panic::AssertUnwindSafe;
+use std::time::Duration;
+
+use futures::FutureExt as _;
+use serde_json::Value;
+use sqlx::{Connection as _, Executor as _, PgConnection};
+
+use super::batch_run::BatchRun;
+use super::deadline::{HandlerWait, is_late, until_deadline};
+use super::plan::BatchPlan;
+use crate::worker::interrupt::Interrupt;
+use oncely_core::fault::{Fault, FaultClass};
+use oncely_handler::{
+    ConsumerHandler, Context, HandlerError, Message, Subtransactions, call_apart, call_together,
+};
+use oncely_postgres::{self as pg, LockWait, PgFault, classify};
+
+/// Results of a handler, by message; responses as PostgreSQL writes them.
+pub(crate) type Results = Vec<Result<Option<String>, Fault>>;
+
+/// Calls the handler; returns a result or a fault per message, in their order.
+pub(crate) async fn handle(
+    batch: &BatchRun<'_>,
+    transaction: &mut PgConnection,
+    incoming: &[Message<'_>],
+) -> Result<Results, Interrupt> {
+    let BatchRun { shared, plan, backend, .. } = *batch;
+    let consumer = &shared.consumer.name;
+    let wait = batch.lock_wait();
+    // Time of a server that answers, for a statement of ours.
+    let limit = shared.postgres.client_timeout();
+    match (&shared.run, plan) {
+        (ConsumerHandler::Sql(handler), BatchPlan::Together { .. }) => {
+            let called = async {
+                call_together(transaction, handler, consumer, incoming, wait)
+                    .await
+                    .map_err(Interrupt::of_handler)
+            };
+            until_deadline(shared, backend, HandlerWait::InServer, called).await
+        }
+        (ConsumerHandler::Sql(handler), BatchPlan::Apart { .. } | BatchPlan::ByItself { .. }) => {
+            let subtransactions = match plan {
+                BatchPlan::ByItself { .. } => Subtransactions::Messages,
+                BatchPlan::Apart { unparsed: true, .. } => Subtransactions::UnparsedParts,
+                BatchPlan::Apart { each: true, .. } => Subtransactions::ParsedMessages,
+                _ => Subtransactions::Parts,
+            };
+            let called = async {
+                call_apart(transaction, handler, consumer, incoming, subtransactions)
+                    .await
+                    .map_err(Interrupt::of_handler)
+            };
+            until_deadline(shared, backend, HandlerWait::InServer, called).await
+        }
+        (run, BatchPlan::Together { .. }) => {
+            begin_guard(transaction, wait, limit).await?;
+            let mut results = Results::with_capacity(incoming.len());
+            match run {
+                ConsumerHandler::RustBatch(handler) => {
+                    let called = async {
+                        let context = Context::new(transaction, None);
+                        let done =
+                            catch_panic(async { handler.handle_batch(context, incoming).await }).await?;
+                        or_stop(transaction, done).await
+                    };
+                    let responses = until_deadline(shared, backend, HandlerWait::InProcess, called).await?;
+                    if responses.len() != incoming.len() {
+                        return Err(Interrupt::Failed(wrong_count(responses.len(), incoming.len())));
+                    }
+                    results.extend(responses.iter().map(|response| Ok(response.as_ref().map(pg::json_text))));
+                }
+                _ => {
+                    for message in incoming {
+                        let called = async {
+                            let done = call_one(run, transaction, message).await?;
+                            or_stop(transaction, done).await
+                        };
+                        let response =
+                            until_deadline(shared, backend, HandlerWait::InProcess, called).await?;
+                        // The writes of the next message would be committed without its key.
+                        if !transaction.is_in_transaction() {
+                            return Err(over(None));
+                        }
+                        results.push(Ok(response.as_ref().map(pg::json_text)));
+                    }
+                }
+            }
+            end_guard(transaction, limit).await?;
+            Ok(results)
+        }
+        (run, BatchPlan::Apart { .. } | BatchPlan::ByItself { .. }) => {
+            let mut results = Results::with_capacity(incoming.len());
+            let mut was_late = false;
+            for message in incoming {
+                // A message that used up its time leaves none to those behind it, which run in a transaction of their own.
+                if was_late {
+                    let text = "a message before it was out of time";
+                    results.push(Err(Fault::new(FaultClass::Contention, None, text)));
+                    continue;
+                }
+                begin_guard(transaction, wait, limit).await?;
+                let called = async {
+                    let done = call_one(run, transaction, message).await?;
+                    or_stop(transaction, done).await
+                };
+                match until_deadline(shared, backend, HandlerWait::InProcess, called).await {
+                    Ok(response) => match end_guard(transaction, limit).await {
+                        Ok(()) => results.push(Ok(response.as_ref().map(pg::json_text))),
+                        Err(Interrupt::Failed(fault)) => {
+                            undo_to_guard(transaction, limit, &fault).await?;
+                            results.push(Err(fault));
+                        }
+                        Err(other) => return Err(other),
+                    },
+                    // Another transaction may wait for its locks: it ends at once.
+                    Err(Interrupt::Failed(fault)) if fault.class == FaultClass::Contention => {
+                        return Err(Interrupt::Failed(fault));
+                    }
+                    Err(Interrupt::Failed(fault)) => {
+                        was_late = is_late(&fault);
+                        undo_to_guard(transaction, limit, &fault).await?;
+                        results.push(Err(fault));
+                    }
+                    Err(other) => return Err(other),
+                }
+            }
+            Ok(results)
+        }
+    }
+}
+
+fn wrong_count(got: usize, wanted: usize) -> Fault {
+    let text = format!("the batch handler returned {got} responses for {wanted} messages");
+    Fault::new(FaultClass::Transient, None, text)
+}
+
+/// Longest wait for an answer of our own connection.
+const PING: Duration = Duration::from_secs(5);
+
+/// Classifies a handler's error. A lost connection may be one of the handler's own, to another server: ours is tested.
+async fn or_stop<T>(connection: &mut PgConnection, done: Result<T, HandlerError>) -> Result<T, Interrupt> {
+    let error = match done {
+        Ok(done) => return Ok(done),
+        Err(error) => error,
+    };
+    Err(match error.into_fault() {
+        PgFault::Outage(outage) => match pg::within(PING, connection.ping()).await {
+            Ok(()) => {
+                let text = format!("what the handler asks is away: {outage}");
+                Interrupt::of_fault(Fault::new(FaultClass::Environment, None, text))
+            }
+            Err(_) => Interrupt::Outage(outage),
+        },
+        PgFault::Fault(fault) => Interrupt::of_fault(fault),
+    })
+}
+
+/// Runs a handler, from its call on. A panic is the handler's failure, and leaves its connection in an unknown state.
+async fn catch_panic<T>(called: impl Future<Output = T>) -> Result<T, Interrupt> {
+    AssertUnwindSafe(called).catch_unwind().await.map_err(|panic| {
+        let text = panic
+            .downcast_ref::<&str>()
+            .map(|text| (*text).to_owned())
+            .or_else(|| panic.downcast_ref::<String>().cloned())
+            .unwrap_or_else(|| "without a text".to_owned());
+        Interrupt::Tainted(Fault::new(FaultClass::Transient, None, format!("the handler panicked: {text}")))
+    })
+}
+
+async fn call_one(
+    run: &ConsumerHandler,
+    transaction: &mut PgConnection,
+    message: &Message<'_>,
+) -> Result<Result<Option<Value>, HandlerError>, Interrupt> {
+    let context = Context::new(transaction, Some(*message));
+    match run {
+        ConsumerHandler::Rust(handler) => {
+            catch_panic(async { handler.handle(context, *message).await }).await
+        }
+        ConsumerHandler::RustBatch(handler) => {
+            let called = async { handler.handle_batch(context, std::slice::from_ref(message)).await };
+            let called = catch_panic(called).await?;
+            Ok(called.and_then(|mut responses| match (responses.pop(), responses.len()) {
+                (Some(response), 0) => Ok(response),
+                (_, more) => Err(HandlerError::transient(wrong_count(more, 1).message)),
+            }))
+        }
+        ConsumerHandler::Sql(_) => {
+            Ok(Err(HandlerError::environment("a SQL function is not called this way")))
+        }
+        ConsumerHandler::Leased(_) => {
+            Ok(Err(HandlerError::environment("a handler that runs under leases has no transaction")))
+        }
+    }
+}
+
+/// Sets a savepoint around Rust handlers: releasing it fails if the handler ended the transaction, or ignored an error that aborted it.
+/// Without it, COMMIT of an aborted transaction reports success. Inside it names are looked up along the handler's search_path; rolling
+/// back to it restores ours.
+async fn begin_guard(
+    transaction: &mut PgConnection,
+    wait: LockWait,
+    limit: Duration,
+) -> Result<(), Interrupt> {
+    let begun = transaction.execute(match wait {
+        LockWait::Session => {
+            "savepoint oncely_handler; set local search_path to default; set local lock_timeout to default"
+        }
+        LockWait::Batch => {
+            "savepoint oncely_handler; set local search_path to default; set local lock_timeout = '100ms'"
+        }
+        LockWait::Turn => {
+            "savepoint oncely_handler; set local search_path to default; set local lock_timeout = '500ms'"
+        }
+    });
+    pg::within(limit, begun).await.map(drop).map_err(Interrupt::of_ours)
+}
+
+async fn end_guard(transaction: &mut PgConnection, limit: Duration) -> Result<(), Interrupt> {
+    let ended =
+        transaction.execute("release savepoint oncely_handler; set local search_path = pg_catalog, pg_temp");
+    match pg::within(limit, ended).await {
+        Ok(_) => Ok(()),
+        Err(error) => match classify(error) {
+            PgFault::Outage(outage) => Err(Interrupt::Outage(outage)),
+            // in_failed_sql_transaction: the handler went on after an error of its own.
+            PgFault::Fault(fault) if fault.code.as_deref() == Some("25P02") => {
+                let text = "the handler ignored an error that aborted its transaction";
+                Err(Interrupt::Failed(Fault::new(FaultClass::Transient, fault.code, text)))
+            }
+            PgFault::Fault(fault) => Err(over(fault.code)),
+        },
+    }
+}
+
+/// Reports a transaction that its handler ended: by COMMIT or ROLLBACK; or by dropping or ignoring a nested `begin()` that did not succeed,
+/// which sqlx answers with a ROLLBACK of everything.
+fn over(code: Option<String>) -> Interrupt {
+    let text = "the handler ended the transaction that it ran in";
+    tracing::error!(code, "{text}; its connection is closed");
+    Interrupt::Tainted(Fault::new(FaultClass::Transient, code, text))
+}
+
+/// Rolls back a failed handler's work. If that fails the connection is given up, and the failure stays the handler's: repeated calls of the
+/// same handler would spend no attempt.
+async fn undo_to_guard(
+    transaction: &mut PgConnection,
+    limit: Duration,
+    fault: &Fault,
+) -> Result<(), Interrupt> {
+    let undone = pg::within(limit, transaction.execute("rollback to savepoint oncely_handler")).await;
+    undone.map(drop).map_err(|error| {
+        tracing::debug!(error = %error, "a handler's savepoint could not be restored");
+        Interrupt::Tainted(fault.clone())
+    })
+}

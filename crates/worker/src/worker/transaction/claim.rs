@@ -1,0 +1,148 @@
+//! Claims the right to run, for each candidate of a batch.
+
+use std::time::Duration;
+
+use chrono::TimeDelta;
+use sqlx::PgConnection;
+
+use super::batch_run::BatchRun;
+use super::unconfirmed::UnconfirmedOutcomes;
+use crate::worker::interrupt::Interrupt;
+use crate::worker::prediction::ExpectedKeys;
+use oncely_core::decide::{EARLY, KeyDecision, decide, leased, wait};
+use oncely_core::fault::{Fault, FaultClass};
+use oncely_core::fingerprint::Fingerprint;
+use oncely_core::identity::Identity;
+use oncely_core::outcome::Outcome;
+use oncely_core::reason::Rejection;
+use oncely_failpoint::step;
+use oncely_postgres::{self as pg, FreshClaim};
+
+/// Result of the claim for a candidate.
+pub(crate) enum CandidateClaim {
+    Run {
+        attempt: u32,
+        /// SQLSTATE of the failure that it was charged with before.
+        failed_with: Option<String>,
+    },
+    Duplicate,
+    Reject(Rejection),
+    /// It came before its key may run again; it waits in this rung's queue.
+    Early(Duration),
+    /// Its failure is recorded already.
+    Recorded(Outcome),
+    /// A process crashed while it was at work, and it came as a new delivery: it runs as redelivered ones do.
+    Suspect,
+}
+
+/// Claim of a new key.
+const FIRST: CandidateClaim = CandidateClaim::Run { attempt: 1, failed_with: None };
+
+/// Rounds of claim and look-up before a key that keeps appearing and disappearing is left for later.
+pub(crate) const CLAIM_ROUNDS: usize = 8;
+
+/// Claims new keys, retakes those that failed before, and returns the known state of the rest.
+pub(crate) async fn claim(
+    run: &BatchRun<'_>,
+    transaction: &mut PgConnection,
+    unconfirmed: &mut UnconfirmedOutcomes,
+) -> Result<Vec<CandidateClaim>, Interrupt> {
+    let BatchRun { shared, candidates, now, .. } = *run;
+    let consumer = &shared.consumer;
+    let mut claims: Vec<Option<CandidateClaim>> = candidates.iter().map(|_| None).collect();
+    let of = |indices: &[usize]| -> Vec<(&Identity, Option<Fingerprint>)> {
+        indices.iter().map(|&index| (&candidates[index].identity, candidates[index].fingerprint)).collect()
+    };
+    let mut open: Vec<usize> = (0..candidates.len()).collect();
+    if run.keys == ExpectedKeys::Fresh {
+        step("worker.claim_fresh.before");
+        let claimed = pg::claim_fresh(transaction, &consumer.name, now, &of(&open)).await;
+        step("worker.claim_fresh.after");
+        return match claimed.map_err(Interrupt::of_ours)? {
+            FreshClaim::Won => Ok(candidates.iter().map(|_| FIRST).collect()),
+            FreshClaim::Taken => Err(Interrupt::Known),
+        };
+    }
+    for _ in 0..CLAIM_ROUNDS {
+        step("worker.claim.before");
+        let won =
+            pg::claim(transaction, &consumer.name, now, &of(&open)).await.map_err(Interrupt::of_ours)?;
+        step("worker.claim.after");
+        for won in won {
+            claims[open[won]] = Some(FIRST);
+        }
+        open.retain(|&index| claims[index].is_none());
+        if open.is_empty() {
+            break;
+        }
+        let identities: Vec<&Identity> = open.iter().map(|&index| &candidates[index].identity).collect();
+        step("worker.look_up.before");
+        let records =
+            pg::look_up(transaction, &consumer.name, &identities).await.map_err(Interrupt::of_ours)?;
+        step("worker.look_up.after");
+        let (mut failed_before, mut failed_with) = (Vec::new(), Vec::new());
+        for (&index, record) in open.iter().zip(records) {
+            // Neither claimed nor found: collected in between, so it is claimed in the next round.
+            let Some(record) = record else { continue };
+            match decide(&record, candidates[index].fingerprint.as_ref(), consumer.on_conflict) {
+                KeyDecision::Duplicate => claims[index] = Some(CandidateClaim::Duplicate),
+                KeyDecision::Reject(rejection) => claims[index] = Some(CandidateClaim::Reject(rejection)),
+                KeyDecision::Leased => {
+                    claims[index] = Some(match wait(&record, now) {
+                        None => CandidateClaim::Reject(leased()),
+                        Some(wait) => match consumer.retry.rung_for(wait) {
+                            Some(rung) => CandidateClaim::Early(rung),
+                            // Without a retry queue it waits here, as for a transaction that holds the key.
+                            None => return Err(Interrupt::Held(held_by_lease())),
+                        },
+                    });
+                }
+                KeyDecision::Retake => match unconfirmed.recorded(&candidates[index].identity, &record) {
+                    Some(outcome) => claims[index] = Some(CandidateClaim::Recorded(outcome)),
+                    None => match wait(&record, now).and_then(|wait| consumer.retry.rung_for(wait)) {
+                        Some(rung) => claims[index] = Some(CandidateClaim::Early(rung)),
+                        // Messages known as redelivered have been classified already.
+                        None if record.crash_attempts > 0
+                            && !candidates[index].delivery.message.redelivered =>
+                        {
+                            claims[index] = Some(CandidateClaim::Suspect);
+                        }
+                        None => {
+                            failed_before.push(index);
+                            failed_with.push(record.error_code);
+                        }
+                    },
+                },
+            }
+        }
+        if !failed_before.is_empty() {
+            step("worker.retake.before");
+            // Without a retry queue, no message waits.
+            let early =
+                if consumer.retry.delays.is_empty() { TimeDelta::weeks(5_000) } else { TimeDelta::zero() };
+            let due = now + EARLY + early;
+            let retaken = pg::retake(transaction, &consumer.name, now, due, &of(&failed_before)).await;
+            let retaken = retaken.map_err(Interrupt::of_ours)?;
+            step("worker.retake.after");
+            for (position, attempt) in retaken {
+                let failed_with: Option<String> = failed_with[position].take();
+                claims[failed_before[position]] = Some(CandidateClaim::Run { attempt, failed_with });
+            }
+        }
+        open.retain(|&index| claims[index].is_none());
+        if open.is_empty() {
+            break;
+        }
+    }
+    claims.into_iter().collect::<Option<Vec<_>>>().ok_or_else(too_quick)
+}
+
+/// Returns the fault of a key that a run under a lease holds.
+pub(crate) fn held_by_lease() -> Fault {
+    Fault::new(FaultClass::Contention, None, "a run under a lease holds the key")
+}
+
+/// Returns the interrupt of a key that keeps appearing and disappearing.
+pub(crate) fn too_quick() -> Interrupt {
+    Interrupt::Held(Fault::new(FaultClass::Contention, None, "a key changes faster than it can be claimed"))
+}

@@ -1,0 +1,118 @@
+//! Time limits: of a handler, which is cancelled in PostgreSQL; and of PostgreSQL itself, which may have disappeared silently.
+
+use std::time::{Duration, Instant};
+
+use sqlx::PgConnection;
+
+use crate::worker::interrupt::Interrupt;
+use crate::worker::shared::ConsumerContext;
+use oncely_core::fault::{Fault, FaultClass};
+use oncely_postgres::{self as pg, Backend, Outage};
+
+/// Time in which a handler may return after its statement was cancelled.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// query_canceled: the statement was out of time.
+const CANCELLED: &str = "57014";
+
+/// Returns whether a failure was out of time, by our deadline or by a limit of the server.
+pub(crate) fn is_late(fault: &Fault) -> bool {
+    fault.code.as_deref() == Some(CANCELLED)
+}
+
+/// Code that is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HandlerWait {
+    /// A function in the server, which answers a cancellation at once: no answer means no server.
+    InServer,
+    /// A program, which may wait for anything.
+    InProcess,
+    /// COMMIT, which runs the handler's deferred work. The server has no limit of its own there, and without its answer it is unknown
+    /// whether the commit happened.
+    AtCommit,
+}
+
+/// Waits for statements of ours. A wait beyond the server's own limits means that it is gone or unreachable: the connection is given up.
+pub(crate) async fn in_time<T>(
+    shared: &ConsumerContext,
+    step: impl Future<Output = Result<T, Interrupt>>,
+) -> Result<T, Interrupt> {
+    let limit = shared.postgres.client_timeout();
+    match tokio::time::timeout(limit, step).await {
+        Ok(done) => done,
+        Err(_) => Err(silent(limit)),
+    }
+}
+
+/// Waits for a handler's call, or for the COMMIT that runs its deferred work. Past the consumer's deadline PostgreSQL cancels the handler's
+/// statement, and the failure is processed as usual, on a connection that stays intact. A handler that waits for something else and still
+/// does not return is dropped together with its connection; a server that does not answer even then is an outage, charged to no message.
+pub(crate) async fn until_deadline<T>(
+    shared: &ConsumerContext,
+    backend: Backend,
+    handling: HandlerWait,
+    call: impl Future<Output = Result<T, Interrupt>>,
+) -> Result<T, Interrupt> {
+    let deadline = shared.consumer.deadline;
+    // A function is one statement, so the server ends it at its own limit, which may come first.
+    let limit = match handling {
+        HandlerWait::InServer => deadline.min(shared.postgres.client_timeout()),
+        HandlerWait::InProcess | HandlerWait::AtCommit => deadline,
+    };
+    let consumer = &shared.consumer.name;
+    let late = || {
+        let text = format!("the handler was not done within {limit:?}");
+        Fault::new(FaultClass::Transient, Some(CANCELLED.to_owned()), text)
+    };
+    let mut call = std::pin::pin!(call);
+    let began = Instant::now();
+    if let Ok(done) = tokio::time::timeout(limit, call.as_mut()).await {
+        if handling != HandlerWait::AtCommit {
+            shared.counters.metrics.handled(began.elapsed(), done.is_ok());
+        }
+        return done;
+    }
+    if handling != HandlerWait::AtCommit {
+        shared.counters.metrics.handled(began.elapsed(), false);
+    }
+    if limit == deadline {
+        tracing::warn!(%consumer, ?deadline, "a handler is past its deadline: its statement is cancelled");
+        let told = shared.cancel(backend).await;
+        // A cancellation that was not confirmed may still be on its way, and would cancel a later statement: the connection is not used
+        // again, regardless of the answer.
+        match tokio::time::timeout(GRACE, call).await {
+            Ok(Err(Interrupt::Failed(_))) if told => return Err(Interrupt::Failed(late())),
+            Ok(other) if told => return other,
+            _ => {}
+        }
+    }
+    let is_unknown = match handling {
+        // Idle: its answer was lost. A backend that goes on in spite of a cancellation is a handler that does not return, as in a program.
+        HandlerWait::InServer => shared.is_at_work(backend).await != Some(true),
+        HandlerWait::InProcess => false,
+        HandlerWait::AtCommit => true,
+    };
+    if is_unknown {
+        return Err(silent(limit));
+    }
+    tracing::error!(%consumer, "a handler does not return after its deadline: its connection is closed");
+    Err(Interrupt::Tainted(late()))
+}
+
+/// Waits for the standby after a late commit. A cancellation at the deadline may have ended that wait: the commit is done here and reported
+/// as done, but has not arrived there.
+pub(crate) async fn await_standby_if_late(
+    shared: &ConsumerContext,
+    connection: &mut PgConnection,
+    began: Instant,
+) -> Result<(), Interrupt> {
+    if began.elapsed() < shared.consumer.deadline {
+        return Ok(());
+    }
+    in_time(shared, async { pg::await_standby(connection).await.map_err(Interrupt::of_ours) }).await
+}
+
+fn silent(limit: Duration) -> Interrupt {
+    let text = format!("no answer within {limit:?}");
+    Interrupt::Outage(Outage(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, text))))
+}

@@ -1,0 +1,427 @@
+//! Decides which messages of a batch commit together, apart, or one by one; which are charged with failures, and which wait.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::attempts::{Attempts, Setback};
+use super::deadline::is_late;
+use super::plan::BatchPlan;
+use crate::worker::abandoned::AbandonedBatch;
+use crate::worker::candidate::Candidate;
+use crate::worker::isolation::contention::ContentionMode;
+use crate::worker::isolation::permit::Isolation;
+use crate::worker::progress::FailedRun;
+use crate::worker::shared::ConsumerContext;
+use oncely_core::blame::Blame;
+use oncely_core::fault::{Fault, FaultClass};
+use oncely_core::identity::IdentityPart;
+use oncely_core::outcome::Outcome;
+use oncely_handler::ConsumerHandler;
+
+/// Most messages in a transaction that gives each a subtransaction of its own: PostgreSQL keeps 64 of them per backend in
+/// shared memory (PGPROC_MAX_CACHED_SUBXIDS); beyond that every reader's snapshot gets slower.
+const SUBTRANSACTIONS: usize = 64;
+
+/// Number of clean batches after one with a failure in which a lane goes on running batches apart at once, which costs a clean batch a
+/// little and spares one with a bad message its first pass.
+const PARTS_FIRST: u32 = 16;
+
+/// Share of failing messages from which each has a subtransaction from the start: parts of a batch would mostly fail, and run twice.
+const MANY: f64 = 0.06;
+
+/// Number of messages that make up half of the remembered share of failures.
+const REMEMBERED: f64 = 64.0;
+
+/// Messages of a batch that run by themselves, fail, and have no witness, before the rest is left aside untried: a fault of this number of
+/// messages affects the others as well, and a lane has more to do.
+const UNWITNESSED: usize = 8;
+
+/// Messages of a tenant in a batch that run by themselves and meet held locks, before its others are left aside untried. Each has waited
+/// for a lock.
+const MOST_HELD: usize = 8;
+
+/// Time for which a tenant is known as late after one of its messages used up its time without success.
+const LATE: Duration = Duration::from_secs(60);
+
+/// Time of a message that runs by itself after which those behind it that met locks are left aside: each might take as long.
+const LONG: Duration = Duration::from_secs(1);
+
+/// Setbacks of a batch, after which it runs another way.
+#[derive(Clone, Copy, Debug, Default)]
+struct Setbacks {
+    /// A message failed.
+    failed: bool,
+    /// A body is JSON that jsonb refuses.
+    unparsed: bool,
+    /// Another transaction held a lock that it needed.
+    gave_way: bool,
+}
+
+impl Setbacks {
+    /// Returns how the batch goes on after another setback; `None`: message by message.
+    fn after(self, plan: BatchPlan, setback: &Setback, messages: usize) -> Option<Self> {
+        let Setback::Failed(fault) = setback else { return None };
+        if messages == 1 || is_late(fault) {
+            // Kept apart they would be out of time once more: the server ends a function's whole statement.
+            return None;
+        }
+        if fault.class == FaultClass::Contention {
+            return (!plan.has_turn()).then_some(Self { gave_way: true, ..self });
+        }
+        match plan {
+            BatchPlan::Together { .. } => Some(Self { failed: true, ..self }),
+            BatchPlan::Apart { unparsed: false, .. } if is_of_values(fault) => {
+                Some(Self { unparsed: true, ..self })
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Decides the batches of a lane.
+pub(crate) struct Decider {
+    pub(crate) attempts: Attempts,
+    /// Number of next batches that run apart at once, since one has failed.
+    parts_first: u32,
+    /// Share of messages that fail, refused ones included.
+    failing: f64,
+    /// Tenants with a message that used up its time without success, and none that succeeded since; and when that was.
+    late: HashMap<IdentityPart, Instant>,
+}
+
+impl Decider {
+    pub(crate) fn new(attempts: Attempts) -> Self {
+        Self { attempts, parts_first: 0, failing: 0.0, late: HashMap::new() }
+    }
+
+    /// Commits the batch in one transaction; if a message fails, in one that rolls back each failure by itself; a failure that the rest of
+    /// the batch may have caused runs again in a transaction of its own. A message with a failure that can't be attributed yet stays
+    /// undecided. If `back`, the messages were undecided before, and each runs by itself at once. Messages of a tenant that is known as
+    /// late never share a transaction with others, since they would use up their time: they come last, or wait aside.
+    pub(crate) async fn commit(
+        &mut self,
+        isolation: Isolation,
+        back: bool,
+        work: &[&Candidate],
+    ) -> Result<Vec<Outcome>, AbandonedBatch> {
+        if work.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.attempts.begin();
+        self.late.retain(|_, at| at.elapsed() < LATE);
+        let (mut order, late): (Vec<usize>, Vec<usize>) =
+            (0..work.len()).partition(|&index| !self.late.contains_key(&work[index].identity.tenant));
+        let fault = Fault::new(FaultClass::Contention, None, "messages of its tenant were out of time");
+        let mut outcomes = vec![Outcome::Undecided { attempts: 0, fault }; work.len()];
+        // If all are known as late there are no others to protect.
+        let by_themselves = back || order.is_empty();
+        if by_themselves {
+            order.extend(late);
+        }
+        if back {
+            // Each runs by itself, and those behind some that meet locks are left untried: another time they come first.
+            fastrand::shuffle(&mut order);
+        } else if self.attempts.shared().consumer.lock_order.is_some() {
+            order.sort_by(|one, other| work[*one].lock.cmp(&work[*other].lock));
+        }
+        let now: Vec<&Candidate> = order.iter().map(|&index| work[index]).collect();
+        let mut decided: Vec<Option<Outcome>> = vec![None; now.len()];
+        let fault = match by_themselves {
+            true => None,
+            false => self.in_batches(isolation, &now, &mut decided).await?,
+        };
+        self.by_themselves(isolation, &now, &mut decided, fault).await?;
+        for (index, outcome) in order.into_iter().zip(decided) {
+            if let Some(outcome) = outcome {
+                outcomes[index] = outcome;
+            }
+        }
+        let is_undecided =
+            |(_, outcome): &(&&Candidate, &Outcome)| matches!(outcome, Outcome::Undecided { .. });
+        let undecided = work.iter().zip(&outcomes).filter(is_undecided);
+        let unwritten = undecided.map(|(one, _)| one.identity.clone()).collect();
+        self.attempts.end(unwritten).await;
+        Ok(outcomes)
+    }
+
+    /// Runs the messages in batches, each of which commits or leaves nothing; one that fails runs another way. Fills in decided outcomes;
+    /// returns the failure of the last batch that is left to run message by message.
+    async fn in_batches(
+        &mut self,
+        isolation: Isolation,
+        work: &[&Candidate],
+        outcomes: &mut [Option<Outcome>],
+    ) -> Result<Option<Fault>, AbandonedBatch> {
+        let shared = Arc::clone(self.attempts.shared());
+        let (mut from, mut last, mut setbacks) = (0, None, Setbacks::default());
+        while from < work.len() {
+            let Some((plan, most)) = self.plan(&shared, work.len() - from, setbacks) else { break };
+            let batch = &work[from..work.len().min(from + most)];
+            let done = self.attempts.run(isolation, plan, batch).await?;
+            if setbacks.gave_way && !matches!(done, Err(Setback::Held(_))) {
+                // No key was held: the consumer's own transactions collide.
+                shared.contention.collided(Instant::now().into());
+            }
+            let setback = match done {
+                Ok(done) => {
+                    self.learn(&shared, plan, &done);
+                    fill_outcomes(outcomes, from, done);
+                    (from, setbacks) = (from + batch.len(), Setbacks::default());
+                    continue;
+                }
+                Err(setback) => setback,
+            };
+            tracing::debug!(?setback, ?plan, messages = batch.len(), "a batch failed");
+            match setbacks.after(plan, &setback, batch.len()) {
+                Some(next) => {
+                    if matches!(plan, BatchPlan::Together { .. }) && !next.gave_way {
+                        self.parts_first = PARTS_FIRST;
+                        shared.counters.fallback();
+                    }
+                    setbacks = next;
+                }
+                // Message by message, when the other batches are through.
+                None => {
+                    self.parts_first = PARTS_FIRST;
+                    last = Some(setback.into_fault());
+                    (from, setbacks) = (from + batch.len(), Setbacks::default());
+                }
+            }
+        }
+        Ok(last)
+    }
+
+    /// Returns how the next messages run together, and at most how many; `None` for one by one, each in a transaction of its own.
+    fn plan(
+        &self,
+        shared: &ConsumerContext,
+        messages: usize,
+        setbacks: Setbacks,
+    ) -> Option<(BatchPlan, usize)> {
+        let course = match (setbacks.gave_way, shared.contention.course(Instant::now().into())) {
+            (true, ContentionMode::Beside) => ContentionMode::Turns { most: messages },
+            (_, course) => course,
+        };
+        let (turn, most) = match course {
+            ContentionMode::Beside => (false, messages),
+            ContentionMode::Turns { most } => (true, most),
+            ContentionMode::ByThemselves => return None,
+        };
+        let each = self.failing > MANY;
+        if !setbacks.failed && !each && self.parts_first == 0 {
+            return Some((BatchPlan::Together { turn }, most));
+        }
+        // A single message that may fail runs by itself at once.
+        if messages == 1 {
+            return (!setbacks.failed && !each).then_some((BatchPlan::Together { turn }, 1));
+        }
+        let in_server = matches!(shared.run, ConsumerHandler::Sql(_));
+        if !in_server && !setbacks.failed && !each {
+            return Some((BatchPlan::Together { turn }, most));
+        }
+        let plan = BatchPlan::Apart { turn, each: each && !setbacks.unparsed, unparsed: setbacks.unparsed };
+        // A failed message gives its subtransaction back.
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
+        // up to a few thousand
+        let room = (SUBTRANSACTIONS as f64 / (1.0 - self.failing).max(0.05)) as usize;
+        Some((plan, if in_server && !each { most } else { most.min(room) }))
+    }
+
+    /// Updates the state for the next batch by one that is decided.
+    fn learn(&mut self, shared: &ConsumerContext, plan: BatchPlan, outcomes: &[Outcome]) {
+        if plan.has_turn() {
+            shared.contention.turn_ended(outcomes.len(), Instant::now().into());
+        }
+        self.note_failing(outcomes);
+        if matches!(plan, BatchPlan::Apart { .. }) {
+            self.parts_first = match outcomes.iter().all(is_good) {
+                true => self.parts_first.saturating_sub(1),
+                false => PARTS_FIRST,
+            };
+        }
+    }
+
+    /// Updates the share of messages that fail, of the last hundred or so.
+    fn note_failing(&mut self, outcomes: &[Outcome]) {
+        #[allow(clippy::cast_precision_loss)] // up to a few thousand
+        let (failed, all) =
+            (outcomes.iter().filter(|outcome| !is_good(outcome)).count() as f64, outcomes.len() as f64);
+        let weight = all / (all + REMEMBERED);
+        self.failing += (failed / all.max(1.0) - self.failing) * weight;
+    }
+
+    /// Runs undecided messages one by one, each in a transaction of its own, and attributes their failures.
+    async fn by_themselves(
+        &mut self,
+        isolation: Isolation,
+        work: &[&Candidate],
+        outcomes: &mut [Option<Outcome>],
+        mut last: Option<Fault>,
+    ) -> Result<(), AbandonedBatch> {
+        let (mut unwitnessed, mut is_slow) = (0, false);
+        // By tenant: a tenant with held keys only does not keep another's messages untried.
+        let mut held: HashMap<&IdentityPart, usize> = HashMap::new();
+        let mut late: HashSet<&IdentityPart> = HashSet::new();
+        for index in 0..work.len() {
+            let before = match &outcomes[index] {
+                None => last.clone(),
+                // It did not run: the next round isolates it.
+                Some(Outcome::Undecided { fault, .. }) if fault.class == FaultClass::Crashed => continue,
+                Some(Outcome::Undecided { fault, .. }) => Some(fault.clone()),
+                Some(_) => continue,
+            };
+            let witness = outcomes.iter().any(|outcome| outcome.as_ref().is_some_and(Outcome::completes));
+            let tenant = &work[index].identity.tenant;
+            let is_held = is_slow || held.get(tenant).is_some_and(|held| *held >= MOST_HELD);
+            if let Some(fault) = &before
+                && (is_held && fault.class == FaultClass::Contention
+                    || unwitnessed >= UNWITNESSED && !witness)
+            {
+                outcomes[index].get_or_insert(Outcome::Undecided { attempts: 0, fault: fault.clone() });
+                continue;
+            }
+            // A message that used up its time has taken it from all behind it: others of its tenant wait for a later batch, and after two
+            // such tenants all do.
+            if late.len() > 1 || late.contains(tenant) {
+                let fault = Fault::new(FaultClass::Contention, None, "messages before it were out of time");
+                outcomes[index] = Some(Outcome::Undecided { attempts: 0, fault });
+                continue;
+            }
+            if before.as_ref().is_some_and(|fault| fault.class == FaultClass::Session) {
+                // Its plans and prepared statements are outdated.
+                self.attempts.drop_session();
+            }
+            // The others need not wait for all of them.
+            self.attempts.drop_permit();
+            let first = before.is_none();
+            let outcome =
+                self.by_itself(isolation, BatchPlan::ByItself { witness, first }, work[index]).await?;
+            self.note_failing(std::slice::from_ref(&outcome));
+            let is_long = self.attempts.took() > LONG;
+            is_slow |= is_long;
+            if outcome.completes() {
+                self.late.remove(tenant);
+            } else if is_long {
+                late.insert(tenant);
+                self.late.insert(tenant.clone(), Instant::now());
+            }
+            if let Outcome::Undecided { fault, .. } = &outcome
+                && fault.class != FaultClass::Crashed
+            {
+                match fault.class {
+                    FaultClass::Contention => *held.entry(tenant).or_default() += 1,
+                    _ => unwitnessed += 1,
+                }
+                last = Some(fault.clone());
+            }
+            outcomes[index] = Some(outcome);
+        }
+        // A success that came after their failures shows that these were not all's: the earlier messages are tried once more, and charged.
+        let is_completed = |outcome: &Option<Outcome>| outcome.as_ref().is_some_and(Outcome::completes);
+        if unwitnessed > 0 && outcomes.iter().any(is_completed) {
+            let again = BatchPlan::ByItself { witness: true, first: false };
+            for index in 0..work.len() {
+                let progress = &self.attempts.shared().progress;
+                if matches!(&outcomes[index], Some(Outcome::Undecided { fault, .. }) if !matches!(fault.class, FaultClass::Contention | FaultClass::Crashed))
+                    && progress.has_witness(&work[index].identity, progress.begin(), Instant::now().into())
+                {
+                    outcomes[index] = Some(self.by_itself(isolation, again, work[index]).await?);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs one message in a transaction of its own.
+    async fn by_itself(
+        &mut self,
+        isolation: Isolation,
+        plan: BatchPlan,
+        one: &Candidate,
+    ) -> Result<Outcome, AbandonedBatch> {
+        let began = self.attempts.shared().progress.begin();
+        let fault = match self.attempts.run(isolation, plan, &[one]).await? {
+            Ok(mut done) => match done.pop() {
+                Some(outcome) => return Ok(outcome),
+                None => Fault::new(FaultClass::Transient, None, "a transaction without an outcome"),
+            },
+            Err(Setback::Held(fault)) => return Ok(Outcome::Undecided { attempts: 0, fault }),
+            Err(Setback::Failed(fault)) => fault,
+        };
+        if is_collision(&fault) {
+            self.attempts.shared().contention.collided(Instant::now().into());
+        }
+        // It failed as a whole, at COMMIT or by a limit: nothing of it is recorded.
+        let shared = Arc::clone(self.attempts.shared());
+        let run = FailedRun {
+            identity: &one.identity,
+            class: fault.class,
+            by_itself: true,
+            began,
+            beside: plan.has_witness(),
+            again: shared.progress.was_charged_with(&one.identity, fault.code.as_deref()),
+        };
+        match shared.progress.blame(run, Instant::now().into()) {
+            Blame::Message(class) => {
+                shared.progress.charged(&one.identity, fault.code.as_deref());
+                self.attempts.failed(began, one, &Fault { class, ..fault }).await
+            }
+            Blame::Batch | Blame::Nobody => {
+                if fault.class != FaultClass::Contention {
+                    shared.progress.failed(&one.identity, Instant::now().into());
+                }
+                let fault = shared.progress.unanswered(run, fault, Instant::now().into());
+                Ok(Outcome::Undecided { attempts: 0, fault })
+            }
+        }
+    }
+}
+
+/// Returns whether two transactions waited for each other. A message alone in one most likely did so with another one of its consumer.
+fn is_collision(fault: &Fault) -> bool {
+    fault.class == FaultClass::Contention && fault.code.as_deref().is_some_and(|code| code.starts_with("40"))
+}
+
+/// Returns whether the message ran without a failure of its own. An early copy counts as well.
+fn is_good(outcome: &Outcome) -> bool {
+    matches!(outcome, Outcome::Completed { .. } | Outcome::Duplicate(_) | Outcome::Postponed { .. })
+}
+
+/// Returns whether a value does not fit its type (SQLSTATE classes 22 and 54). If messages run apart, the handler's own errors come as
+/// rows: a failure of the whole statement is one of the parameters with the messages.
+fn is_of_values(fault: &Fault) -> bool {
+    fault.code.as_deref().is_some_and(|code| code.starts_with("22") || code.starts_with("54"))
+}
+
+/// Stores the outcomes of a part of a batch at their positions.
+fn fill_outcomes(outcomes: &mut [Option<Outcome>], from: usize, done: Vec<Outcome>) {
+    for (slot, outcome) in outcomes[from..].iter_mut().zip(done) {
+        *slot = Some(outcome);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_gives_way_once_and_then_runs_message_by_message() {
+        let failed = |class, code: &str| Setback::Failed(Fault::new(class, Some(code.to_owned()), ""));
+        let together = BatchPlan::Together { turn: false };
+        for code in ["40P01", "40001", "55P03"] {
+            let collision = failed(FaultClass::Contention, code);
+            let next = Setbacks::default().after(together, &collision, 100).unwrap();
+            assert!(next.gave_way && !next.failed, "{code}");
+            assert!(next.after(BatchPlan::Together { turn: true }, &collision, 100).is_none(), "{code}");
+            assert!(Setbacks::default().after(together, &collision, 1).is_none(), "{code}");
+        }
+        let refused = failed(FaultClass::Refused, "ONC07");
+        let apart = Setbacks::default().after(together, &refused, 100).unwrap();
+        assert!(apart.failed && !apart.gave_way);
+        let late = failed(FaultClass::Transient, "57014");
+        assert!(apart.after(together, &late, 100).is_none(), "apart it would be late again");
+        let held = Setback::Held(Fault::new(FaultClass::Contention, Some("55P03".to_owned()), ""));
+        assert!(apart.after(together, &held, 100).is_none(), "a key");
+    }
+}

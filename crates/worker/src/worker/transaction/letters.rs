@@ -1,0 +1,179 @@
+//! Writes the rows of dead letters, in the transaction of the decision.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+use chrono::{DateTime, Utc};
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use crate::worker::candidate::{Candidate, PartialIdentity, text};
+use crate::worker::interrupt::Interrupt;
+use crate::worker::shared::ConsumerContext;
+use oncely_amqp::{Delivery, header, store_headers, store_properties, without_ours};
+use oncely_core::encryption::{Place, StoredValue};
+use oncely_core::fault::{Fault, FaultClass};
+use oncely_core::fingerprint::Fingerprint;
+use oncely_core::identity::Identity;
+use oncely_core::letter::{Letter, failure_group, letter_id};
+use oncely_core::outcome::Outcome;
+use oncely_core::own_headers;
+use oncely_core::signing::SignatureError;
+use oncely_failpoint::step;
+use oncely_postgres::{self as pg, DeadLetter};
+
+/// A delivery and its decision.
+pub(crate) struct GivenUpDelivery<'a> {
+    pub(crate) delivery: &'a Delivery,
+    pub(crate) known: PartialIdentity,
+    pub(crate) fingerprint: Option<Fingerprint>,
+    /// Receives the letter's name.
+    pub(crate) outcome: &'a mut Outcome,
+}
+
+impl<'a> GivenUpDelivery<'a> {
+    pub(crate) fn new(candidate: &'a Candidate, outcome: &'a mut Outcome) -> Self {
+        Self {
+            delivery: &candidate.delivery,
+            known: PartialIdentity::from(&candidate.identity),
+            fingerprint: candidate.fingerprint,
+            outcome,
+        }
+    }
+}
+
+/// Writes a row for each delivery that is dead-lettered, and names the row in its outcome; skips the others. `interrupt` classifies errors.
+pub(crate) async fn keep_letters(
+    shared: &ConsumerContext,
+    transaction: &mut PgConnection,
+    now: DateTime<Utc>,
+    interrupt: fn(sqlx::Error) -> Interrupt,
+    decided: Vec<GivenUpDelivery<'_>>,
+) -> Result<(), Interrupt> {
+    let mut letters: Vec<DeadLetter> = Vec::new();
+    let mut position: HashMap<Uuid, usize> = HashMap::new();
+    let mut named = Vec::new();
+    for given_up in decided {
+        let Some(row) = row(shared, &given_up) else { continue };
+        let Outcome::DeadLettered { letter, .. } = given_up.outcome else { continue };
+        named.push((letter, row.id));
+        // Byte-identical messages of one batch are one letter: a statement can't write a row twice.
+        match position.entry(row.id) {
+            Entry::Occupied(there) => letters[*there.get()].times += 1,
+            Entry::Vacant(free) => {
+                free.insert(letters.len());
+                letters.push(row);
+            }
+        }
+    }
+    if letters.is_empty() {
+        return Ok(());
+    }
+    step("worker.letter.before");
+    let (consumer, quota) = (&shared.consumer.name, shared.letter_quota);
+    let written = pg::keep_letters(transaction, consumer, &shared.worker, now, quota, &letters).await;
+    let written: HashMap<Uuid, Letter> =
+        written.map_err(interrupt)?.into_iter().map(|(_, letter)| (letter.id, letter)).collect();
+    step("worker.letter.after");
+    for (letter, id) in named {
+        let Some(found) = written.get(&id) else {
+            let text = format!("{} dead letters were written instead of {}", written.len(), letters.len());
+            return Err(Interrupt::Failed(Fault::new(FaultClass::Transient, None, text)));
+        };
+        *letter = Some(*found);
+    }
+    Ok(())
+}
+
+/// Returns the letter that a message without a name was before, by our own mark on it.
+fn came_back(
+    shared: &ConsumerContext,
+    delivery: &Delivery,
+    tenant: &str,
+) -> Result<Option<Uuid>, SignatureError> {
+    let headers = delivery.properties.headers().as_ref();
+    let (letter, mark) = (header(headers, own_headers::LETTER), header(headers, own_headers::LETTER_MARK));
+    let letter = shared.keys.now().signing.read_mark(letter, mark, tenant, &delivery.message.body)?;
+    Ok(letter.map(|letter| letter.id))
+}
+
+fn row(shared: &ConsumerContext, given_up: &GivenUpDelivery<'_>) -> Option<DeadLetter> {
+    let Outcome::DeadLettered { attempt, rejection, code, .. } = &*given_up.outcome else {
+        return None;
+    };
+    let GivenUpDelivery { delivery, known, .. } = given_up;
+    let message = &delivery.message;
+    let mut detail = rejection.detail.clone();
+    let id = match (&known.tenant, &known.key) {
+        (Some(tenant), Some(key)) => {
+            let consumer = shared.consumer.name.clone();
+            letter_id(&Identity { tenant: tenant.clone(), consumer, key: key.clone() }, &message.body)
+        }
+        // Two equal messages without a name are two messages, unless one was requeued.
+        _ => match came_back(shared, delivery, text(known.tenant.as_ref())) {
+            Ok(before) => before.unwrap_or_else(Uuid::now_v7),
+            Err(unreadable) => {
+                detail.push_str(&format!(
+                    "; if it is a requeued dead letter, this is a new row: its mark {unreadable}"
+                ));
+                Uuid::now_v7()
+            }
+        },
+    };
+    let mut properties = delivery.properties.clone();
+    if let Some(user_id) = &message.properties.user_id {
+        // A retried copy carries its original's user, signed.
+        properties = properties.with_user_id(user_id.as_str().into());
+    }
+    let stored = match delivery.properties.headers() {
+        Some(headers) => store_headers(&without_ours(headers)).map(Some),
+        None => Some(None),
+    };
+    let omitted = match stored.is_some() {
+        false => Some("headers"),
+        true => (message.body.len() > shared.stored_body).then_some("max_body"),
+    };
+    let (tenant, key) = (text(known.tenant.as_ref()), text(known.key.as_ref()));
+    let (body, omitted) = match omitted {
+        Some(why) => (None, Some(why)),
+        None => {
+            let place = Place::LetterBody {
+                tenant,
+                consumer: shared.consumer.name.as_str(),
+                key,
+                queue: &message.queue,
+                letter: id,
+            };
+            match StoredValue::seal(shared.cipher.as_ref(), &place, &message.body) {
+                Ok(stored) => (Some(stored), None),
+                // Never stored unencrypted: the queue has it.
+                Err(error) => {
+                    tracing::error!(letter = %id, %error, "the body of a dead letter is not stored: it can't be encrypted");
+                    (None, Some("cipher"))
+                }
+            }
+        }
+    };
+    let clean = |text: &str| text.replace('\0', "\u{fffd}");
+    Some(DeadLetter {
+        tenant: tenant.to_owned(),
+        id,
+        key: key.to_owned(),
+        reason: rejection.reason.as_str(),
+        error_code: code.clone(),
+        detail: clean(&detail),
+        attempt: *attempt,
+        queue: message.queue.clone(),
+        trace_id: message.trace_id().map(str::to_owned),
+        times: 1,
+        failure_group: failure_group(rejection.reason, code.as_deref(), &rejection.detail),
+        exchange: clean(&message.exchange),
+        routing_key: clean(&message.routing_key),
+        fingerprint: given_up.fingerprint.map(|print| print.0.to_vec()),
+        properties: store_properties(&properties),
+        headers: stored.flatten(),
+        body,
+        body_size: message.body.len(),
+        omitted,
+    })
+}

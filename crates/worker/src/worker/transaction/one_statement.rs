@@ -1,0 +1,73 @@
+//! A small batch with keys expected to be new, for a SQL function: claimed, run, recorded and committed by one statement.
+
+use super::batch_run::BatchRun;
+use super::deadline::{HandlerWait, await_standby_if_late, until_deadline};
+use super::record::mirror_tags;
+use crate::worker::interrupt::Interrupt;
+use oncely_config::LargeResponse;
+use oncely_core::outcome::Outcome;
+use oncely_failpoint::{step, step_with};
+use oncely_handler::{BatchRecord, Message, SqlHandler, commit_fresh};
+use oncely_postgres::{self as pg, Session};
+use oncely_process::metrics::Stage;
+
+/// Commits the batch. On success all of the messages have taken effect for the first time; else nothing is left of them, or the reply is
+/// lost.
+pub(super) async fn commit_in_one_statement(
+    run: &BatchRun<'_>,
+    session: &mut Session,
+    handler: &SqlHandler,
+) -> Result<Vec<Outcome>, Interrupt> {
+    let BatchRun { shared, candidates, .. } = run;
+    let consumer = &shared.consumer;
+    let incoming: Vec<Message<'_>> = candidates
+        .iter()
+        .map(|one| Message {
+            identity: &one.identity,
+            raw: &one.delivery.message,
+            attempt: 1,
+            is_json: one.is_json,
+        })
+        .collect();
+    let fingerprints = candidates.iter().map(|one| one.fingerprint.as_ref().map(|print| &print.0[..]));
+    let record = BatchRecord {
+        fingerprints: fingerprints.collect(),
+        worker: &shared.worker,
+        now: run.now,
+        waited: run.elapsed_us(),
+        tags: shared.precheck.is_some().then(|| mirror_tags(run, candidates.iter().copied())),
+        expires_at: run.now + consumer.retention,
+        response_limit: match consumer.on_large_response {
+            LargeResponse::Compress => None,
+            LargeResponse::Refuse => Some(consumer.response_limit.into()),
+        },
+        in_lock_order: consumer.lock_order.is_some(),
+    };
+    step("worker.commit_fresh.before");
+    step_with("worker.handle.before", incoming.iter().map(|one| one.identity.key.as_str()));
+    let connection = &mut session.connection;
+    let called = async {
+        let called = commit_fresh(connection, handler, &consumer.name, &incoming, &record).await;
+        called.map_err(|error| interrupt_of(error, candidates.len()))
+    };
+    until_deadline(shared, run.backend, HandlerWait::InServer, called).await.inspect_err(|interrupt| {
+        if let Interrupt::Outage(_) = interrupt {
+            shared.counters.metrics.commit_unknown.increment(1);
+        }
+    })?;
+    step("worker.commit_fresh.after");
+    run.passed(Stage::OneStatement, run.started);
+    await_standby_if_late(shared, connection, run.started).await?;
+    // The handlers' responses are stored, and no client waits for a reply here.
+    Ok(vec![Outcome::Completed { attempt: 1, response: None }; candidates.len()])
+}
+
+/// Classifies an error. A known key is claimed again, step by step. So is a single message that met a lock: that distinguishes a key held
+/// by another transaction from a lock of the handler. For a batch the next try, which has the turn, distinguishes them.
+fn interrupt_of(error: sqlx::Error, messages: usize) -> Interrupt {
+    if pg::is_taken(&error) || messages == 1 && pg::is_locked(&error) {
+        Interrupt::Known
+    } else {
+        Interrupt::of_handler(error)
+    }
+}

@@ -1,0 +1,249 @@
+//! Writes the records of decisions beside the effects, in their transaction.
+
+use std::borrow::Cow;
+
+use chrono::{DateTime, Utc};
+use sqlx::PgConnection;
+
+use super::batch_run::BatchRun;
+use super::letters::{GivenUpDelivery, keep_letters};
+use super::replies::write_replies;
+use crate::worker::candidate::{Candidate, PartialIdentity, text};
+use crate::worker::interrupt::Interrupt;
+use crate::worker::shared::ConsumerContext;
+use oncely_core::encryption::Place;
+use oncely_core::fault::{Fault, FaultClass};
+use oncely_core::identity::Identity;
+use oncely_core::message::RawMessage;
+use oncely_core::outcome::Outcome;
+use oncely_failpoint::step;
+use oncely_postgres::{self as pg, AuditRecord, KeyFailure, Refusal};
+
+/// Returns the failed run to record with the key, if there was one.
+pub(crate) fn failure<'a>(
+    candidate: &'a Candidate,
+    outcome: &Outcome,
+    now: DateTime<Utc>,
+) -> Option<KeyFailure<'a>> {
+    let (attempt, reason, error, delay, code) = match outcome {
+        Outcome::Retried { attempt, delay, detail, code } => {
+            (*attempt, None, detail.clone(), Some(*delay), code.clone())
+        }
+        // Its claim is given back.
+        Outcome::Undecided { attempts, fault } => (*attempts, None, fault.to_string(), None, None),
+        // Attempt 0 did not run: the row, if any, is another message's.
+        Outcome::DeadLettered { attempt, rejection, code, .. } if *attempt > 0 => {
+            (*attempt, Some(rejection.reason), rejection.detail.clone(), None, code.clone())
+        }
+        _ => return None,
+    };
+    Some(KeyFailure {
+        identity: &candidate.identity,
+        fingerprint: candidate.fingerprint,
+        attempt,
+        reason,
+        not_before: delay.map(|delay| now + delay),
+        error,
+        code,
+    })
+}
+
+/// Returns the handler's refusal to record with the key, if there was one.
+pub(crate) fn refusal<'a>(candidate: &'a Candidate, outcome: &'a Outcome) -> Option<Refusal<'a>> {
+    let Outcome::Refused { attempt, reason } = outcome else { return None };
+    Some(Refusal {
+        identity: &candidate.identity,
+        fingerprint: candidate.fingerprint,
+        attempt: *attempt,
+        reason,
+    })
+}
+
+/// Writes all that must commit with the effects, except the decisions that `is_recorded` marks. The number of rows of each write is
+/// checked: that also detects a transaction that has already ended. Dead letters get their names in `outcomes`.
+pub(crate) async fn record(
+    run: &BatchRun<'_>,
+    transaction: &mut PgConnection,
+    outcomes: &mut [Outcome],
+    is_recorded: &[bool],
+) -> Result<(), Interrupt> {
+    let BatchRun { shared, candidates, now, .. } = *run;
+    let consumer = &shared.consumer;
+    let decided: Vec<(&Candidate, &Outcome)> = candidates
+        .iter()
+        .copied()
+        .zip(&*outcomes)
+        .zip(is_recorded)
+        .filter_map(|(decided, is_recorded)| (!is_recorded).then_some(decided))
+        .collect();
+    let pairs = || decided.iter().copied();
+    let failures: Vec<KeyFailure<'_>> =
+        pairs().filter_map(|(candidate, outcome)| failure(candidate, outcome, now)).collect();
+    if !failures.is_empty() {
+        step("worker.fail.before");
+        let written = pg::fail(transaction, &consumer.name, now, true, &failures).await;
+        expect_rows("failures", written, failures.len())?;
+        step("worker.fail.after");
+    }
+    let refusals: Vec<Refusal<'_>> =
+        pairs().filter_map(|(candidate, outcome)| refusal(candidate, outcome)).collect();
+    if !refusals.is_empty() {
+        step("worker.refusal.before");
+        let written = pg::refuse(transaction, &consumer.name, now, true, &refusals).await;
+        expect_rows("refusals", written, refusals.len())?;
+        step("worker.refusal.after");
+    }
+    store_responses(shared, transaction, pairs()).await?;
+    let records = audit_records(shared, run.elapsed_us(), pairs());
+    if !records.is_empty() {
+        step("worker.audit.before");
+        let written = pg::append_audit(transaction, &consumer.name, &shared.worker, now, &records).await;
+        expect_rows("audit rows", written, records.len())?;
+        step("worker.audit.after");
+    }
+    if shared.precheck.is_some() {
+        let completed: Vec<&Candidate> =
+            pairs().filter(|(_, outcome)| outcome.completes()).map(|(candidate, _)| candidate).collect();
+        if let Some(first) = completed.first() {
+            let tags = mirror_tags(run, completed.iter().copied());
+            let expires_at = now + consumer.retention;
+            let tenant = first.identity.tenant.as_str();
+            step("worker.mirror_queue.before");
+            let written =
+                pg::append_mirror(transaction, tenant, consumer.name.as_str(), &tags, now, expires_at).await;
+            expect_rows("mirror records", written, 1)?;
+            step("worker.mirror_queue.after");
+        }
+    }
+    write_replies(shared, transaction, now, Interrupt::of_record, pairs()).await?;
+    let given_up =
+        candidates.iter().zip(outcomes).zip(is_recorded).filter_map(|((candidate, outcome), is_recorded)| {
+            (!is_recorded).then(|| GivenUpDelivery::new(candidate, outcome))
+        });
+    keep_letters(shared, transaction, now, Interrupt::of_record, given_up.collect()).await
+}
+
+/// Stores the handler's responses, if any.
+async fn store_responses<'a>(
+    shared: &ConsumerContext,
+    transaction: &mut PgConnection,
+    decided: impl Iterator<Item = (&'a Candidate, &'a Outcome)>,
+) -> Result<(), Interrupt> {
+    let sealer = shared.sealer();
+    let mut responses: Vec<(&Identity, Cow<'_, str>)> = Vec::new();
+    for (candidate, outcome) in decided {
+        let Outcome::Completed { response: Some(response), .. } = outcome else { continue };
+        let stored = match sealer.seal_text(&Place::response(&candidate.identity), response) {
+            Ok(Some(sealed)) => Cow::Owned(sealed),
+            Ok(None) => Cow::Borrowed(response.as_str()),
+            // Never stored unencrypted: the message is tried again.
+            Err(error) => {
+                let text = format!("the response can't be encrypted: {error}");
+                return Err(Interrupt::NotNow(Fault::new(FaultClass::Environment, None, text)));
+            }
+        };
+        responses.push((&candidate.identity, stored));
+    }
+    if responses.is_empty() {
+        return Ok(());
+    }
+    let responses: Vec<(&Identity, &str)> =
+        responses.iter().map(|(identity, response)| (*identity, response.as_ref())).collect();
+    step("worker.responses.before");
+    let written = pg::store_responses(transaction, &shared.consumer.name, &responses).await;
+    expect_rows("responses", written, responses.len())?;
+    step("worker.responses.after");
+    Ok(())
+}
+
+/// Returns the messages' tags for the mirror, one after another.
+pub(crate) fn mirror_tags<'a>(
+    run: &BatchRun<'_>,
+    candidates: impl Iterator<Item = &'a Candidate>,
+) -> Vec<u8> {
+    let keys = run.shared.keys.now();
+    let tag = |one: &Candidate| keys.tags.tag(&run.epoch, &one.identity, one.fingerprint.as_ref()).0;
+    candidates.flat_map(tag).collect()
+}
+
+fn expect_rows(what: &str, written: Result<u64, sqlx::Error>, wanted: usize) -> Result<(), Interrupt> {
+    let written = written.map_err(Interrupt::of_record)?;
+    if usize::try_from(written) == Ok(wanted) {
+        return Ok(());
+    }
+    let text = format!("{written} {what} were written instead of {wanted}");
+    Err(Interrupt::Failed(Fault::new(FaultClass::Transient, None, text)))
+}
+
+/// Returns one row per decision, with this duration in microseconds; duplicates only if they are listed.
+pub(crate) fn audit_records<'a>(
+    shared: &ConsumerContext,
+    duration: i64,
+    decided: impl Iterator<Item = (&'a Candidate, &'a Outcome)>,
+) -> Vec<AuditRecord<'a>> {
+    decided
+        .filter(|(_, outcome)| match outcome {
+            Outcome::Duplicate(_) => shared.list_duplicates,
+            // Not decided yet.
+            Outcome::Postponed { .. } | Outcome::Undecided { .. } => false,
+            _ => true,
+        })
+        .map(|(candidate, outcome)| {
+            let mut record = audit_record(candidate, outcome);
+            record.duration_us = (record.attempt > 0).then_some(duration);
+            record
+        })
+        .collect()
+}
+
+/// Returns the audit row of one decision.
+pub(crate) fn audit_record<'a>(candidate: &'a Candidate, outcome: &'a Outcome) -> AuditRecord<'a> {
+    let Identity { tenant, key, .. } = &candidate.identity;
+    decision(&candidate.delivery.message, tenant.as_str(), key.as_str(), outcome)
+}
+
+/// Returns the audit row of a decision about a message with a possibly unknown identity.
+pub(crate) fn refusal_record<'a>(
+    message: &'a RawMessage,
+    known: &'a PartialIdentity,
+    outcome: &'a Outcome,
+) -> AuditRecord<'a> {
+    decision(message, text(known.tenant.as_ref()), text(known.key.as_ref()), outcome)
+}
+
+fn decision<'a>(
+    message: &'a RawMessage,
+    tenant: &'a str,
+    key: &'a str,
+    outcome: &'a Outcome,
+) -> AuditRecord<'a> {
+    let mut record = AuditRecord {
+        tenant,
+        key,
+        queue: &message.queue,
+        outcome: outcome.as_str(),
+        trace_id: message.trace_id(),
+        ..AuditRecord::default()
+    };
+    match outcome {
+        Outcome::Completed { attempt, .. } => record.attempt = *attempt,
+        Outcome::Refused { attempt, reason } => {
+            record.attempt = *attempt;
+            record.detail = Some(reason);
+        }
+        Outcome::Duplicate(source) => record.reason = Some(source.as_str()),
+        Outcome::Postponed { .. } | Outcome::Undecided { .. } => {}
+        Outcome::Retried { attempt, code, detail, .. } => {
+            record.attempt = *attempt;
+            record.error_code = code.as_deref();
+            record.detail = Some(detail);
+        }
+        Outcome::DeadLettered { attempt, rejection, code, .. } => {
+            record.attempt = *attempt;
+            record.reason = Some(rejection.reason.as_str());
+            record.error_code = code.as_deref();
+            record.detail = Some(&rejection.detail);
+        }
+    }
+    record
+}

@@ -1,0 +1,152 @@
+//! A transaction step by step: claim, handle, record, COMMIT.
+
+use std::time::Instant;
+
+use sqlx::{Connection as _, PgConnection};
+
+use super::batch_run::BatchRun;
+use super::call::{Results, handle};
+use super::claim::{CandidateClaim, claim};
+use super::deadline::{HandlerWait, await_standby_if_late, in_time, until_deadline};
+use super::one_statement::commit_in_one_statement;
+use super::plan::BatchPlan;
+use super::record::record;
+use super::response::check_responses;
+use super::unconfirmed::UnconfirmedOutcomes;
+use super::verdict::verdicts;
+use crate::worker::interrupt::Interrupt;
+use crate::worker::prediction::SMALL;
+use oncely_core::fault::{Fault, FaultClass};
+use oncely_core::outcome::Outcome;
+use oncely_failpoint::{step, step_with};
+use oncely_handler::{ConsumerHandler, Message};
+use oncely_postgres::{self as pg, Session};
+use oncely_process::metrics::Stage;
+
+/// Runs one transaction for a batch. Returned outcomes are committed.
+pub(crate) async fn transact(
+    run: &BatchRun<'_>,
+    session: &mut Session,
+    unconfirmed: &mut UnconfirmedOutcomes,
+) -> Result<Vec<Outcome>, Interrupt> {
+    // Inside another transaction one statement would commit nothing.
+    if let Some(handler) = run.in_one_statement()
+        && !session.connection.is_in_transaction()
+    {
+        return commit_in_one_statement(run, session, handler).await;
+    }
+    if run.candidates.len() > SMALL {
+        in_time(run.shared, async { session.keep_memory().await.map_err(Interrupt::of_ours) }).await?;
+    }
+    step("worker.begin.before");
+    let begun = async { pg::begin_to_claim(&mut session.connection).await.map_err(Interrupt::of_ours) };
+    let mut transaction = in_time(run.shared, begun).await?;
+    step("worker.begin.after");
+    if run.plan.has_turn() {
+        take_turn(run, &mut transaction).await?;
+    }
+    let outcomes = step_by_step(run, &mut transaction, unconfirmed).await?;
+    // The handler's deferred work runs at COMMIT.
+    let entered =
+        async { pg::enter_handler(&mut transaction, run.lock_wait()).await.map_err(Interrupt::of_ours) };
+    in_time(run.shared, entered).await?;
+    // From here on the reply may be lost while the commit happens: an error of the connection does not decide it.
+    unconfirmed.remember(run.candidates, &outcomes);
+    step("worker.commit.before");
+    // PostgreSQL disables statement_timeout before it commits, so there a deferred trigger could run for ever.
+    let began = Instant::now();
+    let committed = async { transaction.commit().await.map_err(Interrupt::of_handler) };
+    until_deadline(run.shared, run.backend, HandlerWait::AtCommit, committed).await.inspect_err(
+        |interrupt| {
+            if let Interrupt::Outage(_) = interrupt {
+                run.shared.counters.metrics.commit_unknown.increment(1);
+            }
+        },
+    )?;
+    step("worker.commit.after");
+    run.passed(Stage::Commit, began);
+    await_standby_if_late(run.shared, &mut session.connection, began).await?;
+    unconfirmed.clear();
+    Ok(outcomes)
+}
+
+/// Waits for the turn of the consumer's batches, which ends with the transaction.
+async fn take_turn(run: &BatchRun<'_>, transaction: &mut PgConnection) -> Result<(), Interrupt> {
+    let consumer = run.shared.consumer.name.as_str();
+    let taken = async { pg::take_turn(transaction, consumer).await.map_err(Interrupt::of_ours) };
+    if in_time(run.shared, taken).await? {
+        run.shared.contention.turn_began(tokio::time::Instant::now());
+        return Ok(());
+    }
+    run.shared.contention.missed(tokio::time::Instant::now());
+    let text = "another batch of the consumer does not end";
+    Err(Interrupt::Failed(Fault::new(FaultClass::Contention, None, text)))
+}
+
+/// Runs everything but BEGIN and COMMIT.
+async fn step_by_step(
+    run: &BatchRun<'_>,
+    transaction: &mut PgConnection,
+    unconfirmed: &mut UnconfirmedOutcomes,
+) -> Result<Vec<Outcome>, Interrupt> {
+    let claims = in_time(run.shared, claim(run, transaction, unconfirmed)).await?;
+    run.passed(Stage::Claim, run.started);
+    if let (ConsumerHandler::Sql(_), BatchPlan::Apart { .. } | BatchPlan::ByItself { .. }) =
+        (&run.shared.run, run.plan)
+    {
+        // A SQL handler runs within a statement of ours, so the limit is set before it. The statements after the claim may wait longer
+        // for locks than the claim itself, whether a handler runs or not.
+        let limit = run.lock_wait().limit().unwrap_or(run.shared.postgres.lock_timeout);
+        let limited = async { pg::limit_lock_wait(transaction, limit).await.map_err(Interrupt::of_ours) };
+        in_time(run.shared, limited).await?;
+    }
+    let results = handled(run, transaction, &claims).await?;
+    // Decisions that are recorded already are not recorded again.
+    let is_recorded: Vec<bool> = claims
+        .iter()
+        .map(|claim| matches!(claim, CandidateClaim::Recorded(_) | CandidateClaim::Suspect))
+        .collect();
+    let mut outcomes = verdicts(run.shared, run.plan, run.began, run.candidates, claims, results);
+    let began = Instant::now();
+    let recorded = async {
+        record(run, transaction, &mut outcomes, &is_recorded).await?;
+        // If a standby may take over, the commit of a duplicate's original must have reached it before the acknowledgement.
+        if outcomes.iter().any(|outcome| matches!(outcome, Outcome::Duplicate(_))) {
+            pg::await_standby(transaction).await.map_err(Interrupt::of_ours)?;
+        }
+        Ok(())
+    };
+    in_time(run.shared, recorded).await?;
+    run.passed(Stage::Record, began);
+    Ok(outcomes)
+}
+
+/// Calls the handler for the messages that may run.
+async fn handled(
+    run: &BatchRun<'_>,
+    transaction: &mut PgConnection,
+    claims: &[CandidateClaim],
+) -> Result<Results, Interrupt> {
+    let running = run.candidates.iter().zip(claims).filter_map(|(candidate, claim)| match claim {
+        CandidateClaim::Run { attempt, .. } => Some((candidate, *attempt)),
+        _ => None,
+    });
+    let incoming: Vec<Message<'_>> = running
+        .map(|(candidate, attempt)| Message {
+            identity: &candidate.identity,
+            raw: &candidate.delivery.message,
+            attempt,
+            is_json: candidate.is_json,
+        })
+        .collect();
+    if incoming.is_empty() {
+        return Ok(Vec::new());
+    }
+    step_with("worker.handle.before", incoming.iter().map(|one| one.identity.key.as_str()));
+    let began = Instant::now();
+    let results = handle(run, transaction, &incoming).await?;
+    run.passed(Stage::Handle, began);
+    check_responses(&run.shared.consumer, results.iter().flatten().flatten())?;
+    step("worker.handle.after");
+    Ok(results)
+}

@@ -1,0 +1,158 @@
+//! Writes in transactions without a handler: a failure that ended its own transaction, audit rows, refusals.
+
+use std::time::{Duration, Instant};
+
+use super::claim::{CLAIM_ROUNDS, held_by_lease, too_quick};
+use super::letters::{GivenUpDelivery, keep_letters};
+use super::record::{audit_records, failure, refusal, refusal_record};
+use super::replies::write_replies;
+use super::verdict::failure_outcome;
+use crate::worker::candidate::{Candidate, PartialIdentity};
+use crate::worker::interrupt::Interrupt;
+use crate::worker::shared::ConsumerContext;
+use oncely_amqp::Delivery;
+use oncely_core::decide::{KeyDecision, decide, leased, wait};
+use oncely_core::fault::Fault;
+use oncely_core::outcome::{DuplicateSource, Outcome};
+use oncely_failpoint::step;
+use oncely_postgres::{self as pg, AuditRecord, Session};
+
+/// Longest wait for a key when the failure of its message is recorded.
+const KEYS_LOCK_WAIT: Duration = Duration::from_secs(1);
+
+/// Records that a message failed, in a transaction of its own, after all of its work was rolled back. `counted`: its attempt, from the
+/// first try on; a try with a lost reply may have recorded it.
+pub(crate) async fn record_failure(
+    shared: &ConsumerContext,
+    session: &mut Session,
+    candidate: &Candidate,
+    fault: &Fault,
+    counted: &mut Option<u32>,
+) -> Result<Outcome, Interrupt> {
+    let started = Instant::now();
+    let now = session.clock.now();
+    let consumer = &shared.consumer;
+    let mut transaction = pg::begin(&mut session.connection).await.map_err(Interrupt::of_ours)?;
+    pg::limit_lock_wait(&mut transaction, KEYS_LOCK_WAIT).await.map_err(Interrupt::of_ours)?;
+    // Since the rollback the key may have changed: another worker completed it, or it is another payload's.
+    let mut outcome = None;
+    for _ in 0..CLAIM_ROUNDS {
+        let known = pg::look_up(&mut transaction, &consumer.name, &[&candidate.identity]).await;
+        let record = known.map_err(Interrupt::of_ours)?.into_iter().flatten().next();
+        let attempts = match &record {
+            None => 0,
+            Some(record) => match decide(record, candidate.fingerprint.as_ref(), consumer.on_conflict) {
+                KeyDecision::Duplicate => {
+                    pg::await_standby(&mut transaction).await.map_err(Interrupt::of_ours)?;
+                    outcome = Some(Outcome::Duplicate(DuplicateSource::Postgres));
+                    break;
+                }
+                KeyDecision::Reject(rejection) => {
+                    outcome = Some(Outcome::rejected(rejection));
+                    break;
+                }
+                KeyDecision::Leased => {
+                    outcome = Some(match wait(record, now) {
+                        None => Outcome::rejected(leased()),
+                        Some(wait) => match consumer.retry.rung_for(wait) {
+                            Some(delay) => Outcome::Postponed { delay },
+                            None => return Err(Interrupt::Held(held_by_lease())),
+                        },
+                    });
+                    break;
+                }
+                KeyDecision::Retake => record.attempts,
+            },
+        };
+        // Another copy ran and failed since our run was rolled back: this one came too early, and spends nothing.
+        let rung = record
+            .as_ref()
+            .and_then(|record| wait(record, now))
+            .and_then(|wait| consumer.retry.rung_for(wait));
+        if let (None, Some(delay)) = (&counted, rung) {
+            outcome = Some(Outcome::Postponed { delay });
+            break;
+        }
+        let mut attempt = *counted.get_or_insert(attempts.saturating_add(1));
+        let mut failed_now = failure_outcome(shared, fault.clone(), attempt);
+        if attempts >= attempt {
+            if matches!(failed_now, Outcome::Retried { .. }) {
+                // Ours, of a COMMIT with a lost reply, or that of a copy that failed at the same time: it is counted, with its audit row.
+                transaction.commit().await.map_err(Interrupt::of_ours)?;
+                return Ok(failed_now);
+            }
+            // A final verdict of ours would be in the row: this is the attempt of a copy, and ours comes after it.
+            attempt = attempts.saturating_add(1);
+            *counted = Some(attempt);
+            failed_now = failure_outcome(shared, fault.clone(), attempt);
+        }
+        let written = match refusal(candidate, &failed_now) {
+            Some(refusal) => pg::refuse(&mut transaction, &consumer.name, now, false, &[refusal]).await,
+            None => {
+                let failure = failure(candidate, &failed_now, now);
+                pg::fail(&mut transaction, &consumer.name, now, false, failure.as_slice()).await
+            }
+        };
+        // Nothing written: the row has changed since the look-up, so it is read again.
+        if written.map_err(Interrupt::of_ours)? == 1 {
+            outcome = Some(failed_now);
+            break;
+        }
+    }
+    let mut outcome = outcome.ok_or_else(too_quick)?;
+    let took = i64::try_from(started.elapsed().as_micros()).unwrap_or(i64::MAX);
+    let records = audit_records(shared, took, std::iter::once((candidate, &outcome)));
+    pg::append_audit(&mut transaction, &consumer.name, &shared.worker, now, &records)
+        .await
+        .map_err(Interrupt::of_ours)?;
+    write_replies(shared, &mut transaction, now, Interrupt::of_ours, std::iter::once((candidate, &outcome)))
+        .await?;
+    let given_up = vec![GivenUpDelivery::new(candidate, &mut outcome)];
+    keep_letters(shared, &mut transaction, now, Interrupt::of_ours, given_up).await?;
+    step("worker.record_failure.before");
+    transaction.commit().await.map_err(Interrupt::of_ours)?;
+    step("worker.record_failure.after");
+    Ok(outcome)
+}
+
+/// Writes audit rows in a transaction of their own, for decisions that needed no other.
+pub(crate) async fn audit_only(
+    shared: &ConsumerContext,
+    session: &mut Session,
+    records: &[AuditRecord<'_>],
+) -> Result<(), Interrupt> {
+    let now = session.clock.now();
+    let mut transaction = pg::begin(&mut session.connection).await.map_err(Interrupt::of_ours)?;
+    pg::append_audit(&mut transaction, &shared.consumer.name, &shared.worker, now, records)
+        .await
+        .map_err(Interrupt::of_ours)?;
+    transaction.commit().await.map_err(Interrupt::of_ours)
+}
+
+/// Writes audit rows and dead letters of messages that are rejected before any transaction.
+pub(crate) async fn reject(
+    shared: &ConsumerContext,
+    session: &mut Session,
+    rejected: &mut [(Box<Delivery>, PartialIdentity, Outcome)],
+) -> Result<(), Interrupt> {
+    let now = session.clock.now();
+    let records: Vec<AuditRecord<'_>> = rejected
+        .iter()
+        .map(|(delivery, known, outcome)| refusal_record(&delivery.message, known, outcome))
+        .collect();
+    let mut transaction = pg::begin(&mut session.connection).await.map_err(Interrupt::of_ours)?;
+    pg::append_audit(&mut transaction, &shared.consumer.name, &shared.worker, now, &records)
+        .await
+        .map_err(Interrupt::of_ours)?;
+    let given_up = rejected.iter_mut().map(|(delivery, known, outcome)| GivenUpDelivery {
+        fingerprint: shared.consumer.fingerprint.fingerprint(&delivery.message.body),
+        delivery,
+        known: known.clone(),
+        outcome,
+    });
+    keep_letters(shared, &mut transaction, now, Interrupt::of_ours, given_up.collect()).await?;
+    step("worker.reject.before");
+    transaction.commit().await.map_err(Interrupt::of_ours)?;
+    step("worker.reject.after");
+    Ok(())
+}

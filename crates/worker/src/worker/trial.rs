@@ -1,0 +1,277 @@
+//! Consumers without a broker, for an embedding program's tests: a lane decides the given messages as it does in production. The outcomes
+//! are recorded in `journal` only.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use super::batch::prepare::prepare;
+use super::intake::arrivals::{Arrivals, BatchOrigin};
+use super::lane::Lane;
+use super::leased::{self, LeasedTrial};
+use super::progress::ConsumerProgress;
+use super::register::register;
+use super::shared::{ConsumerContext, ProcessContext};
+use super::{Worker, WorkerError};
+use oncely_amqp::Delivery;
+use oncely_config::ConsumerSettings;
+use oncely_core::outcome::Outcome;
+use oncely_failpoint as failpoint;
+use oncely_handler::ConsumerHandler;
+use oncely_postgres::{self as pg, KeyDetails};
+use oncely_process::metrics::ConsumerMetrics;
+use oncely_process::preflight::preflight_without_broker;
+
+/// The consumers of a worker.
+pub(crate) struct TrialWorker {
+    common: ProcessContext,
+    runs: BTreeMap<String, ConsumerHandler>,
+    /// Consumers that have been given messages.
+    trials: BTreeMap<String, TrialConsumer>,
+}
+
+/// Reason why a delivery is undecided: it would come again.
+#[derive(Debug)]
+pub(crate) enum UndecidedReason {
+    /// PostgreSQL does not answer, or refuses statements of ours.
+    Away(String),
+    /// It ended at the requested step.
+    Ended,
+}
+
+impl TrialWorker {
+    /// Checks the database, and registers the consumers, as a worker does at its start. An inner `Err` has the reason why PostgreSQL can't
+    /// be asked.
+    pub(crate) async fn open(worker: Worker) -> Result<Result<Self, String>, WorkerError> {
+        let (mut config, runs) = worker.into_parts();
+        pg::tell_server_texts(config.log.server_errors);
+        let mut found = preflight_without_broker(&config).await;
+        let opened = match found.session.take() {
+            Some(mut session) => {
+                found.read_secrets(&config, &mut session).await.map(|secrets| (session, secrets))
+            }
+            None => None,
+        };
+        found.refused()?;
+        let Some((mut session, secrets)) = opened else { return Ok(Err(found.waits_for().join("; "))) };
+        if !register(&config, &mut session).await {
+            return Ok(Err(
+                "the consumers could not be registered at PostgreSQL (role oncely_worker)".to_owned()
+            ));
+        }
+        // It is never stopped: a run under a lease is not given back early.
+        config.worker.shutdown = Duration::MAX;
+        let common = ProcessContext::without_broker(config, &session, &secrets);
+        session.close().await;
+        Ok(Ok(Self { common, runs, trials: BTreeMap::new() }))
+    }
+
+    /// Returns a consumer; `None` if none has this name.
+    pub(crate) async fn consumer(&mut self, consumer: &str) -> Option<&mut TrialConsumer> {
+        let is_over = self.trials.get(consumer).is_some_and(|trial| trial.shared.abandon.is_cancelled());
+        if is_over || !self.trials.contains_key(consumer) {
+            let settings = self.common.config.consumers.iter().find(|one| one.name.as_str() == consumer)?;
+            let trial = self.make(settings).await?;
+            self.trials.insert(consumer.to_owned(), trial);
+        }
+        self.trials.get_mut(consumer)
+    }
+
+    /// Returns a consumer of a process that is about to crash: the keys that its handler holds by leases are free a second later.
+    pub(crate) async fn of_one_that_dies(&mut self, consumer: &str) -> Option<&mut TrialConsumer> {
+        if matches!(self.runs.get(consumer), Some(ConsumerHandler::Leased(_))) {
+            let settings = self.common.config.consumers.iter().find(|one| one.name.as_str() == consumer)?;
+            let mut settings = settings.clone();
+            settings.lease.time = SHORT;
+            let trial = self.make(&settings).await?;
+            self.trials.insert(consumer.to_owned(), trial);
+        }
+        self.consumer(consumer).await
+    }
+
+    async fn make(&self, settings: &ConsumerSettings) -> Option<TrialConsumer> {
+        let run = self.runs.get(settings.name.as_str())?.clone();
+        let shared = ConsumerContext::new(&self.common, settings, run, None, ConsumerMetrics::new(settings));
+        // Of this consumer alone: the end of its delivery does not end another's.
+        let abandon = self.common.abandon.child_token();
+        Some(
+            TrialConsumer::start(ConsumerContext {
+                abandon,
+                progress: ConsumerProgress::of_a_trial(),
+                ..shared
+            })
+            .await,
+        )
+    }
+
+    /// Simulates that another process takes over: of this one only the data in the database is left.
+    pub(crate) fn forget(&mut self) {
+        self.trials.clear();
+    }
+
+    /// Advances the worker's clock.
+    pub(crate) fn advance(&self, by: Duration) {
+        self.common.clock.set(self.common.clock.now() + by, std::time::Instant::now());
+    }
+}
+
+/// Shortest lease that is possible.
+const SHORT: Duration = Duration::from_secs(1);
+
+pub(crate) struct TrialConsumer {
+    pub(crate) shared: Arc<ConsumerContext>,
+    hands: TrialExecutor,
+}
+
+/// Executor of its messages.
+enum TrialExecutor {
+    Lane(Box<SingleLane>),
+    /// For a handler that runs under leases.
+    Leases(LeasedTrial),
+}
+
+struct SingleLane {
+    arrivals: Arc<Arrivals<Box<Delivery>>>,
+    lane: Lane,
+}
+
+impl TrialConsumer {
+    async fn start(shared: ConsumerContext) -> Self {
+        let shared = Arc::new(shared);
+        shared.unsettled.let_go().await;
+        if let Some(handler) = leased::handler(&shared.run) {
+            let hands = TrialExecutor::Leases(LeasedTrial::new(&shared, handler));
+            return Self { shared, hands };
+        }
+        let most = usize::try_from(shared.consumer.batch).unwrap_or(usize::MAX);
+        // No delivery arrives: batches are passed directly.
+        let (_, receiver) = mpsc::channel(1);
+        let arrivals = Arc::new(Arrivals::new(receiver, most, 1, 1, (usize::MAX, usize::MAX)));
+        let lane = Lane::new(Arc::clone(&shared), Arc::clone(&arrivals));
+        Self { shared, hands: TrialExecutor::Lane(Box::new(SingleLane { arrivals, lane })) }
+    }
+
+    /// Returns whether its handler runs under leases.
+    pub(crate) fn is_leased(&self) -> bool {
+        matches!(self.hands, TrialExecutor::Leases(_))
+    }
+
+    /// Delivers a batch, until the step `until`; returns the outcome of each delivery by its number.
+    pub(crate) async fn deliver(
+        &mut self,
+        deliveries: Vec<Box<Delivery>>,
+        until: Option<&'static str>,
+    ) -> Result<HashMap<u64, Outcome>, UndecidedReason> {
+        let count = deliveries.len();
+        let is_done = match &mut self.hands {
+            TrialExecutor::Lane(one) => {
+                let batch = one.lane.batch(BatchOrigin::Arrived, deliveries);
+                let done = ended_at(until, batch).await?.is_ok();
+                // Undecided messages: the test decides whether they come again.
+                drop(one.arrivals.aside.overflow(Instant::now(), 0, usize::MAX, |_| 0));
+                if !done {
+                    one.lane.decider.attempts.abandon().await;
+                }
+                done
+            }
+            TrialExecutor::Leases(leases) => {
+                ended_at(until, leases.deliver(deliveries)).await?;
+                true
+            }
+        };
+        let decided = self.shared.journal.take();
+        // A run under a lease without a decision is not recorded.
+        if is_done && (decided.len() >= count || !self.is_leased()) {
+            return Ok(decided);
+        }
+        let why = match self.shared.open_session().await {
+            Err(error) => error.to_string(),
+            Ok(session) => {
+                session.close().await;
+                let stalled = self.shared.health.condition().stalled.map(|trouble| trouble.text);
+                stalled.unwrap_or_else(|| "the connection was lost".to_owned())
+            }
+        };
+        Err(UndecidedReason::Away(why))
+    }
+
+    /// Makes batches go step by step from now on, as with keys that may be known.
+    pub(crate) fn go_step_by_step(&mut self) {
+        if let TrialExecutor::Lane(one) = &mut self.hands {
+            one.lane.decider.attempts.prediction.postgres_knew();
+        }
+    }
+
+    /// Waits until no lease holds the key of a message.
+    pub(crate) async fn outlive_lease(&self, delivery: &Delivery) -> Result<(), String> {
+        loop {
+            let ends =
+                self.key(delivery).await?.filter(|key| key.owner.is_some()).and_then(|key| key.not_before);
+            let Some(ends) = ends else { return Ok(()) };
+            let left = ends - self.database_time().await?;
+            match left.to_std() {
+                Ok(left) => tokio::time::sleep(left).await,
+                Err(_) => return Ok(()),
+            }
+        }
+    }
+
+    async fn database_time(&self) -> Result<DateTime<Utc>, String> {
+        let opened = self.shared.door.open(&self.shared.application()).await;
+        let mut session = opened.map_err(|error| error.to_string())?;
+        let asked = pg::database_time(&mut session.connection);
+        let now = pg::within(self.shared.postgres.client_timeout(), asked).await;
+        let now = now.map_err(|error| pg::describe(&error))?;
+        session.close().await;
+        Ok(now)
+    }
+
+    /// Ends its session as a crash of its process does, and waits until the server has rolled back uncommitted work.
+    pub(crate) async fn end_session(&mut self) -> bool {
+        let TrialExecutor::Lane(one) = &mut self.hands else {
+            // The sessions of its statements ended with them.
+            return true;
+        };
+        match one.lane.decider.attempts.session.take() {
+            None => true,
+            Some(session) => {
+                let backend = session.backend;
+                drop(session);
+                self.shared.end_now(backend).await
+            }
+        }
+    }
+
+    /// Returns the database's record of a message's key.
+    pub(crate) async fn key(&self, delivery: &Delivery) -> Result<Option<KeyDetails>, String> {
+        let Ok(candidate) = prepare(&self.shared, Box::new(delivery.clone())) else { return Ok(None) };
+        let (tenant, key) = (candidate.identity.tenant, candidate.identity.key);
+        let opened = self.shared.door.open(&self.shared.application()).await;
+        let mut session = opened.map_err(|error| error.to_string())?;
+        let asked = pg::key_details(
+            &mut session.connection,
+            key.as_str(),
+            Some(tenant.as_str()),
+            Some(self.shared.consumer.name.as_str()),
+        );
+        let found = pg::within(self.shared.postgres.client_timeout(), asked).await;
+        let found = found.map_err(|error| pg::describe(&error))?;
+        session.close().await;
+        Ok(found.into_iter().next())
+    }
+}
+
+/// Runs until the step `until`, if given.
+async fn ended_at<T>(
+    until: Option<&'static str>,
+    run: impl Future<Output = T>,
+) -> Result<T, UndecidedReason> {
+    match until {
+        None => Ok(run.await),
+        Some(step) => failpoint::run_until(step, run).await.ok_or(UndecidedReason::Ended),
+    }
+}

@@ -1,5 +1,0 @@
-//! The end of a batch that nobody decided.
-
-/// The batch was given up without a decision: its messages are not settled, so they come again.
-#[derive(Debug)]
-pub(crate) struct Abandoned;

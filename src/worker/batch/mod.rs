@@ -1,4 +1,0 @@
-//! What is known of a batch's messages before its transaction.
-
-pub(super) mod precheck;
-pub(super) mod prepare;

@@ -1,0 +1,335 @@
+//! A store in Redis or Valkey.
+
+mod settings;
+
+use std::time::Duration;
+
+use serde_json::Value;
+use sha2::{Digest as _, Sha256};
+use uuid::Uuid;
+
+pub use settings::RedisSettings;
+
+use oncely_core::decide::KeyStatus;
+use oncely_core::fingerprint::Fingerprint;
+use oncely_core::identity::Identity;
+use oncely_core::reason::Reason;
+use oncely_lease::{
+    BegunStep, Claim, ClaimOutcome, Facts, FailOutcome, Failover, Failure, Grant, KeySnapshot, LeaseId,
+    LeaseStore, RenewOutcome, Step, StepState, StepStore, StoreClock, StoreError, check_claim, check_failure,
+    check_json, check_lease, check_step, check_step_name, micros, step_key, stored_error,
+};
+use oncely_mirror::{Library, LibraryError, ReplyPart};
+
+const CODE: &str = include_str!("library.lua");
+
+/// Returns the name of the library. It holds a hash of the code, so that two builds running side by side each call their own.
+fn name() -> String {
+    let digest: [u8; 32] = Sha256::digest(CODE).into();
+    let short = digest[..4].iter().fold(String::new(), |text, byte| format!("{text}{byte:02x}"));
+    format!("oncely_lease_{short}")
+}
+
+/// A lease store in Redis or Valkey, 7 or later. Each key is one hash, changed by functions inside the server, by the server's clock. Each
+/// call is one round trip on a shared connection.
+///
+/// It is as durable as the server: a crash loses the last second (`appendonly yes`, `appendfsync everysec`) or everything (no append-only
+/// file), a failover loses writes that the replica lacks. A key lost in this way runs again, under a greater token and with the same step
+/// keys. Where that is not acceptable, keep the leases in PostgreSQL.
+///
+/// The server must have `maxmemory-policy noeviction`, so it can't also be a cache. It is one server, or a master named by Sentinels; Redis
+/// Cluster is not supported.
+#[derive(Clone)]
+pub struct RedisStore {
+    library: Library,
+    prefix: String,
+}
+
+impl std::fmt::Debug for RedisStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RedisStore").field("prefix", &self.prefix).finish_non_exhaustive()
+    }
+}
+
+/// The parts of a function's answer, in order.
+struct ReplyParts(std::vec::IntoIter<ReplyPart>);
+
+impl ReplyParts {
+    fn part(&mut self) -> Option<Vec<u8>> {
+        self.0.next().flatten()
+    }
+
+    fn text(&mut self) -> Result<String, StoreError> {
+        let part = self.part().ok_or_else(|| StoreError::Damaged("an answer is too short".to_owned()))?;
+        String::from_utf8(part).map_err(|_| StoreError::Damaged("an answer is no text".to_owned()))
+    }
+
+    fn number<T: std::str::FromStr>(&mut self) -> Result<T, StoreError> {
+        let text = self.text()?;
+        text.parse().map_err(|_| StoreError::Damaged("an answer has no number where one belongs".to_owned()))
+    }
+
+    fn time(&mut self) -> Result<Duration, StoreError> {
+        Ok(Duration::from_micros(self.number()?))
+    }
+
+    fn json(&mut self) -> Result<Option<Value>, StoreError> {
+        let Some(part) = self.part() else { return Ok(None) };
+        serde_json::from_slice(&part)
+            .map(Some)
+            .map_err(|_| StoreError::Damaged("what is stored is no JSON".to_owned()))
+    }
+
+    fn reason(&mut self) -> Result<Reason, StoreError> {
+        Reason::from_code(&self.text()?).ok_or_else(|| StoreError::Damaged("the reason is none".to_owned()))
+    }
+}
+
+fn store_error(error: LibraryError) -> StoreError {
+    match error {
+        LibraryError::Unfit(why) => StoreError::Refused(why),
+        LibraryError::OtherType => StoreError::Damaged("the key is of another type".to_owned()),
+        LibraryError::Mirror(error) => StoreError::unavailable(error),
+    }
+}
+
+fn number(given: impl ToString) -> Vec<u8> {
+    given.to_string().into_bytes()
+}
+
+impl RedisStore {
+    /// Commands that the Redis user must be allowed by ACL, beside the keys that begin with the prefix. A function runs as the user who
+    /// calls it.
+    pub const COMMANDS: &[&str] = &[
+        "+info",
+        "+function|list",
+        "+fcall",
+        "+time",
+        "+exists",
+        "+hget",
+        "+hmget",
+        "+hset",
+        "+hdel",
+        "+hkeys",
+        "+hstrlen",
+        "+pexpireat",
+    ];
+
+    /// Connects and checks that the server may keep leases. Loads the functions if they are missing, for which the user also needs
+    /// `+function|load`; otherwise an administrator loads [`RedisStore::library`].
+    ///
+    /// # Errors
+    /// [`StoreError::Refused`] if the server's configuration must be changed first; the error names the change. [`StoreError::Unavailable`]
+    /// if the server can't be reached.
+    pub async fn open(settings: RedisSettings) -> Result<Self, StoreError> {
+        let prefix = settings.prefix.clone();
+        let library = Library::new(settings.connection(), name(), Self::library());
+        library.open().await.map_err(store_error)?;
+        Ok(Self { library, prefix })
+    }
+
+    /// Returns the code of the functions, for `FUNCTION LOAD`.
+    #[must_use]
+    pub fn library() -> String {
+        let name = name();
+        format!("#!lua name={name}\n{}", CODE.replace("NAME_", &format!("{name}_")))
+    }
+
+    /// Returns the name of the Redis key of an identity: the prefix and 160 bits of SHA-256 over tenant, consumer and key, each preceded by
+    /// its length in four bytes.
+    #[must_use]
+    pub fn place(&self, identity: &Identity) -> String {
+        let mut hash = Sha256::new();
+        for part in [identity.tenant.as_str(), identity.consumer.as_str(), identity.key.as_str()] {
+            hash.update(u32::try_from(part.len()).unwrap_or(u32::MAX).to_be_bytes());
+            hash.update(part);
+        }
+        let digest: [u8; 32] = hash.finalize().into();
+        digest[..20].iter().fold(self.prefix.clone(), |text, byte| format!("{text}{byte:02x}"))
+    }
+
+    /// Calls a function; returns the first part of the answer and the remaining ones.
+    async fn call(
+        &self,
+        function: &str,
+        identity: &Identity,
+        arguments: &[&[u8]],
+    ) -> Result<(String, ReplyParts), StoreError> {
+        let parts =
+            self.library.call(function, &self.place(identity), arguments).await.map_err(store_error)?;
+        let mut answer = ReplyParts(parts.into_iter());
+        let said = answer.text()?;
+        match said.as_str() {
+            "lost" => Err(StoreError::Lost),
+            "refused" => Err(StoreError::Refused(answer.text()?)),
+            "damaged" => Err(StoreError::Damaged(format!("field {}", answer.text()?))),
+            _ => Ok((said, answer)),
+        }
+    }
+}
+
+fn unexpected_answer(said: &str) -> StoreError {
+    StoreError::Damaged(format!("a function answered {said:?}"))
+}
+
+impl StepStore for RedisStore {
+    async fn renew(&self, held: &[LeaseId], lease: Duration) -> Result<Vec<RenewOutcome>, StoreError> {
+        check_lease(lease)?;
+        let lease = number(micros(lease));
+        let each = held.iter().map(async |held| {
+            match self.call("renew", &held.identity, &[&number(held.token), &lease]).await {
+                Ok((_, mut answer)) => Ok(RenewOutcome::Until(answer.time()?)),
+                Err(StoreError::Lost) => Ok(RenewOutcome::Lost),
+                Err(error) => Err(error),
+            }
+        });
+        // On one connection: many leases take one round trip.
+        futures::future::try_join_all(each).await
+    }
+
+    async fn begin_step(
+        &self,
+        held: &LeaseId,
+        step: &Step,
+        call: Uuid,
+        lease: Duration,
+    ) -> Result<BegunStep, StoreError> {
+        check_step(step)?;
+        check_lease(lease)?;
+        let (rule, window) = step.repeat().rule();
+        let window = window.map(|window| number(micros(window))).unwrap_or_default();
+        let (token, lease, call) = (number(held.token), number(micros(lease)), number(call));
+        let arguments: [&[u8]; 6] = [&token, &lease, step.name().as_bytes(), rule.as_bytes(), &window, &call];
+        let (said, mut answer) = self.call("begin_step", &held.identity, &arguments).await?;
+        let round = answer.number()?;
+        let state = match said.as_str() {
+            "run" => StepState::Run,
+            "repeat" => StepState::Repeat,
+            "done" => StepState::Done(answer.json()?.unwrap_or_default()),
+            "unknown" => StepState::Unknown,
+            other => return Err(unexpected_answer(other)),
+        };
+        Ok(BegunStep { state, call_key: step_key(&held.identity, step.name(), round), round })
+    }
+
+    async fn checkpoint(
+        &self,
+        held: &LeaseId,
+        step: &str,
+        result: &Value,
+        lease: Duration,
+    ) -> Result<(), StoreError> {
+        check_step_name(step)?;
+        check_lease(lease)?;
+        let result = check_json("result", result)?;
+        let arguments: [&[u8]; 4] =
+            [&number(held.token), &number(micros(lease)), step.as_bytes(), result.as_bytes()];
+        self.call("checkpoint", &held.identity, &arguments).await.map(drop)
+    }
+
+    async fn refuse_step(
+        &self,
+        held: &LeaseId,
+        step: &str,
+        round: u32,
+        lease: Duration,
+    ) -> Result<u32, StoreError> {
+        check_step_name(step)?;
+        check_lease(lease)?;
+        let arguments: [&[u8]; 4] =
+            [&number(held.token), &number(micros(lease)), step.as_bytes(), &number(round)];
+        let (_, mut answer) = self.call("refuse_step", &held.identity, &arguments).await?;
+        answer.number()
+    }
+}
+
+impl LeaseStore for RedisStore {
+    fn facts(&self) -> Facts {
+        Facts { failover: Failover::Forgets, clock: StoreClock::Server }
+    }
+
+    async fn claim(&self, claim: &Claim<'_>) -> Result<ClaimOutcome, StoreError> {
+        check_claim(claim)?;
+        let print = Fingerprint::of_digest(&claim.fingerprint);
+        let times = [claim.lease, claim.max_run, claim.retention].map(|time| number(micros(time)));
+        let crashes = number(claim.max_crashes);
+        let arguments: [&[u8]; 6] =
+            [&print.0, claim.owner.as_bytes(), &times[0], &times[1], &times[2], &crashes];
+        let (said, mut answer) = self.call("claim", claim.identity, &arguments).await?;
+        Ok(match said.as_str() {
+            "granted" => ClaimOutcome::Granted(Grant {
+                token: answer.number()?,
+                attempt: answer.number()?,
+                is_takeover: answer.number::<u32>()? > 0,
+            }),
+            "in_flight" => ClaimOutcome::InFlight(answer.time()?),
+            "wait" => ClaimOutcome::Wait(answer.time()?),
+            "done" => ClaimOutcome::Done(answer.json()?),
+            "conflict" => ClaimOutcome::Conflict,
+            "crashed" => ClaimOutcome::GivenUp { reason: answer.reason()?, detail: answer.text()? },
+            "given_up" => ClaimOutcome::GivenUp {
+                reason: answer.reason()?,
+                detail: format!("given up before: {}", answer.text()?),
+            },
+            other => return Err(unexpected_answer(other)),
+        })
+    }
+
+    async fn complete(&self, held: &LeaseId, response: Option<&Value>) -> Result<(), StoreError> {
+        let response = response.map(|response| check_json("response", response)).transpose()?;
+        let token = number(held.token);
+        let arguments: Vec<&[u8]> =
+            std::iter::once(&token[..]).chain(response.as_ref().map(String::as_bytes)).collect();
+        self.call("complete", &held.identity, &arguments).await.map(drop)
+    }
+
+    async fn fail(&self, held: &LeaseId, failure: &Failure<'_>) -> Result<FailOutcome, StoreError> {
+        check_failure(failure)?;
+        let error = stored_error(failure.error);
+        let arguments: [&[u8]; 5] = [
+            &number(held.token),
+            &number(failure.max_attempts),
+            &number(micros(failure.delay)),
+            failure.reason.map_or("", Reason::as_str).as_bytes(),
+            error.as_bytes(),
+        ];
+        let (said, mut answer) = match self.call("fail", &held.identity, &arguments).await {
+            Err(StoreError::Lost) => return Ok(FailOutcome::Lost),
+            answered => answered?,
+        };
+        Ok(match said.as_str() {
+            "retry" => FailOutcome::Retry { attempts: answer.number()? },
+            "given_up" => FailOutcome::GivenUp { attempts: answer.number()?, reason: answer.reason()? },
+            "completed" => FailOutcome::Completed,
+            other => return Err(unexpected_answer(other)),
+        })
+    }
+
+    async fn release(&self, held: &LeaseId) -> Result<bool, StoreError> {
+        match self.call("release", &held.identity, &[&number(held.token)]).await {
+            Err(StoreError::Lost) => Ok(false),
+            released => released.map(|_| true),
+        }
+    }
+
+    async fn look_up(&self, identity: &Identity) -> Result<Option<KeySnapshot>, StoreError> {
+        let (said, mut answer) = self.call("look_up", identity, &[]).await?;
+        if said == "none" {
+            return Ok(None);
+        }
+        let status = match answer.text()?.as_str() {
+            "P" => KeyStatus::InProgress,
+            "C" => KeyStatus::Completed,
+            "F" => KeyStatus::Failed,
+            other => return Err(unexpected_answer(other)),
+        };
+        let owner = answer.part().map(|owner| String::from_utf8_lossy(&owner).into_owned());
+        let (token, attempts, crashes) = (answer.number()?, answer.number()?, answer.number()?);
+        let reason = match answer.part() {
+            None => None,
+            Some(code) => Reason::from_code(&String::from_utf8_lossy(&code)),
+        };
+        let response = answer.json()?;
+        Ok(Some(KeySnapshot { status, owner, token, attempts, crashes, reason, response }))
+    }
+}
