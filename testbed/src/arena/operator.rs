@@ -97,7 +97,8 @@ impl Arena {
                 }
                 Err(_) => {
                     if break_off.is_none() {
-                        self.exits.push(format!("oncely {}: no end within {PATIENCE:?}", arguments.join(" ")));
+                        self.exits
+                            .push(format!("oncely {}: no end within {PATIENCE:?}", arguments.join(" ")));
                     }
                     return Ok(());
                 }

@@ -281,7 +281,8 @@ async fn what_can_not_or_must_not_run_again_is_a_dead_letter_or_an_answer() {
     let successful = "select count(*) from oncely.idempotency_keys where status = 'COMPLETED' and key in ('fine', 'refused')";
     world.wait_for(successful, 2).await;
     // A refusal is a success that calls nothing.
-    others_succeed_until(&mut world, r#"{"do": "refuse"}"#, "select count(*) from oncely.dead_letters", 3).await;
+    others_succeed_until(&mut world, r#"{"do": "refuse"}"#, "select count(*) from oncely.dead_letters", 3)
+        .await;
     world.publish("charges", message("acme", "fine"), "[]").await;
     world.publish("charges", message("acme", ""), "{}").await;
     world.wait_for("select count(*) from oncely.dead_letters", 5).await;
