@@ -25,6 +25,41 @@ impl Database {
         Self::create_from(&self.server, &self.name).await
     }
 
+    /// Returns a template, for [`Database::copy`], that `fill` makes once for each `key`, whichever of the processes that need it asks first.
+    /// It stays on the server.
+    pub async fn template(
+        server_url: &str,
+        key: u64,
+        fill: impl AsyncFnOnce(&Self) -> anyhow::Result<()>,
+    ) -> anyhow::Result<Self> {
+        let template = Self::named(server_url, format!("oncely_template_{key:016x}"))?;
+        let name = &template.name;
+        let mut connection =
+            PgConnection::connect(server_url).await.context("cannot connect to PostgreSQL")?;
+        // Until this session's end.
+        sqlx::query("select pg_advisory_lock($1)").bind(key.cast_signed()).execute(&mut connection).await?;
+        let is_filled = "select exists (select from pg_database where datname = $1 and datistemplate)";
+        if !sqlx::query_scalar::<_, bool>(is_filled).bind(name).fetch_one(&mut connection).await? {
+            // A process may have died while it filled it. The name is ours: hexadecimal digits behind a fixed prefix.
+            for statement in
+                [format!("drop database if exists {name} with (force)"), format!("create database {name}")]
+            {
+                sqlx::query(AssertSqlSafe(statement)).execute(&mut connection).await?;
+            }
+            fill(&template).await?;
+            sqlx::query(AssertSqlSafe(format!("alter database {name} is_template true")))
+                .execute(&mut connection)
+                .await?;
+        }
+        connection.close().await?;
+        Ok(template)
+    }
+
+    fn named(server_url: &str, name: String) -> anyhow::Result<Self> {
+        let (front, _) = server_url.rsplit_once('/').context("the PostgreSQL URL names no database")?;
+        Ok(Self { server: server_url.to_owned(), url: format!("{front}/{name}"), name })
+    }
+
     async fn create_from(server_url: &str, template: &str) -> anyhow::Result<Self> {
         let name = format!("oncely_{}", uuid::Uuid::new_v4().simple());
         let mut connection =
@@ -34,8 +69,7 @@ impl Database {
             .execute(&mut connection)
             .await?;
         connection.close().await?;
-        let (front, _) = server_url.rsplit_once('/').context("the PostgreSQL URL names no database")?;
-        Ok(Self { server: server_url.to_owned(), url: format!("{front}/{name}"), name })
+        Self::named(server_url, name)
     }
 
     /// Its URL.

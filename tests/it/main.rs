@@ -5,7 +5,6 @@
 
 mod adopt;
 mod alerts;
-mod architecture;
 mod bad_messages;
 mod blame;
 mod bounded_memory;
@@ -56,7 +55,6 @@ mod memory;
 mod migrations;
 mod mirror;
 mod mirror_verbs;
-mod names;
 mod nodes;
 mod once;
 mod one_statement;
@@ -67,7 +65,6 @@ mod pauses;
 mod plaintext;
 mod pooler;
 mod printed;
-mod prose;
 mod queues;
 mod refusals;
 mod retention;
@@ -78,6 +75,9 @@ mod secrets;
 mod sentinel;
 mod session_settings;
 mod silence;
+#[allow(dead_code)]
+#[path = "../files/sources.rs"]
+mod sources;
 mod sql_protocol;
 mod starting;
 mod stats;

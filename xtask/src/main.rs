@@ -78,7 +78,7 @@ enum Task {
     Test {
         #[command(flatten)]
         servers: servers::Choice,
-        /// Passed on to cargo test
+        /// Passed on to cargo nextest run: names of tests, filters
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },

@@ -1,5 +1,6 @@
 //! Child processes of the tasks.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -23,7 +24,12 @@ pub(crate) const PROGRAMS: [&str; 7] =
 
 /// Cargo, in the repository's root.
 pub(crate) fn cargo(root: &Path) -> Command {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    in_root(root, std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+}
+
+/// A program that calls cargo, in the repository's root.
+pub(crate) fn in_root(root: &Path, program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new(program);
     command.current_dir(root);
     // Cargo has set them for this program. ring's build script asks for them, so it and all that is built on it would be compiled anew each
     // time that somebody calls cargo without us.

@@ -9,7 +9,7 @@ use std::path::Path;
 use regex::Regex;
 
 use super::code_of;
-use crate::architecture::{self, module, statements};
+use crate::sources::{self, module, statements};
 use crate::support::World;
 
 const WORKER: &[&str] = &["worker", "gateway", "http", "lease", "handler", "heartbeat", "mirror", "traces"];
@@ -40,7 +40,7 @@ struct Function {
 
 /// The code of a module, file by file, without comments and tests.
 fn sources(name: &str) -> Vec<String> {
-    let found: Vec<_> = architecture::sources().into_iter().filter(|path| module(path) == name).collect();
+    let found: Vec<_> = sources::sources().into_iter().filter(|path| module(path) == name).collect();
     assert!(!found.is_empty(), "{name}");
     found.iter().map(|path| statements(path)).collect()
 }
@@ -123,7 +123,7 @@ async fn a_program_may_run_each_of_its_statements() {
     let mut world = World::new().await;
     let number = Regex::new(r"\$(\d+)").unwrap();
     let (mut seen, mut forbidden) = (0, Vec::new());
-    let all: BTreeSet<String> = architecture::sources().iter().map(|path| module(path)).collect();
+    let all: BTreeSet<String> = sources::sources().iter().map(|path| module(path)).collect();
     let listed = [WORKER, RELAY, OPERATOR, OTHERS, &["postgres"]].concat();
     for name in all.iter().filter(|name| !listed.contains(&name.as_str())) {
         // Methods have names that others have, too.

@@ -1,5 +1,6 @@
 //! What a test works with.
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::PathBuf;
 use std::process::Output;
 use std::time::Duration;
@@ -31,15 +32,26 @@ const TENANT: &str = "
     do $$ begin execute format('alter database %I set oncely.tenant = shop', current_database()); end $$;
     set oncely.tenant = shop";
 
-/// A database with the migrations and the handler of [`HANDLER`], to which nobody is connected.
-async fn migrated(urls: &Urls) -> Database {
-    let database = Database::create(&urls.postgres).await.expect("database");
-    let mut sql = database.connect().await.expect("connection");
-    oncely_postgres::MIGRATOR.run(&mut sql).await.expect("migrations");
-    sqlx::raw_sql(HANDLER).execute(&mut sql).await.expect("handler");
-    sqlx::raw_sql(login::OF_PROGRAMS).execute(&mut sql).await.expect("logins");
-    sql.close().await.expect("closed");
-    database
+/// Creates the migrations' objects, the handler of [`HANDLER`], and the programs' logins; nobody stays connected.
+async fn fill(database: &Database) -> anyhow::Result<()> {
+    let mut sql = database.connect().await?;
+    oncely_postgres::MIGRATOR.run(&mut sql).await?;
+    sqlx::raw_sql(HANDLER).execute(&mut sql).await?;
+    sqlx::raw_sql(login::OF_PROGRAMS).execute(&mut sql).await?;
+    Ok(sql.close().await?)
+}
+
+/// The migrated database that tests copy, which costs less than the migrations. Tests of one build share it, each in its process.
+async fn template(urls: &Urls) -> &'static Database {
+    static TEMPLATE: OnceCell<Database> = OnceCell::const_new();
+    let mut hasher = DefaultHasher::new();
+    oncely_postgres::MIGRATOR.iter().for_each(|migration| migration.checksum.hash(&mut hasher));
+    (HANDLER, login::OF_PROGRAMS).hash(&mut hasher);
+    TEMPLATE
+        .get_or_init(async || {
+            Database::template(&urls.postgres, hasher.finish(), fill).await.expect("a template")
+        })
+        .await
 }
 
 /// Properties of a message with a tenant and a key.
@@ -52,16 +64,16 @@ pub(crate) fn message(tenant: &str, key: &str) -> BasicProperties {
 impl World {
     /// On the shared servers, with the migrations and the handler of [`HANDLER`], without Redis.
     pub(crate) async fn new() -> Self {
-        static PATTERN: OnceCell<Database> = OnceCell::const_new();
         let urls = servers().await.urls().clone();
-        // Migrated once: a copy costs less.
-        let pattern = PATTERN.get_or_init(|| migrated(&urls)).await;
-        Self::in_database(pattern.copy().await.expect("a copy"), urls).await
+        let copy = template(&urls).await.copy().await.expect("a copy");
+        Self::in_database(copy, urls).await
     }
 
     /// On other servers.
     pub(crate) async fn on(urls: Urls) -> Self {
-        Self::in_database(migrated(&urls).await, urls).await
+        let database = Database::create(&urls.postgres).await.expect("database");
+        fill(&database).await.expect("migrations");
+        Self::in_database(database, urls).await
     }
 
     /// With a configuration of its own, on the database of another one.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use regex::Regex;
 
-use crate::architecture::{sources, statements};
+use crate::sources::{sources, statements};
 
 /// Names that two files define. `Run` of `http` is an alias of the one of `lease`; `traces/off.rs` has the empty twins that stand where the feature
 /// `otel` is off. This list may only shrink.

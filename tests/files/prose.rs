@@ -2,7 +2,7 @@
 
 use regex::Regex;
 
-use crate::architecture::sources;
+use crate::sources::sources;
 
 /// Lines of comments that may hold one of the words of [`MARKS`]: where the word is the plain one. Lower it when it falls.
 const MOST: usize = 10;
