@@ -43,6 +43,7 @@ impl Arena {
         }
         gate.open().await?;
         self.evidence.fairness.healed();
+        self.evidence.fairness.run_one_by_one(self.started.elapsed());
         Ok(())
     }
 

@@ -25,6 +25,8 @@ pub struct Fairness {
     starved: Vec<String>,
     /// Since when nothing has been at fault, by the last looks at what waits.
     calm: Option<Duration>,
+    /// Messages that waited before this time are not judged: each has to run alone in its process.
+    one_by_one: Option<Duration>,
     /// Messages that waited too long.
     late: BTreeSet<Key>,
     /// The longest time that one of those has waited while nothing was at fault.
@@ -59,6 +61,12 @@ impl Fairness {
     pub fn restart(&mut self) {
         self.tenants.clear();
         self.calm = None;
+        self.one_by_one = None;
+    }
+
+    /// From now on, at a time since the start, the messages that wait run one by one: those that come later must not wait for them.
+    pub fn run_one_by_one(&mut self, at: Duration) {
+        self.one_by_one = Some(at);
     }
 
     /// Messages that wait, and since when, at a time since the start.
@@ -67,7 +75,8 @@ impl Fairness {
             return;
         }
         let calm = *self.calm.get_or_insert(at);
-        for (key, since) in waiting {
+        let is_judged = |since: Duration| self.one_by_one.is_none_or(|begun| since >= begun);
+        for (key, since) in waiting.iter().filter(|(_, since)| is_judged(*since)) {
             let waited = at.saturating_sub(calm.max(*since));
             self.longest = self.longest.max(waited);
             if waited > HOT && self.late.insert(key.clone()) {
