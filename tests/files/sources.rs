@@ -72,7 +72,8 @@ pub(crate) fn statements(path: &Path) -> String {
 /// The crate and the path in it of a source.
 pub(crate) fn place(path: &Path) -> (String, Vec<String>) {
     let inside = path.strip_prefix(root()).unwrap().with_extension("");
-    let parts: Vec<_> = inside.components().map(|part| part.as_os_str().to_str().unwrap().to_owned()).collect();
+    let parts: Vec<_> =
+        inside.components().map(|part| part.as_os_str().to_str().unwrap().to_owned()).collect();
     let src = parts.iter().position(|part| part == "src").unwrap();
     (parts[src - 1].clone(), parts[src + 1..].to_vec())
 }

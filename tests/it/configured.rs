@@ -135,14 +135,11 @@ fn config_docs_tells_each_setting_and_what_was_meant() {
       default      "7d"
       example      retention = "7d"
 
-    How long a key is remembered after it took effect. A copy that comes later runs again. A worker that starts with it tells the
-    database, where the longest one counts, for the relay too; `oncely retention set payments 3d` shortens it.
+    Time for which a key is remembered after it took effect. A copy that comes later runs again. A worker that starts with it tells the database, where the longest one counts, for the relay too; `oncely retention set payments 3d` shortens it.
     "#);
     let table = stdout(&oncely("", &["config", "docs", "mirror", "-o", "csv"], &[]));
     assert!(
-        table.starts_with(
-            "key,type,unit,default,example,required,remark,environment,about\nmirror.ttl,duration,"
-        ),
+        table.starts_with("key,type,unit,default,example,required,environment,about\nmirror.ttl,duration,"),
         "{table}"
     );
     for (asked, meant) in [
@@ -166,6 +163,37 @@ fn config_docs_tells_each_setting_and_what_was_meant() {
         assert!(page.contains(&heading), "{heading}");
     }
     assert_eq!(page.matches("\n### `").count(), settings.len());
+}
+
+/// Files of configuration in the repository.
+const FILES: [&str; 6] = [
+    "oncely.default.toml",
+    "examples/oncely.toml",
+    "examples/rust_charge/oncely.toml",
+    "examples/rust_shop/oncely.toml",
+    "examples/tour/oncely.toml",
+    "examples/webhooks/oncely.toml",
+];
+
+#[test]
+fn the_schema_knows_each_setting_and_no_other() {
+    let schema: Value = serde_json::from_str(&stdout(&oncely("", &["config", "schema"], &[]))).unwrap();
+    let validator = jsonschema::validator_for(&schema).unwrap();
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    for name in FILES {
+        let text = std::fs::read_to_string(root.join(name)).unwrap();
+        let value: Value = toml::from_str(&text).unwrap();
+        let errors: Vec<String> = validator.iter_errors(&value).map(|error| error.to_string()).collect();
+        assert!(errors.is_empty(), "{name}: {errors:?}");
+    }
+    for wrong in [
+        serde_json::json!({ "relay": { "bacth": 1 } }),
+        serde_json::json!({ "relay": { "batch": 0 } }),
+        serde_json::json!({ "mirror": { "precheck": "sometimes" } }),
+        serde_json::json!({ "consumers": [{ "tenant": { "heder": "x" } }] }),
+    ] {
+        assert!(!validator.is_valid(&wrong), "{wrong}");
+    }
 }
 
 #[test]

@@ -22,7 +22,7 @@ fn nodes_that_are_none_of_one_cluster_are_refused() {
     }
     for (bad, what) in [
         ("url = []", "rabbitmq.url: is missing"),
-        ("url = [1]", "rabbitmq.url: must be a list of texts"),
+        ("url = [1]", "rabbitmq.url[0]: must be a text"),
         ("url = [\"amqp://localhost\", \"S3CR3T\"]", "rabbitmq.url[1]: is not a URL like"),
         (
             "url = [\"amqp://u:S3CR3T@localhost\", \"amqp://u:other@localhost:1\"]",

@@ -300,7 +300,7 @@ async fn what_can_have_no_outcome_says_why() {
         "{unfit:?}"
     );
     let text = "[postgres]\nurl = \"postgres://u:tops3cret@127.0.0.1:1/d\"\n[rabbitmq]\nurl = \"amqp://localhost\"\n\
-                [[consumers]]\nname = \"rust\"\nqueue = \"q\"\ntenant = { fixed = \"t\" }\nkey = { body_hash = true }\n";
+                [[consumers]]\nname = \"rust\"\nqueue = \"q\"\ntenant = { fixed = \"t\" }\nkey = \"body_hash\"\n";
     let config = Config::parse(text).unwrap();
     let elsewhere = Worker::builder(config).handler("rust", Obedient::default()).build().unwrap();
     let away = Harness::connect(elsewhere).await;

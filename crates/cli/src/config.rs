@@ -1,4 +1,4 @@
-//! `oncely config show|docs`.
+//! `oncely config show|docs|schema`.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -9,7 +9,8 @@ use serde_json::json;
 
 use super::output::{self, List, Output, Row, Times, safe};
 use oncely_config::{
-    Config, DefaultKind, EffectiveSetting, ReferenceSetting, ReferenceTable, effective_settings, reference,
+    Config, DefaultKind, EffectiveSetting, ReferenceSetting, ReferenceTable, default_file,
+    effective_settings, reference, schema,
 };
 use oncely_ops::exit;
 
@@ -27,6 +28,12 @@ enum ConfigCommand {
     /// Describe settings: type, unit, default, purpose
     #[command(after_help = "Needs neither a server nor a configuration. Exit 1: there is no such setting.")]
     Docs(ConfigDocsArguments),
+    /// Print the JSON Schema of oncely.toml, for editors
+    #[command(
+        after_help = "Needs neither a server nor a configuration. Editors complete and check oncely.toml with it: \
+        `#:schema ./oncely.schema.json` in its first line, for those with the extension Even Better TOML."
+    )]
+    Schema,
 }
 
 #[derive(Debug, Args)]
@@ -42,6 +49,9 @@ struct ShowConfigArguments {
 struct ConfigDocsArguments {
     /// A setting, such as consumers.retention, or a table, such as mirror [default: all]
     setting: Option<String>,
+    /// Print the file of commented defaults (oncely.default.toml)
+    #[arg(long, conflicts_with_all = ["setting", "output", "json"])]
+    toml: bool,
     #[command(flatten)]
     output: Output,
 }
@@ -50,6 +60,10 @@ pub(super) fn run(file: &Path, arguments: ConfigArguments, times: Times) -> anyh
     match arguments.verb {
         ConfigCommand::Show(asked) => show(file, &asked, times),
         ConfigCommand::Docs(asked) => docs(&asked, times),
+        ConfigCommand::Schema => {
+            output::print(&serde_json::to_string_pretty(schema())?)?;
+            Ok(ExitCode::SUCCESS)
+        }
     }
 }
 
@@ -98,8 +112,6 @@ struct SettingRow {
     /// TOML.
     example: String,
     required: bool,
-    /// Further facts, in short.
-    remark: Option<&'static str>,
     /// The environment variable that sets it.
     environment: Option<String>,
     about: String,
@@ -107,16 +119,13 @@ struct SettingRow {
 
 impl SettingRow {
     fn new(part: &ReferenceTable, setting: &ReferenceSetting) -> Self {
-        let (kind, unit) = setting.kind(part);
         Self {
             key: format!("{}.{}", part.name, setting.name),
-            kind,
-            unit: Some(unit).filter(|unit| !unit.is_empty()),
+            kind: setting.kind,
+            unit: Some(setting.unit()).filter(|unit| !unit.is_empty()),
             default: setting.otherwise(),
-            example: setting.value.to_owned(),
+            example: setting.value.clone(),
             required: setting.worth == DefaultKind::Required,
-            // The default has a field of its own.
-            remark: setting.remark.split("; by default ").next().filter(|remark| !remark.is_empty()),
             environment: part.variable(setting),
             about: setting.about.clone(),
         }
@@ -140,6 +149,10 @@ impl Row for SettingRow {
 }
 
 fn docs(asked: &ConfigDocsArguments, times: Times) -> anyhow::Result<ExitCode> {
+    if asked.toml {
+        output::print(default_file().trim_end())?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let (head, parts) = reference();
     let wanted = asked.setting.as_deref().unwrap_or_default().trim_matches(['[', ']']);
     let is_meant = |key: &str, part: &str| wanted.is_empty() || wanted == part || wanted == key;
@@ -175,7 +188,7 @@ fn docs(asked: &ConfigDocsArguments, times: Times) -> anyhow::Result<ExitCode> {
 fn unknown(wanted: &str, parts: &[ReferenceTable]) -> String {
     let keys = parts.iter().flat_map(|part| {
         let full = part.settings.iter().map(|setting| format!("{}.{}", part.name, setting.name));
-        full.chain([part.name.to_owned()])
+        full.chain([part.name.clone()])
     });
     let is_name = |key: &String| key.rsplit('.').next() == Some(wanted);
     let keys: Vec<String> = keys.collect();
@@ -201,9 +214,6 @@ fn describe(row: &SettingRow) -> String {
     fact("example", &format!("{name} = {}", row.example));
     if let Some(variable) = &row.environment {
         fact("environment", variable);
-    }
-    if let Some(remark) = row.remark {
-        fact("remark", remark);
     }
     if !row.about.is_empty() {
         lines.push(String::new());

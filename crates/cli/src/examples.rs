@@ -256,10 +256,16 @@ const EXAMPLES: &[(&str, &[&str])] = &[
         ],
     ),
     ("config", &["oncely config show", "oncely config docs consumers.retention"]),
+    ("config schema", &["oncely config schema"]),
     ("config show", &["oncely config show", "oncely config show --defaults", "oncely config show -o json"]),
     (
         "config docs",
-        &["oncely config docs", "oncely config docs consumers.retention", "oncely config docs mirror"],
+        &[
+            "oncely config docs",
+            "oncely config docs consumers.retention",
+            "oncely config docs mirror",
+            "oncely config docs --toml",
+        ],
     ),
     ("completions", &["oncely completions bash", "oncely completions zsh"]),
     ("man", &["oncely man", "oncely man --dir /usr/local/share/man/man1"]),

@@ -15,7 +15,7 @@ use oncely_core::decide::KeyStatus;
 use oncely_ops::exit;
 use oncely_ops::story::{KeyStory, RepeatedDecision, event, folded, stories, verdict};
 use oncely_ops::trail;
-use oncely_postgres::{self as pg, LetterRow};
+use oncely_postgres::{self as pg, KeyDetails, LetterRow};
 use oncely_process::preflight::open_session;
 
 #[derive(Debug, Args)]
@@ -90,71 +90,81 @@ fn steps_of(steps: &str) -> Vec<String> {
     steps.iter().map(line).collect()
 }
 
+/// Describes the database's record of the key.
+fn describe_key(story: &KeyStory, details: &KeyDetails, now: DateTime<Utc>, times: Times) -> Vec<String> {
+    let mut lines = Vec::new();
+    if let Some(at) = details.completed_at {
+        let what = match details.status == KeyStatus::Failed.as_str() {
+            true => "given up",
+            false if details.reason.is_some() => "refused",
+            false => "effect",
+        };
+        let duration = story.timeline.iter().rev().find(|row| row.outcome == "completed").and_then(|row| {
+            Some(format!(", worker {}, {:.1} ms", safe(&row.worker), millis(row.duration_us?)))
+        });
+        lines.push(format!(
+            "  {what:<11}{} ({} ago){}",
+            times.show(at),
+            age(at, now),
+            duration.unwrap_or_default()
+        ));
+    }
+    if let Some(fingerprint) = &details.fingerprint {
+        // The first four bytes name the policy, unless a client passed the SHA-256 of the body.
+        let digest = fingerprint.iter().skip(if fingerprint.len() == 32 { 0 } else { 4 });
+        let hex: String = digest.take(8).map(|byte| format!("{byte:02x}")).collect();
+        lines.push(format!("  payload    SHA-256 {hex}…"));
+    }
+    if let Some(status) = details.http_status {
+        lines.push(format!("  HTTP       answered with {status}"));
+    }
+    if let Some(why) = &story.unreadable {
+        lines.push(format!("  encrypted  {}", safe(why)));
+    } else if let Some(response) = &details.response {
+        let compact = serde_json::from_str::<serde_json::Value>(response).map(|value| value.to_string());
+        lines.push(format!("  response   {}", safe(compact.as_deref().unwrap_or(response))));
+    }
+    if let (Some(owner), Some(until)) = (&details.owner, details.not_before) {
+        let over = if until > now { "until" } else { "ran out at" };
+        lines.push(format!("  lease      held by {}, {over} {}", safe(owner), times.show(until)));
+    }
+    if let Some(steps) = &details.steps {
+        lines.extend(steps_of(steps));
+    }
+    if let Some(error) = &details.last_error {
+        lines.push(format!("  last error {}", safe(error)));
+    }
+    lines.push(protection(story, details, now, times));
+    if let Some(mirrored) = story.mirrored {
+        let text = if mirrored { "present, of this epoch" } else { "not there: PostgreSQL answers for it" };
+        lines.push(format!("  mirror     {text}"));
+    }
+    lines
+}
+
+/// Describes for how long duplicates are recognised.
+fn protection(story: &KeyStory, details: &KeyDetails, now: DateTime<Utc>, times: Times) -> String {
+    match story.protected_until {
+        Some(until) if until > now => format!("  dedupe     protected until {}", times.show(until)),
+        Some(until) => {
+            format!("  dedupe     retention ended {}; collected at the next run of gc", times.show(until))
+        }
+        None if details.completed_at.is_some() => {
+            "  dedupe     no worker has started with this consumer on this database, so its keys are kept"
+                .to_owned()
+        }
+        None if details.fencing_token.is_some() => {
+            "  dedupe     not completed: the next delivery runs, under a lease only".to_owned()
+        }
+        None => "  dedupe     not completed: the next delivery runs".to_owned(),
+    }
+}
+
 fn describe(story: &KeyStory, key: &str, listed: bool, now: DateTime<Utc>, times: Times) -> String {
     let head = format!("{} · tenant {} · key {}", safe(&story.consumer), safe(&story.tenant), safe(key));
     let mut lines = vec![head, format!("  {}", verdict(story))];
     if let Some(details) = &story.details {
-        if let Some(at) = details.completed_at {
-            let what = match details.status == KeyStatus::Failed.as_str() {
-                true => "given up",
-                false if details.reason.is_some() => "refused",
-                false => "effect",
-            };
-            let duration =
-                story.timeline.iter().rev().find(|row| row.outcome == "completed").and_then(|row| {
-                    Some(format!(", worker {}, {:.1} ms", safe(&row.worker), millis(row.duration_us?)))
-                });
-            lines.push(format!(
-                "  {what:<11}{} ({} ago){}",
-                times.show(at),
-                age(at, now),
-                duration.unwrap_or_default()
-            ));
-        }
-        if let Some(fingerprint) = &details.fingerprint {
-            // The first four bytes name the policy, unless a client passed the SHA-256 of the body.
-            let digest = fingerprint.iter().skip(if fingerprint.len() == 32 { 0 } else { 4 });
-            let hex: String = digest.take(8).map(|byte| format!("{byte:02x}")).collect();
-            lines.push(format!("  payload    SHA-256 {hex}…"));
-        }
-        if let Some(status) = details.http_status {
-            lines.push(format!("  HTTP       answered with {status}"));
-        }
-        if let Some(why) = &story.unreadable {
-            lines.push(format!("  encrypted  {}", safe(why)));
-        } else if let Some(response) = &details.response {
-            let compact = serde_json::from_str::<serde_json::Value>(response).map(|value| value.to_string());
-            lines.push(format!("  response   {}", safe(compact.as_deref().unwrap_or(response))));
-        }
-        if let (Some(owner), Some(until)) = (&details.owner, details.not_before) {
-            let over = if until > now { "until" } else { "ran out at" };
-            lines.push(format!("  lease      held by {}, {over} {}", safe(owner), times.show(until)));
-        }
-        if let Some(steps) = &details.steps {
-            lines.extend(steps_of(steps));
-        }
-        if let Some(error) = &details.last_error {
-            lines.push(format!("  last error {}", safe(error)));
-        }
-        lines.push(match story.protected_until {
-            Some(until) if until > now => format!("  dedupe     protected until {}", times.show(until)),
-            Some(until) => {
-                format!("  dedupe     retention ended {}; collected at the next run of gc", times.show(until))
-            }
-            None if details.completed_at.is_some() => {
-                "  dedupe     no worker has started with this consumer on this database, so its keys are kept"
-                    .to_owned()
-            }
-            None if details.fencing_token.is_some() => {
-                "  dedupe     not completed: the next delivery runs, under a lease only".to_owned()
-            }
-            None => "  dedupe     not completed: the next delivery runs".to_owned(),
-        });
-        if let Some(mirrored) = story.mirrored {
-            let text =
-                if mirrored { "present, of this epoch" } else { "not there: PostgreSQL answers for it" };
-            lines.push(format!("  mirror     {text}"));
-        }
+        lines.extend(describe_key(story, details, now, times));
     }
     for (index, told) in folded(&story.timeline).into_iter().enumerate() {
         let label = if index == 0 { "timeline" } else { "" };

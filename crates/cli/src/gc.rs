@@ -78,10 +78,9 @@ pub(super) async fn run(file: &Path, arguments: GcArguments, times: Times) -> an
             }
         }
     };
-    let CollectionReport { consumers: reports, expired } = report;
     session.close().await;
     for consumer in &config.consumers {
-        if !reports.iter().any(|collected| collected.consumer == consumer.name.as_str()) {
+        if !report.consumers.iter().any(|collected| collected.consumer == consumer.name.as_str()) {
             output::note(&format!(
                 "! {}: no worker has started with it on this database, so nothing of it is collected",
                 safe(consumer.name.as_str())
@@ -89,39 +88,51 @@ pub(super) async fn run(file: &Path, arguments: GcArguments, times: Times) -> an
         }
     }
     if json {
-        let consumers: Vec<_> = reports
-            .iter()
-            .map(|ConsumerCollection { consumer, before, deleted: [completed, failed, in_progress] }| {
-                json!({
-                    "consumer": consumer, "before": before, "completed": completed, "failed": failed,
-                    "in_progress": in_progress,
-                })
-            })
-            .collect();
-        output::print_json(
-            "oncely.gc/1",
-            json!({
-                "dry_run": dry_run, "busy": false, "consumers": consumers, "expired": expired,
-                "partitions_made": kept.made, "partitions_dropped": kept.dropped, "seals": kept.seals, "failures": kept.failures,
-                "notes": kept.notes,
-            }),
-        )?;
+        print_json(dry_run, &report, &kept)?;
     } else {
-        let mut table = output::table(&["CONSUMER", "OLDER THAN", "COMPLETED", "FAILED", "IN PROGRESS"]);
-        for ConsumerCollection { consumer, before, deleted: [completed, failed, in_progress] } in &reports {
-            table.add_row([
-                safe(consumer),
-                times.show(*before),
-                completed.to_string(),
-                failed.to_string(),
-                in_progress.to_string(),
-            ]);
-        }
-        output::print(&table.to_string())?;
-        if expired > 0 {
-            output::print(&format!("keys of oncely.claim, past their own end: {expired}"))?;
-        }
-        output::note(if dry_run { "dry run: nothing was deleted" } else { "deleted" });
+        print_table(dry_run, &report, times)?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn print_json(dry_run: bool, report: &CollectionReport, kept: &PartitionReport) -> anyhow::Result<()> {
+    let consumers: Vec<_> = report
+        .consumers
+        .iter()
+        .map(|ConsumerCollection { consumer, before, deleted: [completed, failed, in_progress] }| {
+            json!({
+                "consumer": consumer, "before": before, "completed": completed, "failed": failed,
+                "in_progress": in_progress,
+            })
+        })
+        .collect();
+    output::print_json(
+        "oncely.gc/1",
+        json!({
+            "dry_run": dry_run, "busy": false, "consumers": consumers, "expired": report.expired,
+            "partitions_made": kept.made, "partitions_dropped": kept.dropped, "seals": kept.seals, "failures": kept.failures,
+            "notes": kept.notes,
+        }),
+    )
+}
+
+fn print_table(dry_run: bool, report: &CollectionReport, times: Times) -> anyhow::Result<()> {
+    let mut table = output::table(&["CONSUMER", "OLDER THAN", "COMPLETED", "FAILED", "IN PROGRESS"]);
+    for ConsumerCollection { consumer, before, deleted: [completed, failed, in_progress] } in
+        &report.consumers
+    {
+        table.add_row([
+            safe(consumer),
+            times.show(*before),
+            completed.to_string(),
+            failed.to_string(),
+            in_progress.to_string(),
+        ]);
+    }
+    output::print(&table.to_string())?;
+    if report.expired > 0 {
+        output::print(&format!("keys of oncely.claim, past their own end: {}", report.expired))?;
+    }
+    output::note(if dry_run { "dry run: nothing was deleted" } else { "deleted" });
+    Ok(())
 }

@@ -4,10 +4,14 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use figment::value::Value;
+use garde::Validate;
+use schemars::JsonSchema;
 use secrecy::SecretString;
+use serde::{Deserialize, Serialize};
 
-use super::{Problems, Section};
+use super::Problems;
+use super::cell::check_key;
+use super::values::{DAY, HOUR, Length, MINUTE, Secret};
 
 /// Settings of the console.
 #[derive(Clone, Debug)]
@@ -105,20 +109,116 @@ fn number(address: IpAddr) -> u128 {
     }
 }
 
-const DAY: Duration = Duration::from_secs(86_400);
-
 /// Default listen address: reachable from this machine only.
 const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7420);
 
-pub(super) fn console(mut section: Section, problems: &mut Problems) -> ConsoleSettings {
-    let listen = match section.text("listen", problems) {
-        None => LISTEN,
-        Some(text) => text.parse().unwrap_or_else(|_| {
-            problems.add(section.place("listen"), "must be an address and a port, like \"127.0.0.1:7420\"");
+#[derive(Deserialize, Serialize, JsonSchema, Validate)]
+#[serde(default, deny_unknown_fields)]
+#[garde(allow_unvalidated)]
+pub(crate) struct ConsoleTable {
+    /// Address of `oncely console`. Another machine can reach it only at another address; that takes `tokens` or `proxy`, and `url`.
+    listen: String,
+    /// URL under which people reach it, where that is not the address itself; the path is the base of all pages.
+    #[schemars(extend("x-example" = "https://ops.example.com/oncely"))]
+    url: Option<String>,
+    /// A file with one person a line: viewer or operator, a name, a token of 24 characters or more (openssl rand -hex 24). It belongs to root or to the
+    /// user of the console; its group may read it, and no other user. It is read again when it changes. Without it a link is printed at the start, for
+    /// this machine alone, and each person who follows it is an operator.
+    #[schemars(extend("x-example" = "/etc/oncely/console-tokens"))]
+    tokens: Option<PathBuf>,
+    /// A proxy that authenticates people and sends their name in a header. Only requests from its networks are answered. A person who is not among the
+    /// operators may look. A proxy on the same machine adds a secret, which is in a file (24 bytes or more, private as `tokens` is): secret = { header =
+    /// "x-oncely-proxy", file = "/etc/oncely/proxy-secret" }. It is required where a loopback address is in `from`: every local user has one.
+    #[schemars(extend("x-example" = { "header": "x-forwarded-user", "from": ["10.1.2.0/24"], "operators": ["ana@example.com"] }))]
+    proxy: Option<ProxyTable>,
+    /// Signs sessions (16 bytes or more); by default a key of the process's own, so that a restart ends them, and each of several consoles has sessions of
+    /// its own. With it a sign-out is known to the console where it was done, until that is started again: a session ends after `session` at the latest,
+    /// and when its token is taken out of `tokens`.
+    #[schemars(extend("x-example" = "…"))]
+    key: Option<Secret>,
+    /// Lifetime of a session.
+    #[garde(range(min = MINUTE, max = DAY.times(30)))]
+    session: Length,
+    /// Fields of bodies, headers and responses that are never shown, by JSON pointer, at any depth: "/card/number" is the field number
+    /// of every field card. * stands for any name or index. Upper and lower case are the same. A text that begins as JSON and can't be parsed is hidden,
+    /// too, and so is a text that holds JSON.
+    mask: Vec<String>,
+    /// With a mask: reveal bodies that have no fields, because they are no JSON, or a text alone.
+    reveal_other_bodies: bool,
+    /// URL of a trace.
+    #[schemars(extend("x-example" = "https://tempo.example.com/trace/{trace_id}"))]
+    trace_url: Option<String>,
+}
+
+impl Default for ConsoleTable {
+    fn default() -> Self {
+        Self {
+            listen: LISTEN.to_string(),
+            url: None,
+            tokens: None,
+            proxy: None,
+            key: None,
+            session: HOUR.times(12),
+            mask: Vec::new(),
+            reveal_other_bodies: false,
+            trace_url: None,
+        }
+    }
+}
+
+/// A proxy that authenticates people.
+#[derive(Default, Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+struct ProxyTable {
+    header: Option<String>,
+    from: Vec<String>,
+    operators: Vec<String>,
+    secret: Option<ProxySecretTable>,
+}
+
+/// A secret that the proxy sends.
+#[derive(Default, Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+struct ProxySecretTable {
+    header: Option<String>,
+    file: Option<PathBuf>,
+}
+
+impl ConsoleTable {
+    pub(crate) fn settings(self, problems: &mut Problems) -> ConsoleSettings {
+        let listen = self.listen.parse().unwrap_or_else(|_| {
+            problems.add("console.listen", "must be an address and a port, like \"127.0.0.1:7420\"");
             LISTEN
-        }),
-    };
-    let url = section.text("url", problems).and_then(|text| match url::Url::parse(&text) {
+        });
+        let url = self.url.and_then(|text| base_url(&text, problems));
+        check_key(self.key.as_ref(), "console.key", problems);
+        for (index, pointer) in self.mask.iter().enumerate() {
+            if !pointer.starts_with('/') || pointer == "/" {
+                let what = "must be a JSON pointer, like \"/card/number\" (* stands for any name or index)";
+                problems.add(format!("console.mask[{index}]"), what);
+            }
+        }
+        if let Some(text) = &self.trace_url
+            && !(text.contains("{trace_id}") && (text.starts_with("https://") || text.starts_with("http://")))
+        {
+            problems.add("console.trace_url", "must be a URL with {trace_id} in it");
+        }
+        ConsoleSettings {
+            listen,
+            url,
+            tokens: self.tokens,
+            proxy: self.proxy.and_then(|proxy| proxy.settings(problems)),
+            key: self.key.map(|key| key.0),
+            session: self.session.0,
+            mask: self.mask,
+            reveal_other_bodies: self.reveal_other_bodies,
+            trace_url: self.trace_url,
+        }
+    }
+}
+
+fn base_url(text: &str, problems: &mut Problems) -> Option<url::Url> {
+    match url::Url::parse(text) {
         Ok(url)
             if ["http", "https"].contains(&url.scheme())
                 && url.has_host()
@@ -130,85 +230,56 @@ pub(super) fn console(mut section: Section, problems: &mut Problems) -> ConsoleS
             Some(url)
         }
         _ => {
-            problems.add(section.place("url"), "must be a URL like https://ops.example.com/oncely");
+            problems.add("console.url", "must be a URL like https://ops.example.com/oncely");
             None
         }
-    });
-    let tokens = section.text("tokens", problems).map(PathBuf::from);
-    let proxy = section.has("proxy").then(|| section.table("proxy", problems));
-    let proxy = proxy.and_then(|section| self::proxy(section, problems));
-    let key = section.text("key", problems).map(|key| {
-        if key.len() < 16 {
-            problems.add(section.place("key"), "must have at least 16 bytes, or be left out");
-        }
-        SecretString::from(key)
-    });
-    let session = section.duration("session", DAY / 2, Duration::from_secs(60)..=30 * DAY, problems);
-    let mask = section.texts("mask", problems).unwrap_or_default();
-    for (index, pointer) in mask.iter().enumerate() {
-        if !pointer.starts_with('/') || pointer == "/" {
-            let place = format!("{}[{index}]", section.place("mask"));
-            problems
-                .add(place, "must be a JSON pointer, like \"/card/number\" (* stands for any name or index)");
-        }
     }
-    let reveal_other_bodies = section.boolean("reveal_other_bodies", false, problems);
-    let trace_url = section.text("trace_url", problems);
-    if let Some(text) = &trace_url
-        && !(text.contains("{trace_id}") && (text.starts_with("https://") || text.starts_with("http://")))
-    {
-        problems.add(section.place("trace_url"), "must be a URL with {trace_id} in it");
-    }
-    section.finish(problems);
-    ConsoleSettings { listen, url, tokens, proxy, key, session, mask, reveal_other_bodies, trace_url }
 }
 
-fn proxy(mut section: Section, problems: &mut Problems) -> Option<ProxySettings> {
-    let header = section.text("header", problems);
-    if !header.as_ref().is_some_and(|text| is_name(text)) {
-        problems.add(
-            section.place("header"),
-            "must be the header with a person's name, like \"x-forwarded-user\"",
-        );
-    }
-    let place = section.place("from");
-    let from: Option<Vec<Network>> = match section.take("from") {
-        Some(Value::Array(_, values)) if !values.is_empty() => {
-            values.iter().map(|value| Network::parse(value.as_str()?)).collect()
+impl ProxyTable {
+    fn settings(self, problems: &mut Problems) -> Option<ProxySettings> {
+        let header = self.header.filter(|text| is_name(text));
+        if header.is_none() {
+            let what = "must be the header with a person's name, like \"x-forwarded-user\"";
+            problems.add("console.proxy.header", what);
         }
-        _ => None,
-    };
-    if from.is_none() {
-        problems.add(place, "must list the networks that the proxy is in, like [\"10.1.2.0/24\"]");
+        let from: Option<Vec<Network>> = self.from.iter().map(|text| Network::parse(text)).collect();
+        let from = from.filter(|networks| !networks.is_empty());
+        if from.is_none() {
+            let what = "must list the networks that the proxy is in, like [\"10.1.2.0/24\"]";
+            problems.add("console.proxy.from", what);
+        }
+        if self.secret.is_none() && from.iter().flatten().any(Network::reaches_loopback) {
+            let what = "is missing: every user of this machine has a loopback address that is in `from`, and could say who they are. Let the \
+                        proxy add a header with a secret, and say { header = …, file = … }";
+            problems.add("console.proxy.secret", what);
+        }
+        let secret = self.secret.and_then(|secret| secret.settings(problems));
+        Some(ProxySettings {
+            header: header?.to_ascii_lowercase(),
+            from: from?,
+            operators: self.operators,
+            secret,
+        })
     }
-    let operators = section.texts("operators", problems).unwrap_or_default();
-    let secret = section.has("secret").then(|| section.table("secret", problems));
-    let has_secret = secret.is_some();
-    let secret = secret.and_then(|section| self::secret(section, problems));
-    if !has_secret && from.iter().flatten().any(Network::reaches_loopback) {
-        let what = "is missing: every user of this machine has a loopback address that is in `from`, and could say who they are. Let the \
-                    proxy add a header with a secret, and say { header = …, file = … }";
-        problems.add(section.place("secret"), what);
+}
+
+impl ProxySecretTable {
+    fn settings(self, problems: &mut Problems) -> Option<ProxySecret> {
+        let header = self.header.filter(|text| is_name(text));
+        if header.is_none() {
+            let what = "must be the header with the secret, like \"x-oncely-proxy\"";
+            problems.add("console.proxy.secret.header", what);
+        }
+        if self.file.is_none() {
+            problems.add("console.proxy.secret.file", "must be the file with the secret");
+        }
+        Some(ProxySecret { header: header?.to_ascii_lowercase(), file: self.file? })
     }
-    section.finish(problems);
-    Some(ProxySettings { header: header?.to_ascii_lowercase(), from: from?, operators, secret })
 }
 
 fn is_name(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
-}
-
-fn secret(mut section: Section, problems: &mut Problems) -> Option<ProxySecret> {
-    let header = section.text("header", problems);
-    if !header.as_ref().is_some_and(|text| is_name(text)) {
-        problems.add(section.place("header"), "must be the header with the secret, like \"x-oncely-proxy\"");
-    }
-    let file = section.text("file", problems).map(PathBuf::from);
-    if file.is_none() {
-        problems.add(section.place("file"), "must be the file with the secret");
-    }
-    section.finish(problems);
-    Some(ProxySecret { header: header?.to_ascii_lowercase(), file: file? })
 }
 
 #[cfg(test)]

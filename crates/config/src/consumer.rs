@@ -1,20 +1,29 @@
 //! `[[consumers]]`: queues, identity and handler of a consumer.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use figment::value::Value;
+use garde::Validate;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
-use super::consumer_handler::{Handlers, handlers};
-use super::queue::{QueueArgument, QueueBinding, QueueSettings, queue};
-use super::{Problems, Section, consumer_source, mirror};
+use super::Problems;
+use super::consumer_handler::{HandlerTable, Handlers};
+use super::consumer_source::{self, SourceTable};
+use super::events::rising;
+use super::mirror::PrecheckWord;
+use super::queue::{self, QueueArgument, QueueBinding};
+use super::values::{DAY, HOUR, Length, MILLISECOND, MINUTE, SECOND};
 use oncely_core::decide::{OnConflict, PrecheckMode};
 use oncely_core::extract::Source;
 use oncely_core::fingerprint::FingerprintPolicy;
 use oncely_core::identity::IdentityPart;
 use oncely_core::retry::RetryPolicy;
 use oncely_handler::{HttpEndpoint, SqlFunction};
+
 /// The kind of queue that `oncely topology apply` declares.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum QueueType {
     /// Replicated; RabbitMQ's recommendation.
     Quorum,
@@ -34,7 +43,8 @@ impl QueueType {
 }
 
 /// Treatment of responses over the limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum LargeResponse {
     /// Dead-letters the message without any of its effect.
     Refuse,
@@ -43,7 +53,8 @@ pub enum LargeResponse {
 }
 
 /// Whether a consumer's messages take effect.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Mode {
     /// Messages take effect.
@@ -70,7 +81,8 @@ pub struct LeaseSettings {
 }
 
 /// Treatment of a message with a key that another run holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum InFlightPolicy {
     /// Waits in a retry queue for the rest of the lease; no attempt is counted.
     Retry,
@@ -82,7 +94,7 @@ pub enum InFlightPolicy {
 
 impl Default for LeaseSettings {
     fn default() -> Self {
-        Self { time: 30 * SECOND, max_run: 600 * SECOND, concurrency: 32, in_flight: InFlightPolicy::Retry }
+        LeaseTable::default().into()
     }
 }
 
@@ -172,118 +184,344 @@ impl ConsumerSettings {
     }
 }
 
-const DEADLINE: Duration = Duration::from_secs(30);
-const SECOND: Duration = Duration::from_secs(1);
-const DAY: Duration = Duration::from_secs(86_400);
+#[derive(Deserialize, Serialize, JsonSchema, Validate)]
+#[serde(default, deny_unknown_fields)]
+#[garde(allow_unvalidated)]
+pub(crate) struct ConsumerTable {
+    /// Part of the identity: choose it once. It stays when queues are renamed or split.
+    #[schemars(extend("x-example" = "payments", "x-required" = true))]
+    name: Option<String>,
+    /// Queue that it reads.
+    #[schemars(extend("x-example" = "payments", "x-required" = true))]
+    queue: Option<String>,
+    /// Several queues that it reads, in place of queue.
+    #[schemars(extend("x-example" = ["payments-1", "payments-2"]))]
+    queues: Option<Vec<String>>,
+    /// "observe": beside the consumer that you have, before Oncely takes over. It reads a queue of its own, payments.observe, which `oncely topology apply`
+    /// binds as payments is bound (it asks rabbitmq.management), runs nothing, and counts the messages that it would have stopped (`oncely adopt report`).
+    /// Its keys are those of a consumer payments.observe.
+    mode: Mode,
+    /// Queue that `oncely topology apply` declares: "quorum" (replicated) or "classic".
+    queue_type: QueueType,
+    /// Workers and `oncely check` refuse an existing queue that differs from its declaration: a stream, for one, forgets messages that were not
+    /// acknowledged. false: its owner declares it, and sees to it that it is durable, classic or quorum, not exclusive, not auto-delete, and that the
+    /// messages that it drops go to its .dlx.
+    declare: bool,
+    /// Further arguments of its declaration, like { x-max-priority = 10 }.
+    queue_arguments: BTreeMap<String, QueueArgument>,
+    /// Its bindings, like [{ exchange = "orders", routing_key = "order.*" }]: `oncely topology apply` binds it. The exchanges are yours to declare.
+    bindings: Vec<QueueBinding>,
+    /// Place of the tenant, where you trust it:
+    /// * "user_id": the publisher's RabbitMQ user, checked by the broker
+    /// * "queue": the queue's name
+    /// * { header = "x-tenant-id" }: text, or an integer in decimal
+    /// * { routing_key = 2 }: the second word
+    /// * { json_pointer = "/shop/id" }: RFC 6901 into the JSON body: text, or an integer in decimal
+    /// * { property = "app_id" }: message_id, correlation_id, user_id, app_id, type
+    /// * { fixed = "acme" }: the same for all
+    #[schemars(extend("x-example" = { "header": "x-tenant-id" }, "x-required" = true))]
+    tenant: Option<SourceTable>,
+    /// Place of the message's key: the same places, or "body_hash" (SHA-256 of the body). 1 to 255 bytes of UTF-8 without NUL, compared byte for byte.
+    #[schemars(extend("x-example" = { "property": "message_id" }, "x-required" = true))]
+    key: Option<SourceTable>,
+    /// Part of the message that is compared when a key comes back: "body" (the exact bytes), "canonical_json" (white space and the order of fields don't
+    /// count), { json_pointers = ["/amount"] } (only these values), "none". After a change the key alone decides about keys that were stored before.
+    fingerprint: FingerprintTable,
+    /// Treatment of a key that comes back with another payload: "dead_letter" it as key_conflict, or take it for a "duplicate".
+    on_conflict: ConflictWord,
+    /// The SQL function that does the work, called inside the transaction:
+    /// * app.capture_payment(oncely.message) returns jsonb
+    /// * app.capture_payments(oncely.message[]) returns setof oncely.result, with batch = true: one row per message
+    ///
+    /// json: "optional" (payload is null where the body is not JSON), "required" (such a message is dead-lettered), "off".
+    /// Or an endpoint that each message is posted to, under a lease (docs/src/how-to/http-handler.md): { http = "https://payments.internal/charges",
+    /// repeat = { within = "24h" }, timeout = "30s", headers = {}, token_file = "/run/secrets/payments", tls = {}, allow_plaintext = false }. repeat is the
+    /// rule for an earlier call that may have happened, and has no default: "always", "never" or { within = "24h" }. timeout: of a call; longer than that,
+    /// it is unknown whether it happened. token_file: a bearer token, read for each call. tls: as in [postgres].
+    #[schemars(extend("x-example" = { "function": "app.capture_payment", "batch": false, "json": "optional" }, "x-shown" = true))]
+    #[garde(dive)]
+    handler: Option<HandlerTable>,
+    /// Time for which a key is remembered after it took effect. A copy that comes later runs again. A worker that starts with it tells the database, where
+    /// the longest one counts, for the relay too; `oncely retention set payments 3d` shortens it.
+    #[garde(range(min = SECOND, max = DAY.times(3_650)))]
+    retention: Length,
+    /// Age of the oldest copy that may still come: its time in the queue, in retries, in the dead-letter queue until an operator moves it back. retention
+    /// must not be shorter.
+    #[garde(range(min = SECOND, max = DAY.times(3_650)))]
+    redelivery_horizon: Length,
+    /// After a failed run the message comes back after these delays (the last one repeats; a delay beyond max_attempts - 1 is never taken), each a queue at
+    /// the broker; after max_attempts runs it is dead-lettered as attempts_exhausted. A redelivered message that was at work in max_crashes processes when
+    /// they died is dead-lettered as crash.
+    #[schemars(extend("x-default" = { "delays": ["1s", "10s", "1m", "10m", "1h"], "max_attempts": 6, "max_crashes": 3 }))]
+    #[garde(dive)]
+    retry: RetryTable,
+    /// Longest run of the handler (a batch for a SQL function or a batch handler, a message for a handler in Rust); then PostgreSQL cancels the statement
+    /// that it waits for, and the run counts as failed. By default 30s, and for a SQL function at most statement_timeout.
+    #[schemars(extend("x-example" = "30s"))]
+    #[garde(range(min = MILLISECOND.times(100), max = MINUTE.times(15)))]
+    deadline: Option<Length>,
+    /// For a handler that runs under leases (`http`, or in Rust by `Worker::leased_handler`): time, for which a key is held from its claim or renewal on (it
+    /// is renewed every third of that); the longest run, which must stay below half of the broker's consumer_timeout; and the number of concurrent runs, in
+    /// place of batch, lanes and prefetch. in_flight: a message with a key that another run holds waits in a retry queue and spends nothing ("retry"), or in the
+    /// worker ("wait", also where there are no retry queues), or is dead-lettered as in_flight ("reject").
+    #[garde(dive)]
+    lease: LeaseTable,
+    /// Largest number of messages in one transaction. A transaction takes the messages that are there; where those are more than 64 and other lanes are at
+    /// work, it waits for a full batch until they are done, at most 20 ms. 500: twice as many are a tenth faster and take twice as long; the tags of 500
+    /// still fit into one page of the mirror queue.
+    #[garde(range(min = 1, max = 4_096))]
+    batch: u32,
+    /// Concurrent transactions, each with a connection of its own.
+    #[garde(range(min = 1, max = 64))]
+    lanes: u32,
+    /// Largest number of messages delivered and not yet acknowledged, per queue. By default 2 × batch × lanes.
+    #[schemars(extend("x-example" = 2000))]
+    #[garde(range(min = 1, max = 65_535))]
+    prefetch: Option<u32>,
+    /// Place in a message of the value that its handler locks: batches run in that order, so that two batches with rows in common don't wait for each
+    /// other, and stay large. A source as tenant and key; messages without it come first. For handlers that lock one row.
+    #[schemars(extend("x-example" = { "json_pointer": "/sku" }))]
+    lock_order: Option<SourceTable>,
+    /// true: tenants take turns in its batches, with equal shares, so that a tenant with much in the queue keeps no other's message waiting for longer than
+    /// one round. Only within the messages that RabbitMQ has sent ahead (prefetch); a tenant's own messages keep their order.
+    fair: bool,
+    /// Bytes (bodies and headers) that its deliveries hold in memory until they are settled; then nothing more is read from RabbitMQ, even if prefetch
+    /// allows more. A consumer that stays at this limit for longer than two heartbeats loses its connection, and its unsettled messages come again: lower
+    /// prefetch where messages are large and slow.
+    #[garde(range(min = 1_048_576, max = 1_073_741_824))]
+    buffer: u32,
+    /// Largest body in bytes; a larger one is dead-lettered as body_too_large.
+    #[garde(range(min = 1, max = 134_217_728))]
+    max_body: u32,
+    /// Trust in a hit in the mirror; by default as [mirror] says.
+    #[schemars(extend("x-example" = "auto"))]
+    precheck: Option<PrecheckWord>,
+    /// true sends the handler's response to the queue that a message names in reply_to, with its correlation_id; a duplicate gets the stored response again,
+    /// byte for byte. Off by default: each publisher could then have messages written to any queue that the relay's RabbitMQ user may write to.
+    replies: bool,
+    /// Largest response in bytes, as JSON as PostgreSQL writes it. It is kept with the key as long as that.
+    #[garde(range(min = 1, max = 16_777_216))]
+    response_limit: u32,
+    /// Treatment of a larger one: "refuse" (the message is dead-lettered as handler_rejected, nothing of its effect stays) or "compress" (stored all the
+    /// same; PostgreSQL compresses values over 2 kB).
+    on_large_response: LargeResponse,
+    /// true stores responses, and the results of steps under leases, encrypted with the first of [encryption] keys; an encrypted one takes a third more. Not
+    /// where a SQL function does the work, nor with replies: there the database has to read them. Clients of the SQL protocol that share the consumer's keys
+    /// get the ciphertext; the reason of a refusal is stored as plain text.
+    encrypt_responses: bool,
+}
 
-pub(super) fn consumer(
-    mut section: Section,
-    statement: StatementLimit,
-    problems: &mut Problems,
-) -> Option<ConsumerSettings> {
-    let name = section.text("name", problems);
-    let place = section.place("name");
-    let name = match name {
-        None => {
-            problems.add(place, "is missing: it is part of the identity, so choose it once");
-            None
+impl Default for ConsumerTable {
+    fn default() -> Self {
+        Self {
+            name: None,
+            queue: None,
+            queues: None,
+            mode: Mode::Consume,
+            queue_type: QueueType::Quorum,
+            declare: true,
+            queue_arguments: BTreeMap::new(),
+            bindings: Vec::new(),
+            tenant: None,
+            key: None,
+            fingerprint: FingerprintTable::Body,
+            on_conflict: ConflictWord::DeadLetter,
+            handler: None,
+            retention: DAY.times(7),
+            redelivery_horizon: DAY,
+            retry: RetryTable::default(),
+            deadline: None,
+            lease: LeaseTable::default(),
+            batch: 500,
+            lanes: 2,
+            prefetch: None,
+            lock_order: None,
+            fair: false,
+            buffer: 64 << 20,
+            max_body: 16 << 20,
+            precheck: None,
+            replies: false,
+            response_limit: 64 << 10,
+            on_large_response: LargeResponse::Refuse,
+            encrypt_responses: false,
         }
-        Some(text) => match IdentityPart::new(text.as_bytes()) {
-            Ok(name) => Some(name),
-            Err(error) => {
-                problems.add(place, error.to_string());
-                None
+    }
+}
+
+/// Part of a message that is compared.
+#[derive(Clone, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[schemars(extend("x-kind" = "text or table", "x-advice" = FINGERPRINT))]
+enum FingerprintTable {
+    Body,
+    CanonicalJson,
+    None,
+    JsonPointers(Vec<String>),
+}
+
+const FINGERPRINT: &str =
+    "must be \"body\", \"canonical_json\", \"none\" or { json_pointers = [\"/amount\"] }";
+
+/// Treatment of another payload under a known key.
+#[derive(Clone, Copy, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+enum ConflictWord {
+    DeadLetter,
+    Duplicate,
+}
+
+#[derive(Clone, Deserialize, Serialize, JsonSchema, Validate)]
+#[serde(default, deny_unknown_fields)]
+#[garde(allow_unvalidated)]
+struct RetryTable {
+    #[garde(inner(range(min = MILLISECOND, max = DAY.times(7))))]
+    delays: Vec<Length>,
+    #[garde(range(min = 1, max = 1_000))]
+    max_attempts: Option<u32>,
+    #[garde(range(min = 1, max = 1_000))]
+    max_crashes: u32,
+}
+
+impl Default for RetryTable {
+    fn default() -> Self {
+        let RetryPolicy { delays, max_crashes, .. } = RetryPolicy::default();
+        Self { delays: delays.into_iter().map(Length).collect(), max_attempts: None, max_crashes }
+    }
+}
+
+#[derive(Clone, Copy, Deserialize, Serialize, JsonSchema, Validate)]
+#[serde(default, deny_unknown_fields)]
+#[garde(allow_unvalidated)]
+struct LeaseTable {
+    #[garde(range(min = SECOND.times(5), max = HOUR))]
+    time: Length,
+    #[garde(range(min = SECOND, max = DAY))]
+    max_run: Length,
+    #[garde(range(min = 1, max = 16_384))]
+    concurrency: u32,
+    in_flight: InFlightPolicy,
+}
+
+impl Default for LeaseTable {
+    fn default() -> Self {
+        let (time, max_run) = (SECOND.times(30), MINUTE.times(10));
+        Self { time, max_run, concurrency: 32, in_flight: InFlightPolicy::Retry }
+    }
+}
+
+impl From<LeaseTable> for LeaseSettings {
+    fn from(table: LeaseTable) -> Self {
+        let LeaseTable { time, max_run, concurrency, in_flight } = table;
+        Self { time: time.0, max_run: max_run.0, concurrency, in_flight }
+    }
+}
+
+/// Default of the deadline.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+impl ConsumerTable {
+    /// Checks a consumer. `place`: name of its table.
+    pub(crate) fn settings(
+        self,
+        place: &str,
+        statement: StatementLimit,
+        problems: &mut Problems,
+    ) -> Option<ConsumerSettings> {
+        let at = |key: &str| format!("{place}.{key}");
+        let name = self.name.as_deref().and_then(|text| identity_part(text, &at("name"), problems));
+        if self.name.is_none() && !problems.has(&at("name")) {
+            problems.add(at("name"), "is missing: it is part of the identity, so choose it once");
+        }
+        let mut queues = queues(self.queue, self.queues, &at("queue"), problems);
+        let name = match self.mode {
+            Mode::Consume => {
+                reserved(name.as_ref(), queues.iter().flatten(), place, problems);
+                name
             }
-        },
-    };
-    let modes = [("consume", Mode::Consume), ("observe", Mode::Observe)];
-    let mode = section.choice("mode", Mode::Consume, &modes, problems);
-    let mut queues = queues(&mut section, problems);
-    let name = match mode {
-        Mode::Consume => {
-            reserved(name.as_ref(), queues.iter().flatten(), &section, problems);
-            name
+            Mode::Observe => {
+                queues.iter_mut().flatten().for_each(|queue| queue.push_str(OBSERVER));
+                name.and_then(|name| observer(&name, place, problems))
+            }
+        };
+        let lease = lease(self.lease, place, problems);
+        let handlers = self.handler.map(|table| table.settings(&at("handler"), lease.max_run, problems));
+        let Handlers { function: handler, http } = handlers.unwrap_or_default();
+        let (deadline, statement_timeout) =
+            deadline(self.deadline, handler.is_some(), statement, &at("deadline"), problems);
+        check_encryption(
+            self.encrypt_responses,
+            handler.is_some(),
+            self.replies,
+            &at("encrypt_responses"),
+            problems,
+        );
+        let enough = (self.batch * self.lanes).saturating_mul(2).min(u32::from(u16::MAX));
+        let tenant = consumer_source::required(self.tenant, place, "tenant", problems);
+        let key = consumer_source::required(self.key, place, "key", problems);
+        let settings = ConsumerSettings {
+            mode: self.mode,
+            queue_type: self.queue_type,
+            declare: self.declare,
+            queue_arguments: queue::arguments(self.queue_arguments, self.declare, place, problems),
+            bindings: queue::bindings(self.bindings, place, problems),
+            fingerprint: fingerprint(self.fingerprint, &at("fingerprint"), problems),
+            on_conflict: self.on_conflict.into(),
+            handler,
+            http,
+            retention: self.retention.0,
+            redelivery_horizon: self.redelivery_horizon.0,
+            retry: retry(self.retry, &at("retry"), problems),
+            deadline,
+            statement_timeout,
+            batch: self.batch,
+            lanes: self.lanes,
+            lease,
+            prefetch: u16::try_from(self.prefetch.unwrap_or(enough)).unwrap_or(u16::MAX),
+            lock_order: self.lock_order.map(|source| source.settings(&at("lock_order"), problems)),
+            fair: self.fair,
+            buffer: self.buffer,
+            max_body: self.max_body,
+            precheck: self.precheck.map(PrecheckMode::from),
+            replies: self.replies,
+            response_limit: self.response_limit,
+            on_large_response: self.on_large_response,
+            encrypt_responses: self.encrypt_responses,
+            name: name?,
+            queues: queues?,
+            tenant: tenant?,
+            key: key?,
+        };
+        Some(settings)
+    }
+}
+
+impl From<ConflictWord> for OnConflict {
+    fn from(word: ConflictWord) -> Self {
+        match word {
+            ConflictWord::DeadLetter => Self::DeadLetter,
+            ConflictWord::Duplicate => Self::Duplicate,
         }
-        Mode::Observe => {
-            queues.iter_mut().flatten().for_each(|queue| queue.push_str(OBSERVER));
-            name.and_then(|name| observer(&name, &section, problems))
-        }
-    };
-    let queue_types = [("quorum", QueueType::Quorum), ("classic", QueueType::Classic)];
-    let queue_type = section.choice("queue_type", QueueType::Quorum, &queue_types, problems);
-    let QueueSettings { declare, arguments: queue_arguments, bindings } = queue(&mut section, problems);
-    let tenant = consumer_source::source(&mut section, "tenant", problems);
-    let key = consumer_source::source(&mut section, "key", problems);
-    let fingerprint = fingerprint(&mut section, problems);
-    let conflicts = [("dead_letter", OnConflict::DeadLetter), ("duplicate", OnConflict::Duplicate)];
-    let on_conflict = section.choice("on_conflict", OnConflict::DeadLetter, &conflicts, problems);
-    let lease = lease(section.table("lease", problems), problems);
-    let Handlers { function: handler, http } = handlers(&mut section, lease.max_run, problems);
-    let retention = section.duration("retention", 7 * DAY, SECOND..=3_650 * DAY, problems);
-    let redelivery_horizon = section.duration("redelivery_horizon", DAY, SECOND..=3_650 * DAY, problems);
-    let retry = retry(section.table("retry", problems), problems);
-    let (deadline, statement_timeout) = deadline(&mut section, handler.is_some(), statement, problems);
-    let batch = section.integer("batch", 500, 1..=4_096, problems);
-    let lanes = section.integer("lanes", 2, 1..=64, problems);
-    let enough = (batch * lanes).saturating_mul(2).min(u32::from(u16::MAX));
-    let prefetch = section.integer("prefetch", enough, 1..=u32::from(u16::MAX), problems);
-    let lock_order =
-        section.has("lock_order").then(|| consumer_source::source(&mut section, "lock_order", problems));
-    let fair = section.boolean("fair", false, problems);
-    let buffer = section.integer("buffer", 64 << 20, (1 << 20)..=(1 << 30), problems);
-    let max_body = section.integer("max_body", 16 << 20, 1..=(128 << 20), problems);
-    let precheck = mirror::precheck(&mut section, problems);
-    let replies = section.boolean("replies", false, problems);
-    let response_limit = section.integer("response_limit", 64 << 10, 1..=(16 << 20), problems);
-    let choices = [("refuse", LargeResponse::Refuse), ("compress", LargeResponse::Compress)];
-    let on_large_response = section.choice("on_large_response", LargeResponse::Refuse, &choices, problems);
-    let encrypt_responses = section.boolean("encrypt_responses", false, problems);
-    if encrypt_responses && handler.is_some() {
+    }
+}
+
+fn identity_part(text: &str, place: &str, problems: &mut Problems) -> Option<IdentityPart> {
+    IdentityPart::new(text.as_bytes()).map_err(|error| problems.add(place, error.to_string())).ok()
+}
+
+/// Reports encrypted responses that the database would have to read.
+fn check_encryption(encrypts: bool, is_function: bool, replies: bool, place: &str, problems: &mut Problems) {
+    if encrypts && is_function {
         problems.add(
-            section.place("encrypt_responses"),
+            place,
             "a SQL function's response is made in the database, which is not to see it: let a handler in Rust or an endpoint do the work",
         );
     }
-    if encrypt_responses && replies {
+    if encrypts && replies {
         problems.add(
-            section.place("encrypt_responses"),
+            place,
             "replies are made in the database out of the stored responses, which it could not read: have one of both",
         );
     }
-    section.finish(problems);
-    Some(ConsumerSettings {
-        name: name?,
-        mode,
-        queues: queues?,
-        queue_type,
-        declare,
-        queue_arguments,
-        bindings,
-        tenant: tenant?,
-        key: key?,
-        fingerprint,
-        on_conflict,
-        handler,
-        http,
-        retention,
-        redelivery_horizon,
-        retry,
-        deadline,
-        statement_timeout,
-        batch,
-        lanes,
-        lease,
-        prefetch: u16::try_from(prefetch).unwrap_or(u16::MAX),
-        lock_order: lock_order.flatten(),
-        fair,
-        buffer,
-        max_body,
-        precheck,
-        replies,
-        response_limit,
-        on_large_response,
-        encrypt_responses,
-    })
 }
 
 /// Reports names with an observer's suffix: a consumer with such a name would treat observed keys as processed, or an observer's queue as
@@ -291,76 +529,73 @@ pub(super) fn consumer(
 fn reserved<'a>(
     name: Option<&IdentityPart>,
     mut queues: impl Iterator<Item = &'a String>,
-    section: &Section,
+    place: &str,
     problems: &mut Problems,
 ) {
     let wrong =
         format!("must not end with {OBSERVER:?}: such names are those of consumers in mode = \"observe\"");
     if name.is_some_and(|name| name.as_str().ends_with(OBSERVER)) {
-        problems.add(section.place("name"), &wrong);
+        problems.add(format!("{place}.name"), &wrong);
     }
     if queues.any(|queue| queue.ends_with(OBSERVER)) {
-        problems.add(section.place("queue"), &wrong);
+        problems.add(format!("{place}.queue"), &wrong);
     }
 }
 
 /// Returns the name of a consumer's observer.
-fn observer(name: &IdentityPart, section: &Section, problems: &mut Problems) -> Option<IdentityPart> {
+fn observer(name: &IdentityPart, place: &str, problems: &mut Problems) -> Option<IdentityPart> {
     let name = IdentityPart::new(format!("{}{OBSERVER}", name.as_str()).as_bytes());
     let name = name.map_err(|error| {
-        problems.add(
-            section.place("name"),
-            format!("with {OBSERVER:?} behind it (mode = \"observe\") it {error}"),
-        );
+        let what = format!("with {OBSERVER:?} behind it (mode = \"observe\") it {error}");
+        problems.add(format!("{place}.name"), what);
     });
     name.ok()
 }
 
 /// Statement timeout, and whether it is configured.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct StatementLimit {
-    pub(super) timeout: Duration,
-    pub(super) is_set: bool,
+pub(crate) struct StatementLimit {
+    pub(crate) timeout: Duration,
+    pub(crate) is_set: bool,
 }
 
-/// Reads the deadline, and the statement timeout that a lane's session needs for it: a function is one statement.
+/// Returns the deadline, and the statement timeout that a lane's session needs for it: a function is one statement.
 fn deadline(
-    section: &mut Section,
+    deadline: Option<Length>,
     is_function: bool,
     statement: StatementLimit,
+    place: &str,
     problems: &mut Problems,
 ) -> (Duration, Duration) {
-    let show = humantime::format_duration;
     let StatementLimit { timeout, is_set } = statement;
-    let range = SECOND / 10..=CONSUMER_TIMEOUT / 2;
     // A handler in Rust runs many statements.
     let default = if is_function { DEADLINE.min(timeout) } else { DEADLINE };
-    let deadline = section.duration("deadline", default, range, problems);
+    let deadline = deadline.map_or(default, Duration::from);
     if deadline <= timeout {
         return (deadline, timeout);
     }
     if !is_set {
         // Oncely's own deadline comes first.
-        return (deadline, deadline + SECOND);
+        return (deadline, deadline + SECOND.0);
     }
     if is_function {
-        problems.add(
-            section.place("deadline"),
-            format!(
-                "{} is longer than postgres.statement_timeout = {}, which would cut the function off; lengthen that, or leave it \
-                 out: it follows from the deadline then",
-                show(deadline),
-                show(timeout)
-            ),
+        let what = format!(
+            "{} is longer than postgres.statement_timeout = {}, which would cut the function off; lengthen that, or leave it out: it follows \
+             from the deadline then",
+            Length(deadline),
+            Length(timeout)
         );
+        problems.add(place, what);
     }
     (deadline, timeout)
 }
 
-fn queues(section: &mut Section, problems: &mut Problems) -> Option<Vec<String>> {
-    let one = section.text("queue", problems);
-    let many = section.texts("queues", problems);
-    let place = section.place("queue");
+fn queues(
+    one: Option<String>,
+    many: Option<Vec<String>>,
+    place: &str,
+    problems: &mut Problems,
+) -> Option<Vec<String>> {
     let queues = match (one, many) {
         (Some(_), Some(_)) => {
             problems.add(place, "is set, and queues too; use one of them");
@@ -369,7 +604,9 @@ fn queues(section: &mut Section, problems: &mut Problems) -> Option<Vec<String>>
         (Some(queue), None) => vec![queue],
         (None, Some(queues)) => queues,
         (None, None) => {
-            problems.add(place, "is missing");
+            if !problems.has(place) {
+                problems.add(place, "is missing");
+            }
             return None;
         }
     };
@@ -381,69 +618,37 @@ fn queues(section: &mut Section, problems: &mut Problems) -> Option<Vec<String>>
     Some(queues)
 }
 
-fn fingerprint(section: &mut Section, problems: &mut Problems) -> FingerprintPolicy {
-    let place = section.place("fingerprint");
-    let advice = "must be \"body\", \"canonical_json\", \"none\" or { json_pointers = [\"/amount\"] }";
-    match section.take("fingerprint") {
-        None => FingerprintPolicy::Body,
-        Some(Value::String(_, word)) => match word.as_str() {
-            "body" => FingerprintPolicy::Body,
-            "canonical_json" => FingerprintPolicy::CanonicalJson,
-            "none" => FingerprintPolicy::None,
-            _ => {
-                problems.add(place, advice);
-                FingerprintPolicy::Body
-            }
-        },
-        Some(Value::Dict(_, values)) => {
-            let mut table = Section::new(&place, values);
-            let pointers = table.texts("json_pointers", problems).unwrap_or_default();
-            table.finish(problems);
+fn fingerprint(table: FingerprintTable, place: &str, problems: &mut Problems) -> FingerprintPolicy {
+    match table {
+        FingerprintTable::Body => FingerprintPolicy::Body,
+        FingerprintTable::CanonicalJson => FingerprintPolicy::CanonicalJson,
+        FingerprintTable::None => FingerprintPolicy::None,
+        FingerprintTable::JsonPointers(pointers) => {
             if pointers.is_empty() || pointers.iter().any(|pointer| !pointer.starts_with('/')) {
-                problems.add(place, advice);
+                problems.add(place, FINGERPRINT);
             }
             FingerprintPolicy::JsonPointers(pointers)
         }
-        Some(_) => {
-            problems.add(place, advice);
-            FingerprintPolicy::Body
-        }
     }
 }
 
-fn lease(mut table: Section, problems: &mut Problems) -> LeaseSettings {
-    let default = LeaseSettings::default();
-    let time = table.duration("time", default.time, 5 * SECOND..=3_600 * SECOND, problems);
-    let max_run = table.duration("max_run", default.max_run, SECOND..=DAY, problems);
-    let concurrency = table.integer("concurrency", default.concurrency, 1..=16_384, problems);
-    let choices = [
-        ("retry", InFlightPolicy::Retry),
-        ("wait", InFlightPolicy::Wait),
-        ("reject", InFlightPolicy::Reject),
-    ];
-    let in_flight = table.choice("in_flight", default.in_flight, &choices, problems);
-    if max_run < time {
-        problems.add(table.place("max_run"), "must not be shorter than lease.time");
+fn lease(table: LeaseTable, place: &str, problems: &mut Problems) -> LeaseSettings {
+    if table.max_run < table.time {
+        problems.add(format!("{place}.lease.max_run"), "must not be shorter than lease.time");
     }
-    table.finish(problems);
-    LeaseSettings { time, max_run, concurrency, in_flight }
+    table.into()
 }
 
-fn retry(mut table: Section, problems: &mut Problems) -> RetryPolicy {
-    let default = RetryPolicy::default();
-    let delays = table.durations("delays", problems).unwrap_or_else(|| default.delays.clone());
-    let fallback = if delays.is_empty() { 1 } else { default.max_attempts };
-    let max_attempts = table.integer("max_attempts", fallback, 1..=1_000, problems);
-    let max_crashes = table.integer("max_crashes", default.max_crashes, 1..=1_000, problems);
-    if delays.is_empty() && max_attempts > 1 {
-        problems.add(
-            table.place("delays"),
-            "is empty, so max_attempts must be 1: without a delay a retry is a hot loop",
-        );
+fn retry(table: RetryTable, place: &str, problems: &mut Problems) -> RetryPolicy {
+    let place = format!("{place}.delays");
+    let fallback = if table.delays.is_empty() { 1 } else { RetryPolicy::default().max_attempts };
+    let max_attempts = table.max_attempts.unwrap_or(fallback);
+    if table.delays.is_empty() && max_attempts > 1 {
+        problems.add(&place, "is empty, so max_attempts must be 1: without a delay a retry is a hot loop");
     }
-    if delays.windows(2).any(|pair| pair[0] > pair[1]) {
-        problems.add(table.place("delays"), "must not fall");
+    RetryPolicy {
+        delays: rising(table.delays, &place, problems),
+        max_attempts,
+        max_crashes: table.max_crashes,
     }
-    table.finish(problems);
-    RetryPolicy { delays, max_attempts, max_crashes }
 }

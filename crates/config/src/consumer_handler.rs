@@ -1,16 +1,63 @@
 //! `handler = { … }`: the handler of a consumer, unless the embedding program provides one.
 
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::Duration;
 
-use figment::value::Value;
+use garde::Validate;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use url::Url;
 
-use super::tls::{allow_plaintext, tls};
+use super::Problems;
+use super::tls::TlsTable;
 use super::traces::headers;
-use super::{Problems, Section};
+use super::values::{DAY, Length, MILLISECOND, SECOND, Secret};
 use oncely_handler::{HttpEndpoint, JsonPolicy, SqlFunction};
 use oncely_lease::Repeat;
 use oncely_net::tls::of_scheme;
+
+/// A SQL function or an endpoint. The first three settings belong to a function, the others to an endpoint.
+#[derive(Clone, Default, Deserialize, Serialize, JsonSchema, Validate)]
+#[serde(default, deny_unknown_fields)]
+#[garde(allow_unvalidated)]
+pub(super) struct HandlerTable {
+    function: Option<String>,
+    batch: Option<bool>,
+    json: Option<JsonWord>,
+    http: Option<Secret>,
+    repeat: Option<RepeatRule>,
+    #[garde(range(min = MILLISECOND.times(100), max = SECOND.times(900)))]
+    timeout: Option<Length>,
+    headers: Option<BTreeMap<String, Secret>>,
+    token_file: Option<PathBuf>,
+    tls: Option<TlsTable>,
+    allow_plaintext: Option<bool>,
+}
+
+/// Treatment of the body by a SQL function.
+#[derive(Clone, Copy, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+enum JsonWord {
+    Optional,
+    Required,
+    Off,
+}
+
+/// Rule for a call that may have happened.
+#[derive(Clone, Copy, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[schemars(extend("x-kind" = "text or table", "x-advice" = REPEAT))]
+enum RepeatRule {
+    Always,
+    Never,
+    Within(Length),
+}
+
+/// The rules. There is no default, as no rule fits all endpoints.
+const REPEAT: &str = "says what is done where an earlier call may have happened: \"always\" (called again: repeating does no harm), \"never\" \
+                      (dead-lettered as outcome_unknown) or { within = \"24h\" } (called again by the same Idempotency-Key, as long as the \
+                      endpoint knows it again)";
 
 /// The configured handler, at most one.
 #[derive(Default)]
@@ -19,84 +66,110 @@ pub(super) struct Handlers {
     pub(super) http: Option<HttpEndpoint>,
 }
 
-const SECOND: Duration = Duration::from_secs(1);
-
-/// Reads the handler. `max_run`: limit of a run under a lease, and of its call.
-pub(super) fn handlers(section: &mut Section, max_run: Duration, problems: &mut Problems) -> Handlers {
-    let place = section.place("handler");
-    let table = match section.take("handler") {
-        None => return Handlers::default(),
-        Some(Value::Dict(_, values)) => Section::new(&place, values),
-        Some(_) => {
-            problems.add(
-                place,
-                "must be a table like { function = \"app.capture_payment\" } or { http = \"https://…\", repeat = { within = \"24h\" } }",
-            );
-            return Handlers::default();
+impl HandlerTable {
+    /// Checks the handler. `place`: name of its table; `max_run`: limit of a run under a lease, and of its call.
+    pub(super) fn settings(self, place: &str, max_run: Duration, problems: &mut Problems) -> Handlers {
+        match self.http.is_some() {
+            true => Handlers { function: None, http: self.http(place, max_run, problems) },
+            false => Handlers { function: self.function(place, problems), http: None },
         }
-    };
-    match table.has("http") {
-        true => Handlers { function: None, http: http(table, max_run, problems) },
-        false => Handlers { function: function(table, problems), http: None },
+    }
+
+    fn function(self, place: &str, problems: &mut Problems) -> Option<SqlFunction> {
+        let of_endpoint = [
+            ("repeat", self.repeat.is_some()),
+            ("timeout", self.timeout.is_some()),
+            ("headers", self.headers.is_some()),
+            ("token_file", self.token_file.is_some()),
+            ("tls", self.tls.is_some()),
+            ("allow_plaintext", self.allow_plaintext.is_some()),
+        ];
+        for (name, _) in of_endpoint.iter().filter(|(_, is_set)| *is_set) {
+            problems.add(format!("{place}.{name}"), "belongs to an endpoint: { http = … }");
+        }
+        let batch = self.batch.unwrap_or_default();
+        let json = match self.json {
+            None | Some(JsonWord::Optional) => JsonPolicy::Optional,
+            Some(JsonWord::Required) => JsonPolicy::Required,
+            Some(JsonWord::Off) => JsonPolicy::Off,
+        };
+        match self.function {
+            Some(name) if SqlFunction::is_qualified_name(&name) => Some(SqlFunction { name, batch, json }),
+            _ => {
+                let what = "must be a schema and a name, like \"app.capture_payment\"";
+                problems.add(format!("{place}.function"), what);
+                None
+            }
+        }
+    }
+
+    fn http(self, place: &str, max_run: Duration, problems: &mut Problems) -> Option<HttpEndpoint> {
+        use secrecy::ExposeSecret as _;
+
+        let at = |key: &str| format!("{place}.{key}");
+        if !cfg!(feature = "http-handler") {
+            problems.add(at("http"), "this program is built without the feature `http-handler`");
+        }
+        let of_function = [
+            ("function", self.function.is_some()),
+            ("batch", self.batch.is_some()),
+            ("json", self.json.is_some()),
+        ];
+        for (name, _) in of_function.iter().filter(|(_, is_set)| *is_set) {
+            problems.add(at(name), "belongs to a SQL function, and http is set, too; use one of them");
+        }
+        let url = self.http.and_then(|url| endpoint(url.0.expose_secret(), &at("http"), problems));
+        let given = self.tls.map(|tls| tls.settings(&at("tls"), problems));
+        let allowed = self.allow_plaintext.unwrap_or_default();
+        let meant =
+            url.as_ref().map(|url| of_scheme(url, "https", given.as_ref(), allowed, "consumers.handler"));
+        let tls = match meant {
+            Some(Err(error)) => {
+                problems.add(at("http"), error.to_string());
+                None
+            }
+            Some(Ok(None)) if given.is_some() => {
+                let what = "says how TLS is done, and the URL asks for none: write https://";
+                problems.add(at("tls"), what);
+                None
+            }
+            Some(Ok(tls)) => tls,
+            None => None,
+        };
+        let repeat = self.repeat.and_then(|rule| rule.settings(&at("repeat"), problems));
+        if self.repeat.is_none() && !problems.has(&at("repeat")) {
+            problems.add(at("repeat"), format!("is missing: it {REPEAT}"));
+        }
+        let timeout = self.timeout.unwrap_or(SECOND.times(30)).0;
+        if timeout >= max_run {
+            problems.add(at("timeout"), "must be shorter than lease.max_run, which ends the call");
+        }
+        let headers = headers(self.headers.unwrap_or_default(), &at("headers"), problems);
+        if self.token_file.is_some() && headers.keys().any(|name| name.eq_ignore_ascii_case("authorization"))
+        {
+            problems.add(at("token_file"), "is set, and headers.authorization too; use one of them");
+        }
+        for name in headers.keys().filter(|name| is_ours(name)) {
+            problems.add(at("headers"), format!("{name:?} is set by Oncely"));
+        }
+        Some(HttpEndpoint { url: url?, repeat: repeat?, timeout, headers, token_file: self.token_file, tls })
     }
 }
 
-fn function(mut table: Section, problems: &mut Problems) -> Option<SqlFunction> {
-    let name = table.text("function", problems);
-    let batch = table.boolean("batch", false, problems);
-    let policies =
-        [("optional", JsonPolicy::Optional), ("required", JsonPolicy::Required), ("off", JsonPolicy::Off)];
-    let json = table.choice("json", JsonPolicy::Optional, &policies, problems);
-    let place = table.place("function");
-    table.finish(problems);
-    match name {
-        Some(name) if SqlFunction::is_qualified_name(&name) => Some(SqlFunction { name, batch, json }),
-        _ => {
-            problems.add(place, "must be a schema and a name, like \"app.capture_payment\"");
-            None
+impl RepeatRule {
+    fn settings(self, place: &str, problems: &mut Problems) -> Option<Repeat> {
+        match self {
+            Self::Always => Some(Repeat::Always),
+            Self::Never => Some(Repeat::Never),
+            Self::Within(window) if (SECOND..=DAY.times(3_650)).contains(&window) => {
+                Some(Repeat::Within(window.0))
+            }
+            Self::Within(_) => {
+                problems.add(format!("{place}.within"), "must be from 1s to 3650d");
+                None
+            }
         }
     }
-}
-
-fn http(mut table: Section, max_run: Duration, problems: &mut Problems) -> Option<HttpEndpoint> {
-    if !cfg!(feature = "http-handler") {
-        problems.add(table.place("http"), "this program is built without the feature `http-handler`");
-    }
-    let url = table.text("http", problems);
-    let url = url.and_then(|text| endpoint(&text, &table.place("http"), problems));
-    let given = tls(&mut table, problems);
-    let allowed = allow_plaintext(&mut table, problems);
-    let tls = match url
-        .as_ref()
-        .map(|url| of_scheme(url, "https", given.as_ref(), allowed, "consumers.handler"))
-    {
-        Some(Err(error)) => {
-            problems.add(table.place("http"), error.to_string());
-            None
-        }
-        Some(Ok(None)) if given.is_some() => {
-            problems
-                .add(table.place("tls"), "says how TLS is done, and the URL asks for none: write https://");
-            None
-        }
-        Some(Ok(tls)) => tls,
-        None => None,
-    };
-    let repeat = repeat(&mut table, problems);
-    let timeout = table.duration("timeout", 30 * SECOND, SECOND / 10..=900 * SECOND, problems);
-    if timeout >= max_run {
-        problems.add(table.place("timeout"), "must be shorter than lease.max_run, which ends the call");
-    }
-    let headers = headers(&mut table, problems);
-    let token_file = table.text("token_file", problems).map(Into::into);
-    if token_file.is_some() && headers.keys().any(|name| name.eq_ignore_ascii_case("authorization")) {
-        problems.add(table.place("token_file"), "is set, and headers.authorization too; use one of them");
-    }
-    for name in headers.keys().filter(|name| is_ours(name)) {
-        problems.add(table.place("headers"), format!("{name:?} is set by Oncely"));
-    }
-    table.finish(problems);
-    Some(HttpEndpoint { url: url?, repeat: repeat?, timeout, headers, token_file, tls })
 }
 
 /// Returns whether Oncely sets this header itself: it identifies the call, or defines how the message is read.
@@ -134,34 +207,4 @@ fn endpoint(text: &str, place: &str, problems: &mut Problems) -> Option<Url> {
         problems.add(place, "must not have a fragment (#…)");
     }
     Some(url)
-}
-
-/// Reads `repeat`. It has no default, as no rule fits all endpoints.
-fn repeat(table: &mut Section, problems: &mut Problems) -> Option<Repeat> {
-    let place = table.place("repeat");
-    let advice = "says what is done where an earlier call may have happened: \"always\" (called again: repeating does no harm), \"never\" \
-                  (dead-lettered as outcome_unknown) or { within = \"24h\" } (called again by the same Idempotency-Key, as long as the \
-                  endpoint knows it again)";
-    match table.take("repeat") {
-        Some(Value::String(_, word)) if word == "always" => Some(Repeat::Always),
-        Some(Value::String(_, word)) if word == "never" => Some(Repeat::Never),
-        Some(Value::Dict(_, values)) => {
-            let mut table = Section::new(&place, values);
-            let is_set = table.has("within");
-            let window = table.duration("within", SECOND, SECOND..=3_650 * 86_400 * SECOND, problems);
-            table.finish(problems);
-            if !is_set {
-                problems.add(place, advice);
-            }
-            is_set.then_some(Repeat::Within(window))
-        }
-        None => {
-            problems.add(place, format!("is missing: it {advice}"));
-            None
-        }
-        Some(_) => {
-            problems.add(place, advice);
-            None
-        }
-    }
 }

@@ -4,7 +4,10 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::{Problems, Section};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::Problems;
 use oncely_core::encryption::{Cipher, KeyRing};
 
 /// Encryption of stored bodies.
@@ -42,15 +45,24 @@ impl fmt::Debug for EncryptionSettings {
     }
 }
 
-pub(super) fn encryption(mut section: Section, problems: &mut Problems) -> Option<EncryptionSettings> {
-    let place = section.place("keys");
-    let path = section.text("keys", problems).map(PathBuf::from);
-    section.finish(problems);
-    match EncryptionSettings::read(&path?) {
-        Ok(settings) => Some(settings),
-        Err(what) => {
-            problems.add(place, what);
-            None
+#[derive(Default, Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct EncryptionTable {
+    /// A file of keys with which the bodies of dead letters are encrypted before the database sees them (docs/src/how-to/encryption.md). The first key of
+    /// the file encrypts; each decrypts the bodies that it has encrypted. Workers need it to write; processes that show or requeue dead letters need it to
+    /// read. Without it bodies are stored as they come. Read at the start.
+    #[schemars(extend("x-example" = "/etc/oncely/keys.toml"))]
+    keys: Option<PathBuf>,
+}
+
+impl EncryptionTable {
+    pub(crate) fn settings(self, problems: &mut Problems) -> Option<EncryptionSettings> {
+        match EncryptionSettings::read(&self.keys?) {
+            Ok(settings) => Some(settings),
+            Err(what) => {
+                problems.add("encryption.keys", what);
+                None
+            }
         }
     }
 }

@@ -2,7 +2,12 @@
 
 use std::time::Duration;
 
-use super::{Problems, Section};
+use garde::Validate;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::Problems;
+use super::values::{DAY, Length, MILLISECOND, MINUTE, SECOND};
 use oncely_core::retry::RetryPolicy;
 
 /// How the relay publishes events.
@@ -30,25 +35,68 @@ impl EventSettings {
     }
 }
 
-pub(super) fn events(mut section: Section, problems: &mut Problems) -> EventSettings {
-    let batch = section.integer("batch", 500, 1..=5_000, problems);
-    let lanes = section.integer("lanes", 2, 1..=16, problems);
-    let max_reply_attempts = section.integer("max_reply_attempts", 3, 1..=1_000, problems);
-    let mut table = section.table("retry", problems);
-    let delays = table
-        .durations("delays", problems)
-        .unwrap_or_else(|| [1, 5, 30, 120, 600].map(Duration::from_secs).to_vec());
-    let max_attempts = table.integer("max_attempts", 12, 1..=1_000, problems);
-    if delays.is_empty() {
-        problems.add(table.place("delays"), "is empty: without a delay a retry is a hot loop");
+#[derive(Deserialize, Serialize, JsonSchema, Validate)]
+#[serde(default, deny_unknown_fields)]
+#[garde(allow_unvalidated)]
+pub(crate) struct EventsTable {
+    /// Events (oncely.emit) published in one transaction of the relay.
+    #[garde(range(min = 1, max = 5_000))]
+    pub(crate) batch: u32,
+    /// Concurrent transactions, each with connections of its own to PostgreSQL and RabbitMQ: one waits for the broker's confirms while the other works
+    /// on the database.
+    #[garde(range(min = 1, max = 16))]
+    pub(crate) lanes: u32,
+    /// Retries of an event that the broker refuses or returns (no queue is bound, the exchange is missing, a queue is full): after these delays (the last
+    /// one repeats), until it is parked after max_attempts (`oncely outbox list`). An outage costs no attempt.
+    #[garde(dive)]
+    pub(crate) retry: EventRetryTable,
+    /// Longest number of attempts for a reply: a requester who is gone seldom comes back.
+    #[garde(range(min = 1, max = 1_000))]
+    pub(crate) max_reply_attempts: u32,
+}
+
+impl Default for EventsTable {
+    fn default() -> Self {
+        Self { batch: 500, lanes: 2, retry: EventRetryTable::default(), max_reply_attempts: 3 }
     }
+}
+
+#[derive(Deserialize, Serialize, JsonSchema, Validate)]
+#[serde(default, deny_unknown_fields)]
+#[garde(allow_unvalidated)]
+pub(crate) struct EventRetryTable {
+    #[garde(inner(range(min = MILLISECOND, max = DAY.times(7))))]
+    delays: Vec<Length>,
+    #[garde(range(min = 1, max = 1_000))]
+    max_attempts: u32,
+}
+
+impl Default for EventRetryTable {
+    fn default() -> Self {
+        let delays = vec![SECOND, SECOND.times(5), SECOND.times(30), MINUTE.times(2), MINUTE.times(10)];
+        Self { delays, max_attempts: 12 }
+    }
+}
+
+impl EventsTable {
+    pub(crate) fn settings(self, problems: &mut Problems) -> EventSettings {
+        const DELAYS: &str = "events.retry.delays";
+        let Self { batch, lanes, retry: EventRetryTable { delays, max_attempts }, max_reply_attempts } = self;
+        if delays.is_empty() {
+            problems.add(DELAYS, "is empty: without a delay a retry is a hot loop");
+        }
+        let delays = rising(delays, DELAYS, problems);
+        let retry = RetryPolicy { delays, max_attempts, ..RetryPolicy::default() };
+        EventSettings { batch, lanes, retry, max_reply_attempts }
+    }
+}
+
+/// Checks that delays don't fall.
+pub(crate) fn rising(delays: Vec<Length>, place: &str, problems: &mut Problems) -> Vec<Duration> {
     if delays.windows(2).any(|pair| pair[0] > pair[1]) {
-        problems.add(table.place("delays"), "must not fall");
+        problems.add(place, "must not fall");
     }
-    table.finish(problems);
-    section.finish(problems);
-    let retry = RetryPolicy { delays, max_attempts, ..RetryPolicy::default() };
-    EventSettings { batch, lanes, retry, max_reply_attempts }
+    delays.into_iter().map(Duration::from).collect()
 }
 
 #[cfg(test)]
@@ -58,7 +106,7 @@ mod tests {
     #[test]
     fn a_reply_is_given_up_sooner_than_an_event() {
         let mut problems = Problems::default();
-        let settings = events(Section::new("events", figment::value::Dict::new()), &mut problems);
+        let settings = EventsTable::default().settings(&mut problems);
         assert!(problems.is_empty());
         assert_eq!(settings.after(2, true), Some(Duration::from_secs(5)));
         assert_eq!(settings.after(3, true), None);

@@ -1,19 +1,20 @@
 //! `[gateway]`: a proxy in front of a service, in which a request with a key takes effect once.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::Path;
 use std::time::Duration;
 
-use figment::value::{Dict, Value};
+use garde::Validate;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use url::Url;
 
+use super::Problems;
 use super::console::Network;
-use super::section::Section;
-use super::tls::{allow_plaintext, served, tls};
-use super::{LogSettings, Problems, WorkerSettings, digest, postgres, tasks, values};
+use super::tasks::listen;
+use super::tls::{ServedTlsTable, TlsTable};
+use super::values::{DAY, HOUR, Length, MILLISECOND, MINUTE, SECOND};
 use oncely_core::identity::IdentityPart;
 use oncely_net::tls::{TlsSettings, of_scheme};
-use oncely_postgres::PgSettings;
 
 /// Settings of the gateway.
 #[derive(Clone, Debug)]
@@ -73,7 +74,8 @@ pub enum GatewayTenant {
 }
 
 /// Treatment of a request with an unknown outcome.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum UnknownOutcomePolicy {
     /// The key is held until an operator has resolved it.
     Hold,
@@ -81,186 +83,188 @@ pub enum UnknownOutcomePolicy {
     Forward,
 }
 
-/// The part of a configuration that the gateway reads.
-#[derive(Clone, Debug)]
-pub struct GatewayConfig {
-    #[doc(hidden)]
-    pub digest: String,
-    #[doc(hidden)]
-    pub cell: String,
-    #[doc(hidden)]
-    pub postgres: PgSettings,
-    #[doc(hidden)]
-    pub worker: WorkerSettings,
-    #[doc(hidden)]
-    pub log: LogSettings,
-    #[doc(hidden)]
-    pub gateway: GatewaySettings,
-    /// Origin of the service.
-    #[doc(hidden)]
-    pub upstream: Url,
-}
-
-const SECOND: Duration = Duration::from_secs(1);
-const DAY: Duration = Duration::from_secs(86_400);
-
 /// Default listen address: reachable from this machine only.
 const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7430);
 
-/// Sections of other processes, which a gateway ignores.
-const OTHERS: [&str; 12] = [
-    "rabbitmq",
-    "redis",
-    "mirror",
-    "relay",
-    "events",
-    "gc",
-    "audit",
-    "dead_letters",
-    "encryption",
-    "traces",
-    "console",
-    "consumers",
-];
+#[derive(Deserialize, Serialize, JsonSchema, Validate)]
+#[serde(default, deny_unknown_fields)]
+#[garde(allow_unvalidated)]
+pub(crate) struct GatewayTable {
+    /// Address for clients.
+    listen: String,
+    /// The certificate that clients are shown, with those between it and an authority, and its key, in PEM: then the gateway speaks TLS there. The files
+    /// are read again every ten seconds; where there is a problem with them, the certificate before them is shown on.
+    #[schemars(extend("x-example" = { "cert": "/etc/oncely/gateway.pem", "key": "/etc/oncely/gateway.key.pem" }))]
+    listen_tls: Option<ServedTlsTable>,
+    /// The service: scheme, host and port. Or --upstream.
+    #[schemars(extend("x-example" = "http://127.0.0.1:8080"))]
+    upstream: Option<String>,
+    /// As in [rabbitmq], for https:// of upstream. Read at the start.
+    #[schemars(extend("x-example" = { "ca": "/etc/oncely/ca.pem", "cert": "/etc/oncely/cert.pem", "key": "/etc/oncely/key.pem", "server_name": "shop.internal" }))]
+    tls: Option<TlsTable>,
+    /// Without TLS requests stay on this machine, on both sides, unless this is true.
+    allow_plaintext: bool,
+    /// As worker.listen. By default none.
+    #[schemars(extend("x-example" = "127.0.0.1:9466"))]
+    metrics: Option<String>,
+    /// Part of the identity of each key: choose it once, one for each service.
+    consumer: String,
+    /// Tenant of the requests: { fixed = "acme" }, or { header = "x-tenant-id" }. A header is believed: each client that reaches the gateway can name
+    /// another's, unless something in front of it sets it.
+    tenant: TenantSource,
+    /// Headers that identify the sender of a request; no default. The same key with others is refused (422); a part of a hash of them is kept. A header
+    /// that changes from try to try (a token that is renewed) makes a retry another request. []: all clients of a tenant may be given each other's
+    /// answers. Often ["authorization"], ["cookie"] or ["x-api-key"].
+    #[schemars(extend("x-example" = ["authorization"]))]
+    principal: Option<Vec<String>>,
+    /// Methods of requests that have a key: some of "POST", "PATCH", "PUT", "DELETE". All others stream through.
+    methods: Vec<String>,
+    /// false: such a request without a key streams through, too. true: it is refused (400).
+    required: bool,
+    /// Longest wait of a request for the first one with its key, at most 1m; then 409.
+    #[garde(range(min = MILLISECOND, max = MINUTE))]
+    wait: Length,
+    /// Time for which a key waits for a gateway that has died: it is held for this time, and renewed every third of it.
+    #[garde(range(min = SECOND, max = HOUR))]
+    lease: Length,
+    /// Longest call of the service, to the last byte of the answer; of a request without a key, to the answer's head. Below worker.shutdown, so that a
+    /// gateway that stops cuts none off.
+    #[garde(range(min = MILLISECOND.times(100), max = HOUR))]
+    max_run: Length,
+    /// Time for which keys and answers are kept. A retry that comes later is a new request.
+    #[garde(range(min = DAY, max = DAY.times(3_650)))]
+    retention: Length,
+    /// Longest body of a request with a key, in bytes. It is held in memory.
+    #[garde(range(min = 0, max = 268_435_456))]
+    max_request: u32,
+    /// Longest time in which the body of a request with a key arrives, at most 10m; then it is refused (408).
+    #[garde(range(min = MILLISECOND.times(100), max = MINUTE.times(10)))]
+    read_limit: Length,
+    /// Longest body of an answer with a key that is held in memory, in bytes. A longer one is passed on. Stored, and given again, are about 48 KiB at most:
+    /// a retry gets no body of a longer one.
+    #[garde(range(min = 0, max = 67_108_864))]
+    max_response: u32,
+    /// Answer to a retry where it is unknown whether the first request took effect, because the gateway died or the answer was torn, late or a server's
+    /// error: "hold" (409 until an operator has looked) or "forward" (it is sent on, with the same Idempotency-Key).
+    unknown: UnknownOutcomePolicy,
+    /// Statuses by which the service says that nothing was done, from 400 to 599, like [503]: a retry is sent on. 401, 403 to 407, 409, 411 to 417, 421, 423
+    /// to 426, 428, 429, 431, 501 and 505 say so anyway; the other 4xx but 408 are final.
+    #[schemars(extend("x-advice" = STATUSES))]
+    #[garde(custom(are_errors))]
+    not_done: Vec<u16>,
+    /// Concurrent connections of clients, of which one address has nine tenths at most. The next one displaces an idle one; without one, it gets
+    /// 503.
+    #[garde(range(min = 1, max = 100_000))]
+    connections: u32,
+    /// Networks of proxies in front of it: their X-Forwarded-For, -Host and -Proto are kept. Those of all others are replaced. They may have all
+    /// connections.
+    trusted_proxies: Vec<String>,
+}
 
-/// Reads a gateway's settings from `file`, which may be missing, and the environment. The command line takes precedence over both.
-///
-/// # Errors
-/// All problems, at once.
-pub fn load(
-    file: &Path,
-    upstream: Option<&str>,
-    listen: Option<SocketAddr>,
-) -> Result<GatewayConfig, Problems> {
-    let mut problems = Problems::default();
-    let text = match std::fs::read_to_string(file) {
-        Ok(text) => text,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
-        Err(error) => {
-            problems.add(file.display().to_string(), format!("cannot be read ({error})"));
-            return Err(problems);
+impl Default for GatewayTable {
+    fn default() -> Self {
+        Self {
+            listen: LISTEN.to_string(),
+            listen_tls: None,
+            upstream: None,
+            tls: None,
+            allow_plaintext: false,
+            metrics: None,
+            consumer: "gateway".to_owned(),
+            tenant: TenantSource::Fixed("main".to_owned()),
+            principal: None,
+            methods: METHODS[..2].iter().map(|name| (*name).to_owned()).collect(),
+            required: true,
+            wait: SECOND.times(2),
+            lease: SECOND.times(15),
+            max_run: SECOND.times(20),
+            retention: DAY.times(7),
+            max_request: 1 << 20,
+            read_limit: SECOND.times(30),
+            max_response: 1 << 18,
+            unknown: UnknownOutcomePolicy::Hold,
+            not_done: Vec::new(),
+            connections: 1_000,
+            trusted_proxies: Vec::new(),
         }
-    };
-    let mut values = match values(&text, true) {
-        Ok(values) => values,
-        Err(error) => {
-            problems.add(file.display().to_string(), error);
-            return Err(problems);
-        }
-    };
-    let said = [("upstream", upstream.map(str::to_owned)), ("listen", listen.map(|at| at.to_string()))];
-    for (key, said) in said {
-        let Some(said) = said else { continue };
-        let table = values.entry("gateway".to_owned()).or_insert_with(|| Value::from(Dict::new()));
-        if let Value::Dict(_, table) = table {
-            table.insert(key.to_owned(), Value::from(said));
-        }
-    }
-    match gateway_config(values, &mut problems) {
-        Some(config) => problems.or(config),
-        None => Err(problems),
     }
 }
 
-fn gateway_config(values: Dict, problems: &mut Problems) -> Option<GatewayConfig> {
-    let digest = digest(&values);
-    let mut root = Section::new("", values);
-    let mut cell = root.table("cell", problems);
-    let name = cell.text("name", problems).unwrap_or_else(|| "main".to_owned());
-    // Not needed: a gateway signs nothing.
-    let _ = (cell.take("signing_key"), cell.take("known_keys"));
-    cell.finish(problems);
-    let postgres = postgres::postgres(root.table("postgres", problems), problems);
-    let worker = tasks::worker(root.table("worker", problems), problems);
-    let log = tasks::log(root.table("log", problems), problems);
-    let gateway = gateway(root.table("gateway", problems), problems);
-    for other in OTHERS {
-        root.take(other);
-    }
-    root.finish(problems);
-    // No default: without the header that distinguishes clients, one of them could get another's answer.
-    let is_well = problems.is_empty();
-    if gateway.principal.is_none() && is_well {
-        problems.add(
-            "gateway.principal",
-            "is missing: which headers say who sends a request? [\"authorization\"], [\"cookie\"], [\"x-api-key\"]: the same key with others is \
-             refused. [] where all clients of a tenant may be given each other's answers",
-        );
-    }
-    if gateway.upstream.is_none() && is_well {
-        problems.add(
-            "gateway.upstream",
-            "is missing: say it here or with --upstream, like http://127.0.0.1:8080",
-        );
-    }
-    let upstream = gateway.upstream.clone()?;
-    Some(GatewayConfig { digest, cell: name, postgres, worker, log, gateway, upstream })
+/// Source of the tenant of a request.
+#[derive(Clone, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[schemars(extend("x-kind" = "table", "x-advice" = "must be like { fixed = \"acme\" } or { header = \"x-tenant-id\" }"))]
+enum TenantSource {
+    Fixed(String),
+    Header(String),
 }
 
-pub(super) fn gateway(mut section: Section, problems: &mut Problems) -> GatewaySettings {
-    let listen = match section.text("listen", problems) {
-        None => LISTEN,
-        Some(text) => text.parse().unwrap_or_else(|_| {
-            problems.add(section.place("listen"), "must be an address and a port, like \"127.0.0.1:7430\"");
+const STATUSES: &str = "must list statuses from 400 to 599, like [503]";
+
+fn are_errors(statuses: &[u16], _: &()) -> garde::Result {
+    match statuses.iter().all(|status| (400..600).contains(status)) {
+        true => Ok(()),
+        false => Err(garde::Error::new(STATUSES)),
+    }
+}
+
+impl GatewayTable {
+    pub(crate) fn settings(self, problems: &mut Problems) -> GatewaySettings {
+        let address = self.listen.parse().unwrap_or_else(|_| {
+            problems.add("gateway.listen", "must be an address and a port, like \"127.0.0.1:7430\"");
             LISTEN
-        }),
-    };
-    let upstream = section.text("upstream", problems);
-    let upstream = upstream.and_then(|text| origin(&text, &section.place("upstream"), problems));
-    let listen_tls = served("listen_tls", &mut section, problems);
-    let given = tls(&mut section, problems);
-    let allowed = allow_plaintext(&mut section, problems);
-    if !listen.ip().is_loopback() && listen_tls.is_none() && !allowed {
-        let what = format!(
-            "{listen} is reached from other machines, in plaintext: write listen_tls, put something that has TLS in front of it on this machine, or \
-             write allow_plaintext = true in [gateway] if nobody else is on the way"
-        );
-        problems.add(section.place("listen"), what);
-    }
-    let meant = upstream.as_ref().map(|url| of_scheme(url, "https", given.as_ref(), allowed, "gateway"));
-    if given.is_some() && matches!(meant, Some(Ok(None))) {
-        problems
-            .add(section.place("tls"), "says how TLS is done, and upstream asks for none: write https://");
-    }
-    let tls = match meant {
-        Some(Ok(tls)) => tls,
-        Some(Err(error)) => {
-            problems.add(section.place("upstream"), error.to_string());
-            None
+        });
+        let upstream = self.upstream.and_then(|text| origin(&text, "gateway.upstream", problems));
+        let listen_tls = self.listen_tls.map(|tls| tls.settings("gateway.listen_tls", problems));
+        let given = self.tls.map(|tls| tls.settings("gateway.tls", problems));
+        let allowed = self.allow_plaintext;
+        if !address.ip().is_loopback() && listen_tls.is_none() && !allowed {
+            let what = format!(
+                "{address} is reached from other machines, in plaintext: write listen_tls, put something that has TLS in front of it on this machine, \
+                 or write allow_plaintext = true in [gateway] if nobody else is on the way"
+            );
+            problems.add("gateway.listen", what);
         }
-        None => None,
-    };
-    let consumer = section.text("consumer", problems).unwrap_or_else(|| "gateway".to_owned());
-    let settings = GatewaySettings {
-        listen,
-        listen_tls,
-        upstream,
-        tls,
-        metrics: tasks::listen(&mut section, "metrics", problems),
-        consumer: part(consumer, &section.place("consumer"), problems),
-        tenant: tenant(&mut section, problems),
-        principal: principal(&mut section, problems),
-        methods: methods(&mut section, problems),
-        required: section.boolean("required", true, problems),
-        wait: section.duration("wait", 2 * SECOND, SECOND / 1_000..=60 * SECOND, problems),
-        lease: section.duration("lease", 15 * SECOND, SECOND..=3_600 * SECOND, problems),
-        max_run: section.duration("max_run", 20 * SECOND, SECOND / 10..=3_600 * SECOND, problems),
-        retention: section.duration("retention", 7 * DAY, DAY..=3_650 * DAY, problems),
-        max_request: section.integer("max_request", 1 << 20, 0..=(256 << 20), problems),
-        read_limit: section.duration("read_limit", 30 * SECOND, SECOND / 10..=600 * SECOND, problems),
-        max_response: section.integer("max_response", 1 << 18, 0..=(64 << 20), problems),
-        unknown: section.choice(
-            "unknown",
-            UnknownOutcomePolicy::Hold,
-            &[("hold", UnknownOutcomePolicy::Hold), ("forward", UnknownOutcomePolicy::Forward)],
-            problems,
-        ),
-        not_done: statuses(&mut section, problems),
-        connections: section.integer("connections", 1_000, 1..=100_000, problems),
-        trusted_proxies: networks(&mut section, problems),
-    };
-    section.finish(problems);
-    settings
+        let meant = upstream.as_ref().map(|url| of_scheme(url, "https", given.as_ref(), allowed, "gateway"));
+        if given.is_some() && matches!(meant, Some(Ok(None))) {
+            let what = "says how TLS is done, and upstream asks for none: write https://";
+            problems.add("gateway.tls", what);
+        }
+        let tls = match meant {
+            Some(Ok(tls)) => tls,
+            Some(Err(error)) => {
+                problems.add("gateway.upstream", error.to_string());
+                None
+            }
+            None => None,
+        };
+        if self.methods.is_empty() || self.methods.iter().any(|method| !METHODS.contains(&method.as_str())) {
+            problems.add("gateway.methods", format!("must name some of {}", METHODS.join(", ")));
+        }
+        GatewaySettings {
+            listen: address,
+            listen_tls,
+            upstream,
+            tls,
+            metrics: listen(self.metrics, "gateway.metrics", problems),
+            consumer: part(self.consumer, "gateway.consumer", problems),
+            tenant: tenant(self.tenant, problems),
+            principal: self.principal.map(|names| principal(names, problems)),
+            methods: self.methods,
+            required: self.required,
+            wait: self.wait.0,
+            lease: self.lease.0,
+            max_run: self.max_run.0,
+            retention: self.retention.0,
+            max_request: self.max_request,
+            read_limit: self.read_limit.0,
+            max_response: self.max_response,
+            unknown: self.unknown,
+            not_done: self.not_done,
+            connections: self.connections,
+            trusted_proxies: networks(&self.trusted_proxies, problems),
+        }
+    }
 }
 
 /// Parses the service's origin. Problems don't quote it, as it may hold a password.
@@ -290,35 +294,23 @@ fn part(text: String, place: &str, problems: &mut Problems) -> String {
     text
 }
 
-fn tenant(section: &mut Section, problems: &mut Problems) -> GatewayTenant {
-    let place = section.place("tenant");
-    let table = match section.take("tenant") {
-        None => return GatewayTenant::Fixed("main".to_owned()),
-        Some(Value::Dict(_, values)) => Section::new(&place, values),
-        Some(_) => Section::new(&place, Dict::new()),
-    };
-    match table.only(&["fixed", "header"], problems) {
-        Some((key, Value::String(_, text))) if key == "fixed" => {
-            GatewayTenant::Fixed(part(text, &place, problems))
+fn tenant(source: TenantSource, problems: &mut Problems) -> GatewayTenant {
+    match source {
+        TenantSource::Fixed(text) => GatewayTenant::Fixed(part(text, "gateway.tenant", problems)),
+        TenantSource::Header(name) => {
+            if !is_name(&name) {
+                problems.add("gateway.tenant", format!("{name:?} can't be the name of a header"));
+            }
+            GatewayTenant::Header(name.to_ascii_lowercase())
         }
-        Some((_, Value::String(_, text))) if is_name(&text) => {
-            GatewayTenant::Header(text.to_ascii_lowercase())
-        }
-        Some(_) => {
-            problems.add(&place, "must be like { fixed = \"acme\" } or { header = \"x-tenant-id\" }");
-            GatewayTenant::Fixed(String::new())
-        }
-        None => GatewayTenant::Fixed(String::new()),
     }
 }
 
-fn principal(section: &mut Section, problems: &mut Problems) -> Option<Vec<String>> {
-    let place = section.place("principal");
-    let names = section.texts("principal", problems)?;
+fn principal(names: Vec<String>, problems: &mut Problems) -> Vec<String> {
     for name in names.iter().filter(|name| !is_name(name)) {
-        problems.add(&place, format!("{name:?} can't be the name of a header"));
+        problems.add("gateway.principal", format!("{name:?} can't be the name of a header"));
     }
-    Some(names.into_iter().map(|name| name.to_ascii_lowercase()).collect())
+    names.into_iter().map(|name| name.to_ascii_lowercase()).collect()
 }
 
 fn is_name(text: &str) -> bool {
@@ -329,57 +321,24 @@ fn is_name(text: &str) -> bool {
 /// Allowed methods; the others are safe to repeat, or no requests to a service.
 const METHODS: [&str; 4] = ["POST", "PATCH", "PUT", "DELETE"];
 
-fn methods(section: &mut Section, problems: &mut Problems) -> Vec<String> {
-    let place = section.place("methods");
-    let methods = section.texts("methods", problems);
-    let methods = methods.unwrap_or_else(|| METHODS[..2].iter().map(|name| (*name).to_owned()).collect());
-    if methods.is_empty() || methods.iter().any(|method| !METHODS.contains(&method.as_str())) {
-        problems.add(place, format!("must name some of {}", METHODS.join(", ")));
-    }
-    methods
-}
-
-fn statuses(section: &mut Section, problems: &mut Problems) -> Vec<u16> {
-    let place = section.place("not_done");
-    let found = match section.take("not_done") {
-        None => Some(Vec::new()),
-        Some(Value::Array(_, values)) => values
-            .iter()
-            .map(|value| {
-                // Numbers in the file are signed, those in the environment are not.
-                let number = value.to_i128().or_else(|| value.to_u128().and_then(|n| i128::try_from(n).ok()));
-                number.and_then(|n| u16::try_from(n).ok()).filter(|status| (400..600).contains(status))
-            })
-            .collect(),
-        Some(_) => None,
-    };
-    found.unwrap_or_else(|| {
-        problems.add(place, "must list statuses from 400 to 599, like [503]");
-        Vec::new()
-    })
-}
-
-fn networks(section: &mut Section, problems: &mut Problems) -> Vec<Network> {
-    let place = section.place("trusted_proxies");
-    let texts = section.texts("trusted_proxies", problems).unwrap_or_default();
+fn networks(texts: &[String], problems: &mut Problems) -> Vec<Network> {
     let networks: Option<Vec<Network>> = texts.iter().map(|text| Network::parse(text)).collect();
     networks.unwrap_or_else(|| {
-        problems.add(place, "must list networks, like [\"10.1.2.0/24\"]");
+        problems.add("gateway.trusted_proxies", "must list networks, like [\"10.1.2.0/24\"]");
         Vec::new()
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use figment::Figment;
-    use figment::providers::{Format as _, Toml};
-
     use super::*;
+    use crate::merged::MergedValues;
+    use crate::read::read as read_file;
 
     fn read(text: &str) -> (GatewaySettings, Vec<String>) {
-        let values = Figment::from(Toml::string(text)).extract().unwrap();
         let mut problems = Problems::default();
-        let settings = gateway(Section::new("gateway", values), &mut problems);
+        let merged = MergedValues::read(&format!("[gateway]\n{text}"), false).unwrap();
+        let settings = read_file(&merged.values, &mut problems).gateway.settings(&mut problems);
         (settings, problems.list().iter().map(|one| format!("{}: {}", one.place, one.message)).collect())
     }
 
@@ -403,7 +362,7 @@ mod tests {
             "gateway.not_done: must list",
             "gateway.trusted_proxies: must list",
             "gateway.unknown: must be one of",
-            "gateway.lease: must be from",
+            "gateway.lease: must not be lower than 1s",
             "gateway.consumer: ",
             "gateway.max_rum: unknown key; did you mean max_run?",
         ] {

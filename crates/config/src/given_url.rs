@@ -1,10 +1,11 @@
-//! The URL of a server, or those of several nodes, as a section sets it: read and checked.
+//! The URL of a server, or those of several nodes, as a table sets it: read and checked.
 
 use std::path::PathBuf;
 
 use secrecy::{ExposeSecret as _, SecretString};
 
-use super::{Problems, Section};
+use super::Problems;
+use super::values::Urls;
 use oncely_net::server_url::{AMBIGUOUS, hides_its_password, split_urls};
 use oncely_net::tls::NOT_BUILT;
 use oncely_net::url_file;
@@ -23,98 +24,60 @@ pub(super) struct GivenUrl {
     pub(super) is_sound: bool,
 }
 
-/// Reads `url` or `url_file`, one of which is required.
-pub(super) fn url(
-    section: &mut Section,
-    schemes: &[&str],
-    example: &str,
-    variable: &str,
-    problems: &mut Problems,
-) -> GivenUrl {
-    let given = section.text("url", problems).map(|text| vec![SecretString::from(text)]);
-    let one = |text: &str| vec![SecretString::from(text)];
-    read(section, given, one, &UrlSetting { keys: ["url", "url_file"], schemes, example, variable }, problems)
+/// The settings of a URL and of the file that holds it, one of which is required.
+pub(super) struct UrlSetting<'a> {
+    /// Name of the first one; the other one ends with `_file`.
+    pub(super) place: &'a str,
+    pub(super) schemes: &'a [&'a str],
+    pub(super) example: &'a str,
+    /// Variable that sets it.
+    pub(super) variable: &'a str,
+    /// Whether a text may hold several, separated by blanks or line ends.
+    pub(super) has_several: bool,
 }
 
-/// Reads one or several URLs: a list, or text separated by blanks or line ends.
-pub(super) fn urls(
-    section: &mut Section,
-    schemes: &[&str],
-    example: &str,
-    variable: &str,
-    problems: &mut Problems,
-) -> GivenUrl {
-    read_urls(section, &UrlSetting { keys: ["url", "url_file"], schemes, example, variable }, problems)
-}
-
-/// Reads them under other keys; empty if neither is set.
-pub(super) fn urls_of(
-    section: &mut Section,
-    keys: [&'static str; 2],
-    schemes: &[&str],
-    example: &str,
-    problems: &mut Problems,
-) -> Option<GivenUrl> {
-    let variable = format!("ONCELY_{}", section.place(keys[0]).to_ascii_uppercase().replace('.', "__"));
-    let is_given = keys.iter().any(|key| section.has(key));
-    if !is_given {
-        // Both keys are known nevertheless.
-        keys.iter().for_each(|key| drop(section.take(key)));
-        return None;
-    }
-    Some(read_urls(section, &UrlSetting { keys, schemes, example, variable: &variable }, problems))
-}
-
-fn read_urls(section: &mut Section, wanted: &UrlSetting<'_>, problems: &mut Problems) -> GivenUrl {
-    let [key, _] = wanted.keys;
-    let given = match section.has_list(key) {
-        true => section.texts(key, problems).map(|texts| texts.into_iter().map(SecretString::from).collect()),
-        false => section.text(key, problems).map(|text| split_urls(&text)),
-    };
-    read(section, given, split_urls, wanted, problems)
-}
-
-struct UrlSetting<'a> {
-    /// Keys of the URL and of the file that holds it.
-    keys: [&'static str; 2],
-    schemes: &'a [&'a str],
-    example: &'a str,
-    variable: &'a str,
-}
-
-fn read(
-    section: &mut Section,
-    given: Option<Vec<SecretString>>,
-    of_file: impl Fn(&str) -> Vec<SecretString>,
-    wanted: &UrlSetting<'_>,
-    problems: &mut Problems,
-) -> GivenUrl {
-    let UrlSetting { keys: [key, in_file], example, variable, .. } = *wanted;
-    let file = section.text(in_file, problems).map(PathBuf::from);
-    let place = section.place(if file.is_some() { in_file } else { key });
-    let before = problems.list().len();
-    let mut wrong = |what: String| {
-        problems.add(&place, what);
-        Vec::new()
-    };
-    let urls = match (given.filter(|urls| !urls.is_empty()), &file) {
-        (None, None) => wrong(format!("is missing; set it (like {example}) or export {variable}")),
-        (Some(_), Some(_)) => {
-            wrong(format!("says it once more: leave out {key} or {in_file} ({variable} or {variable}_FILE)"))
+impl UrlSetting<'_> {
+    pub(super) fn read(
+        &self,
+        given: Option<Urls>,
+        file: Option<PathBuf>,
+        problems: &mut Problems,
+    ) -> GivenUrl {
+        let Self { example, variable, .. } = *self;
+        let split = |text: &SecretString| match self.has_several {
+            true => split_urls(text.expose_secret()),
+            false => vec![text.clone()],
+        };
+        let given = given.map(|given| match given {
+            Urls::Text(text) => split(&text),
+            Urls::List(urls) => urls,
+        });
+        let key = self.place.rsplit('.').next().unwrap_or_default();
+        let place = if file.is_some() { format!("{}_file", self.place) } else { self.place.to_owned() };
+        let before = problems.list().len();
+        let mut wrong = |what: String| {
+            problems.add(&place, what);
+            Vec::new()
+        };
+        let urls = match (given.filter(|urls| !urls.is_empty()), &file) {
+            (None, None) => wrong(format!("is missing; set it (like {example}) or export {variable}")),
+            (Some(_), Some(_)) => wrong(format!(
+                "says it once more: leave out {key} or {key}_file ({variable} or {variable}_FILE)"
+            )),
+            (Some(urls), None) => urls,
+            (None, Some(file)) => match url_file::read(file) {
+                Ok(url) => split(&url),
+                Err(error) => wrong(error.to_string()),
+            },
+        };
+        for (index, url) in urls.iter().enumerate() {
+            let place = if urls.len() == 1 { place.clone() } else { format!("{place}[{index}]") };
+            check(url.expose_secret(), self.schemes, example, &place, problems);
         }
-        (Some(urls), None) => urls,
-        (None, Some(file)) => match url_file::read(file) {
-            Ok(url) => of_file(url.expose_secret()),
-            Err(error) => wrong(error.to_string()),
-        },
-    };
-    for (index, url) in urls.iter().enumerate() {
-        let place = if urls.len() == 1 { place.clone() } else { format!("{place}[{index}]") };
-        check(url.expose_secret(), wanted.schemes, example, &place, problems);
+        let mut urls = urls.into_iter();
+        let url = urls.next().unwrap_or_default();
+        GivenUrl { url, others: urls.collect(), file, place, is_sound: problems.list().len() == before }
     }
-    let mut urls = urls.into_iter();
-    let url = urls.next().unwrap_or_default();
-    GivenUrl { url, others: urls.collect(), file, place, is_sound: problems.list().len() == before }
 }
 
 /// Checks a URL. Problems don't quote it, as it may hold a password.

@@ -1,53 +1,62 @@
 //! The configuration: one file per concern, all problems reported at once, secrets never shown.
 
+mod cell;
 mod console;
 mod consumer;
 mod consumer_handler;
 mod consumer_source;
+mod digest;
 mod encryption;
 mod events;
+mod file;
 mod gateway;
+mod gateway_config;
 mod given_url;
+mod merged;
 mod mirror;
 mod origin;
 mod postgres;
 mod problems;
 mod queue;
 mod rabbitmq;
+mod read;
 mod reference;
-mod section;
+mod schema;
 mod tasks;
 mod tls;
 mod traces;
+mod values;
 
 use std::path::Path;
 use std::sync::Arc;
 
-use figment::Figment;
-use figment::providers::Serialized;
-use figment::value::{Dict, Value};
 use secrecy::{ExposeSecret as _, SecretString};
+use serde_json::{Map, Value};
 
 pub use console::{ConsoleSettings, Network, ProxySecret, ProxySettings};
 pub use consumer::OBSERVER;
 pub use consumer::{ConsumerSettings, InFlightPolicy, LargeResponse, LeaseSettings, Mode, QueueType};
 pub use encryption::EncryptionSettings;
 pub use events::EventSettings;
-pub use gateway::{GatewayConfig, load as load_gateway};
 pub use gateway::{GatewaySettings, GatewayTenant, UnknownOutcomePolicy};
+pub use gateway_config::{GatewayConfig, load as load_gateway};
 pub use mirror::MirrorSettings;
 pub use origin::{EffectiveSetting, effective_settings};
 pub use problems::{Problem, Problems};
 pub use queue::{QueueArgument, QueueBinding};
 pub use rabbitmq::RabbitSettings;
-pub use reference::{DefaultKind, ReferenceSetting, ReferenceTable, reference};
-pub use section::Section;
+pub use reference::{DefaultKind, ReferenceSetting, ReferenceTable, default_file, reference};
+pub use schema::schema;
 pub use tasks::host;
 pub use tasks::{
     AuditSettings, DeadLetterSettings, GcSettings, LogFormat, LogSettings, RelaySettings, WorkerSettings,
 };
 pub use traces::{SpanAttributes, SpanParent, TraceSettings};
 
+use cell::CellSettings;
+use consumer::StatementLimit;
+use digest::digest;
+use merged::MergedValues;
 use oncely_core::encryption::Cipher;
 use oncely_core::signing::{SigningKeys, SigningSecrets};
 pub use oncely_net::server_url::masked;
@@ -147,17 +156,15 @@ impl Config {
         let text = std::fs::read_to_string(file).unwrap_or_default();
         let mut problems = Problems::default();
         let mut has_broker = true;
-        let config = match values(&text, true) {
-            Ok(mut values) => {
-                let broker = values.entry("rabbitmq".to_owned()).or_insert_with(|| Value::from(Dict::new()));
-                if let Value::Dict(_, broker) = broker
-                    && !["url", "url_file"].iter().any(|key| broker.contains_key(*key))
-                {
+        let config = match MergedValues::read(&text, true) {
+            Ok(mut merged) => {
+                let is_set = |key| value_of(&merged.values, "rabbitmq", key).is_some();
+                if !is_set("url") && !is_set("url_file") {
                     // Never connected to.
                     has_broker = false;
-                    broker.insert("url".to_owned(), Value::from("amqp://localhost"));
+                    merged.set("rabbitmq.url", "default", Value::from("amqp://localhost"));
                 }
-                Self::from_values(values, &mut problems)
+                Self::from_values(&merged.values, &mut problems)
             }
             Err(error) => {
                 problems.add(file.display().to_string(), error);
@@ -188,19 +195,9 @@ impl Config {
     /// # Errors
     /// All problems of `[postgres]`.
     pub fn load_postgres(file: &Path) -> Result<PgSettings, Problems> {
-        let text = std::fs::read_to_string(file).unwrap_or_default();
         let mut problems = Problems::default();
-        match values(&text, true) {
-            Ok(values) => {
-                let mut root = Section::new("", values);
-                let settings = postgres::postgres(root.table("postgres", &mut problems), &mut problems);
-                problems.or(settings)
-            }
-            Err(error) => {
-                problems.add(file.display().to_string(), error);
-                Err(problems)
-            }
-        }
+        let settings = only("postgres", file, &mut problems).postgres.settings(&mut problems);
+        problems.or(settings)
     }
 
     /// Reads only the encryption of stored bodies. The file may be missing.
@@ -209,19 +206,9 @@ impl Config {
     /// All problems of `[encryption]`.
     #[doc(hidden)]
     pub fn load_encryption(file: &Path) -> Result<Option<Arc<dyn Cipher>>, Problems> {
-        let text = std::fs::read_to_string(file).unwrap_or_default();
         let mut problems = Problems::default();
-        match values(&text, true) {
-            Ok(values) => {
-                let mut root = Section::new("", values);
-                let settings = encryption::encryption(root.table("encryption", &mut problems), &mut problems);
-                problems.or(settings.map(|settings| settings.cipher))
-            }
-            Err(error) => {
-                problems.add(file.display().to_string(), error);
-                Err(problems)
-            }
-        }
+        let settings = only("encryption", file, &mut problems).encryption.settings(&mut problems);
+        problems.or(settings.map(|settings| settings.cipher))
     }
 
     /// Returns the cipher of stored bodies, if one is configured.
@@ -263,13 +250,13 @@ impl Config {
     /// All problems, at once.
     pub fn from_value(value: impl serde::Serialize) -> Result<Self, Problems> {
         let mut problems = Problems::default();
-        match Figment::from(Serialized::defaults(value)).extract() {
-            Ok(values) => match Self::from_values(values, &mut problems) {
+        match serde_json::to_value(value) {
+            Ok(Value::Object(values)) => match Self::from_values(&values, &mut problems) {
                 Some(config) => problems.or(config),
                 None => Err(problems),
             },
-            Err(error) => {
-                problems.add("configuration", without_source(&error.to_string()));
+            Ok(_) | Err(_) => {
+                problems.add("configuration", "must serialize as a table");
                 Err(problems)
             }
         }
@@ -290,9 +277,9 @@ impl Config {
 
     /// Returns the unchecked values of `file` and the environment, including secrets; `None` if the file is not TOML.
     #[doc(hidden)]
-    pub fn written(file: &Path) -> Option<serde_json::Value> {
+    pub fn written(file: &Path) -> Option<Value> {
         let text = std::fs::read_to_string(file).ok()?;
-        serde_json::to_value(values(&text, true).ok()?).ok()
+        MergedValues::read(&text, true).ok().map(|merged| Value::Object(merged.values))
     }
 
     /// Returns the keys that sign identities and mark letters, including the database's.
@@ -307,8 +294,8 @@ impl Config {
 
     fn read(text: &str, name: &str, environment: bool) -> (Option<Self>, Problems) {
         let mut problems = Problems::default();
-        let config = match values(text, environment) {
-            Ok(values) => Self::from_values(values, &mut problems),
+        let config = match MergedValues::read(text, environment) {
+            Ok(merged) => Self::from_values(&merged.values, &mut problems),
             Err(error) => {
                 problems.add(name, error);
                 None
@@ -317,49 +304,32 @@ impl Config {
         (config, problems)
     }
 
-    fn from_values(values: Dict, problems: &mut Problems) -> Option<Self> {
-        let digest = digest(&values);
-        let mut root = Section::new("", values);
-        let (cell, signing_key, known_keys) = {
-            let mut section = root.table("cell", problems);
-            let name = section.text("name", problems).unwrap_or_else(|| "main".to_owned());
-            let signing = section.text("signing_key", problems);
-            let known = section.texts("known_keys", problems).unwrap_or_default();
-            for (name, keys) in [("signing_key", signing.as_slice()), ("known_keys", known.as_slice())] {
-                if keys.iter().any(|key| key.len() < 16) {
-                    problems.add(section.place(name), "must have at least 16 bytes, or be left out");
-                }
-            }
-            section.finish(problems);
-            (name, signing.map(SecretString::from), known.into_iter().map(SecretString::from).collect())
-        };
-        let section = root.table("postgres", problems);
-        let is_set = section.has("statement_timeout");
-        let postgres = postgres::postgres(section, problems);
-        let statement = consumer::StatementLimit { timeout: postgres.statement_timeout, is_set };
-        let rabbitmq = rabbitmq::rabbitmq(root.table("rabbitmq", problems), problems);
-        let redis = root.table("redis", problems);
-        let mirror = mirror::mirror(redis, root.table("mirror", problems), problems);
-        let worker = tasks::worker(root.table("worker", problems), problems);
-        let relay = tasks::relay(root.table("relay", problems), problems);
-        let events = events::events(root.table("events", problems), problems);
-        let gc = tasks::gc(root.table("gc", problems), problems);
-        let audit = tasks::audit(root.table("audit", problems), problems);
-        let dead_letters = tasks::dead_letters(root.table("dead_letters", problems), problems);
-        let encryption = encryption::encryption(root.table("encryption", problems), problems);
-        let log = tasks::log(root.table("log", problems), problems);
-        let traces = traces::traces(root.table("traces", problems), problems);
-        let console = console::console(root.table("console", problems), problems);
-        let gateway = gateway::gateway(root.table("gateway", problems), problems);
-        let consumers: Vec<ConsumerSettings> = root
-            .tables("consumers", problems)
-            .into_iter()
-            .filter_map(|section| consumer::consumer(section, statement, problems))
+    fn from_values(values: &Map<String, Value>, problems: &mut Problems) -> Option<Self> {
+        let is_set = value_of(values, "postgres", "statement_timeout").is_some();
+        let file = read::read(values, problems);
+        let CellSettings { name: cell, signing_key, known_keys } = file.cell.settings(problems);
+        let postgres = file.postgres.settings(problems);
+        let statement = StatementLimit { timeout: postgres.statement_timeout, is_set };
+        let rabbitmq = file.rabbitmq.settings(problems);
+        let mirror = mirror::mirror(file.redis, file.mirror, problems);
+        let worker = file.worker.settings(problems);
+        let relay = file.relay.settings(problems);
+        let events = file.events.settings(problems);
+        let gc = file.gc.settings(problems);
+        let audit = file.audit.into();
+        let dead_letters = file.dead_letters.into();
+        let encryption = file.encryption.settings(problems);
+        let log = file.log.settings(problems);
+        let traces = file.traces.settings(problems);
+        let console = file.console.settings(problems);
+        let gateway = file.gateway.settings(problems);
+        let consumers = file.consumers.into_iter().enumerate();
+        let consumers: Vec<ConsumerSettings> = consumers
+            .filter_map(|(index, table)| table.settings(&format!("consumers[{index}]"), statement, problems))
             .collect();
-        root.finish(problems);
         contradictions(&consumers, mirror.as_ref(), &audit, problems);
-        gc.map(|gc| Self {
-            digest,
+        Some(Self {
+            digest: digest(values),
             cell,
             signing_key,
             known_keys,
@@ -370,7 +340,7 @@ impl Config {
             worker,
             relay,
             events,
-            gc,
+            gc: gc?,
             audit,
             dead_letters,
             encryption,
@@ -383,41 +353,23 @@ impl Config {
     }
 }
 
-/// Settings that are secret, hold a secret, or differ between processes.
-const NOT_DIGESTED: [(&str, &[&str]); 9] = [
-    ("cell", &["signing_key", "known_keys"]),
-    ("postgres", &["url", "url_file"]),
-    ("rabbitmq", &["url", "url_file", "management"]),
-    ("redis", &["url", "url_file", "sentinels", "sentinels_file"]),
-    ("mirror", &["key"]),
-    ("encryption", &["keys"]),
-    ("traces", &["headers"]),
-    ("worker", &["name"]),
-    ("console", &["key"]),
-];
-
-/// Returns the digest of the values, without those that must stay secret.
-fn digest(values: &Dict) -> String {
-    let mut values = serde_json::to_value(values).unwrap_or_default();
-    for (name, keys) in NOT_DIGESTED {
-        if let Some(table) = values.get_mut(name).and_then(serde_json::Value::as_object_mut) {
-            table.retain(|key, _| !keys.contains(&key.as_str()));
-            // A table that is empty now counts as absent; except [redis], which enables the mirror.
-            if table.is_empty()
-                && name != "redis"
-                && let Some(all) = values.as_object_mut()
-            {
-                all.remove(name);
-            }
-        }
-    }
-    blake3::hash(values.to_string().as_bytes()).to_hex()[..12].to_owned()
+fn value_of<'a>(values: &'a Map<String, Value>, table: &str, key: &str) -> Option<&'a Value> {
+    values.get(table)?.get(key)
 }
 
-/// Returns the merged values of the file and the environment.
-fn values(text: &str, environment: bool) -> Result<Dict, String> {
-    let figment = origin::merged(text, environment);
-    figment.extract().map_err(|error| format!("is not TOML: {}", without_source(&error.to_string())))
+/// Reads one table of a file, which may be missing, and of the environment.
+fn only(table: &str, file: &Path, problems: &mut Problems) -> file::File {
+    let text = std::fs::read_to_string(file).unwrap_or_default();
+    match MergedValues::read(&text, true) {
+        Ok(mut merged) => {
+            merged.values.retain(|name, _| name == table);
+            read::read(&merged.values, problems)
+        }
+        Err(error) => {
+            problems.add(file.display().to_string(), error);
+            file::File::default()
+        }
+    }
 }
 
 /// Reports values that are valid on their own and conflict with each other.
@@ -480,15 +432,6 @@ fn contradictions(
                 ),
             );
         }
-    }
-}
-
-/// Removes the source line from figment's TOML error, as it may hold a password: keeps the place in the first line only.
-fn without_source(text: &str) -> String {
-    let place = text.lines().next().unwrap_or_default().to_owned();
-    match text.lines().last() {
-        Some(last) if last != place && !last.contains('|') => format!("{place}: {last}"),
-        _ => place,
     }
 }
 

@@ -4,16 +4,101 @@ use std::borrow::Cow;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use garde::Validate;
+use schemars::JsonSchema;
 use secrecy::{ExposeSecret as _, SecretString};
+use serde::{Deserialize, Serialize};
 use url::Url;
 
-use super::given_url::{GivenUrl, url, urls_of};
-use super::tls::{allow_plaintext, report_refused_connection, tls};
-use super::{Problems, Section};
+use super::Problems;
+use super::cell::check_key;
+use super::given_url::{GivenUrl, UrlSetting};
+use super::tls::{TlsTable, report_refused_connection};
+use super::values::{DAY, HOUR, Length, MILLISECOND, SECOND, Secret, Urls};
 use oncely_core::decide::PrecheckMode;
 use oncely_net::server_url::{masked, split_urls};
 use oncely_net::tls::{TlsError, TlsSettings, of_scheme, refused};
 use oncely_net::url_file::{self, UrlFileError};
+
+#[derive(Default, Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct RedisTable {
+    /// URL of Redis, or REDIS_URL. Without one PostgreSQL answers for all duplicates.
+    #[schemars(extend("x-example" = "redis://host:6379/0"))]
+    pub(crate) url: Option<Secret>,
+    /// As in [postgres], or REDIS_URL_FILE.
+    #[schemars(extend("x-example" = "/run/secrets/redis-url"))]
+    pub(crate) url_file: Option<PathBuf>,
+    /// URLs of the Sentinels that know the master, as a list or with blanks in between. The host of url is then their name for it, without a port
+    /// (redis://user:password@mymaster/0). They are asked for each connection, and a server that they name is used if it says that it is a master.
+    #[schemars(extend("x-example" = ["redis://:password@sentinel-1:26379", "redis://:password@sentinel-2:26379"]))]
+    pub(crate) sentinels: Option<Urls>,
+    /// A file that holds them instead, read again for each connection.
+    #[schemars(extend("x-example" = "/run/secrets/redis-sentinels"))]
+    pub(crate) sentinels_file: Option<PathBuf>,
+    /// As in [rabbitmq], for rediss://. A Sentinel is verified by the host of its own URL, not by server_name.
+    #[schemars(extend("x-example" = { "ca": "/etc/oncely/ca.pem", "cert": "/etc/oncely/cert.pem", "key": "/etc/oncely/key.pem", "server_name": "cache.internal" }))]
+    pub(crate) tls: Option<TlsTable>,
+    /// As in [postgres], for redis://.
+    pub(crate) allow_plaintext: bool,
+}
+
+#[derive(Deserialize, Serialize, JsonSchema, Validate)]
+#[serde(default, deny_unknown_fields)]
+#[garde(allow_unvalidated)]
+pub(crate) struct MirrorTable {
+    /// Longest lifetime of an entry (entries live between half of it and all of it). Not longer than any retention. It only needs to cover the time in
+    /// which most duplicates come; PostgreSQL knows the rest.
+    #[garde(range(min = SECOND.times(10), max = DAY.times(30)))]
+    pub(crate) ttl: Length,
+    /// Longest wait for the one question per batch; then PostgreSQL decides alone.
+    #[garde(range(min = MILLISECOND, max = SECOND.times(10)))]
+    pub(crate) budget: Length,
+    /// Hash buckets per half ttl. An entry costs least (21 bytes) where a bucket holds about 100 and never more than Redis's
+    /// hash-max-listpack-entries: divide the keys of half a ttl by 100. Worker and relay must agree, else every look-up misses.
+    #[garde(range(min = 1, max = 1_048_576))]
+    pub(crate) buckets: u32,
+    /// Trust in a hit: "trust" acknowledges without asking PostgreSQL, as long as its history was confirmed within the last second; "verify" confirms
+    /// the hits of a batch by one look-up; "off" asks nothing; "auto" is trust where no standby is connected that could take over without the latest
+    /// commits, else verify.
+    pub(crate) precheck: PrecheckWord,
+    /// Key of the tags, the same for workers and relays; by default the database's own, which `oncely secrets rotate mirror` replaces.
+    #[schemars(extend("x-example" = "a secret of 16 bytes or more"))]
+    pub(crate) key: Option<Secret>,
+}
+
+impl Default for MirrorTable {
+    fn default() -> Self {
+        Self {
+            ttl: HOUR,
+            budget: MILLISECOND.times(20),
+            buckets: 16_384,
+            precheck: PrecheckWord::Auto,
+            key: None,
+        }
+    }
+}
+
+/// Trust in a hit.
+#[derive(Clone, Copy, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum PrecheckWord {
+    Auto,
+    Trust,
+    Verify,
+    Off,
+}
+
+impl From<PrecheckWord> for PrecheckMode {
+    fn from(precheck: PrecheckWord) -> Self {
+        match precheck {
+            PrecheckWord::Auto => Self::Auto,
+            PrecheckWord::Trust => Self::Trust,
+            PrecheckWord::Verify => Self::Verify,
+            PrecheckWord::Off => Self::Off,
+        }
+    }
+}
 
 /// Connection and use of Redis.
 #[derive(Clone, Debug)]
@@ -43,10 +128,6 @@ pub struct MirrorSettings {
     pub key: Option<SecretString>,
 }
 
-const SECOND: Duration = Duration::from_secs(1);
-const HOUR: Duration = Duration::from_secs(3_600);
-const DAY: Duration = Duration::from_secs(86_400);
-
 impl MirrorSettings {
     /// Returns settings for the Redis at this URL, with defaults otherwise.
     #[doc(hidden)]
@@ -58,7 +139,7 @@ impl MirrorSettings {
             sentinels_file: None,
             tls: None,
             allow_plaintext: false,
-            ttl: HOUR,
+            ttl: HOUR.0,
             budget: Duration::from_millis(20),
             buckets: 16_384,
             precheck: PrecheckMode::Auto,
@@ -118,50 +199,56 @@ impl MirrorSettings {
     }
 }
 
-pub(super) fn mirror(
-    mut redis: Section,
-    mut section: Section,
+const SCHEMES: &[&str] = if cfg!(feature = "tls") { &["redis", "rediss"] } else { &["redis"] };
+
+const URL: UrlSetting<'_> = UrlSetting {
+    place: "redis.url",
+    schemes: SCHEMES,
+    example: "redis://host:6379/0",
+    variable: "REDIS_URL",
+    has_several: false,
+};
+
+const SENTINELS: UrlSetting<'_> = UrlSetting {
+    place: "redis.sentinels",
+    schemes: SCHEMES,
+    example: "redis://:password@host:26379",
+    variable: "ONCELY_REDIS__SENTINELS",
+    has_several: true,
+};
+
+/// Returns the settings of the mirror; `None` without a Redis. They are read also then, so that they stay valid.
+pub(crate) fn mirror(
+    redis: RedisTable,
+    table: MirrorTable,
     problems: &mut Problems,
 ) -> Option<MirrorSettings> {
-    let has_url = redis.has("url") || redis.has("url_file");
-    let schemes: &[&str] = if cfg!(feature = "tls") { &["redis", "rediss"] } else { &["redis"] };
-    let sentinels = urls_of(
-        &mut redis,
-        ["sentinels", "sentinels_file"],
-        schemes,
-        "redis://:password@host:26379",
-        problems,
-    );
-    // Settings are read also without a Redis, so that they stay valid.
-    let given = match (has_url, &sentinels) {
-        (true, None) => url(&mut redis, schemes, "redis://host:6379/0", "REDIS_URL", problems),
-        (_, Some(_)) => url(&mut redis, schemes, "redis://:password@mymaster/0", "REDIS_URL", problems),
-        (false, None) => GivenUrl::default(),
+    let has_url = redis.url.is_some() || redis.url_file.is_some();
+    let has_sentinels = redis.sentinels.is_some() || redis.sentinels_file.is_some();
+    let sentinels = has_sentinels.then(|| SENTINELS.read(redis.sentinels, redis.sentinels_file, problems));
+    let url = redis.url.map(|url| Urls::Text(url.0));
+    let given = match (has_url, has_sentinels) {
+        (_, true) => {
+            let by_name = UrlSetting { example: "redis://:password@mymaster/0", ..URL };
+            by_name.read(url, redis.url_file, problems)
+        }
+        (true, false) => URL.read(url, redis.url_file, problems),
+        (false, false) => GivenUrl::default(),
     };
-    let are_asked = sentinels.is_some();
     let sentinels = sentinels.unwrap_or_default();
+    check_key(table.key.as_ref(), "mirror.key", problems);
     let settings = MirrorSettings {
         url: given.url,
         url_file: given.file,
-        sentinels: std::iter::once(sentinels.url).chain(sentinels.others).filter(|_| are_asked).collect(),
+        sentinels: std::iter::once(sentinels.url).chain(sentinels.others).filter(|_| has_sentinels).collect(),
         sentinels_file: sentinels.file,
-        tls: tls(&mut redis, problems),
-        allow_plaintext: allow_plaintext(&mut redis, problems),
-        ttl: section.duration("ttl", HOUR, 10 * SECOND..=30 * DAY, problems),
-        budget: section.duration(
-            "budget",
-            Duration::from_millis(20),
-            Duration::from_millis(1)..=10 * SECOND,
-            problems,
-        ),
-        buckets: section.integer("buckets", 16_384, 1..=1_048_576, problems),
-        precheck: precheck(&mut section, problems).unwrap_or(PrecheckMode::Auto),
-        key: section.text("key", problems).map(|key| {
-            if key.len() < 16 {
-                problems.add(section.place("key"), "must have at least 16 bytes, or be left out");
-            }
-            SecretString::from(key)
-        }),
+        tls: redis.tls.map(|tls| tls.settings("redis.tls", problems)),
+        allow_plaintext: redis.allow_plaintext,
+        ttl: table.ttl.0,
+        budget: table.budget.0,
+        buckets: table.buckets,
+        precheck: table.precheck.into(),
+        key: table.key.map(|key| key.0),
     };
     let meant = given.is_sound.then(|| settings.redis_tls());
     let asked: Vec<_> = match sentinels.is_sound {
@@ -172,9 +259,9 @@ pub(super) fn mirror(
     if settings.tls.is_some()
         && meant.as_ref().is_some_and(is_without)
         && asked.iter().all(is_without)
-        && (!are_asked || sentinels.is_sound)
+        && (!has_sentinels || sentinels.is_sound)
     {
-        problems.add(redis.place("tls"), "says how TLS is done, and no URL asks for it: write rediss://");
+        problems.add("redis.tls", "says how TLS is done, and no URL asks for it: write rediss://");
     }
     report_refused_connection(meant, &given.place, problems);
     for meant in asked {
@@ -183,13 +270,6 @@ pub(super) fn mirror(
     if given.is_sound && sentinels.is_sound {
         by_name(&settings, &given.place, &sentinels.place, problems);
     }
-    if !has_url {
-        // Both keys are known nevertheless.
-        redis.take("url");
-        redis.take("url_file");
-    }
-    redis.finish(problems);
-    section.finish(problems);
     has_url.then_some(settings)
 }
 
@@ -207,14 +287,4 @@ fn by_name(settings: &MirrorSettings, place: &str, of_sentinels: &str, problems:
     if settings.sentinels.iter().any(has_more) {
         problems.add(of_sentinels, "has a database or options behind a host: a Sentinel has none");
     }
-}
-
-pub(super) fn precheck(section: &mut Section, problems: &mut Problems) -> Option<PrecheckMode> {
-    let choices = [
-        ("auto", Some(PrecheckMode::Auto)),
-        ("trust", Some(PrecheckMode::Trust)),
-        ("verify", Some(PrecheckMode::Verify)),
-        ("off", Some(PrecheckMode::Off)),
-    ];
-    section.choice("precheck", None, &choices, problems)
 }

@@ -1,53 +1,106 @@
 //! `[postgres]`: connection to PostgreSQL and its time limits.
 
-use std::time::Duration;
+use std::path::PathBuf;
 
-use super::given_url::urls;
-use super::tls::{allow_plaintext, tls};
-use super::{Problems, Section};
+use garde::Validate;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::Problems;
+use super::given_url::UrlSetting;
+use super::tls::TlsTable;
+use super::values::{HOUR, Length, MILLISECOND, SECOND, Urls};
 use oncely_net::server_url::differ_by_host_alone;
 use oncely_net::tls::TlsSettings;
 use oncely_postgres::{Address, AddressError, HostState, PgSettings, files_of_url};
 
-const SECOND: Duration = Duration::from_secs(1);
-const HOUR: Duration = Duration::from_secs(3_600);
+#[derive(Deserialize, Serialize, JsonSchema, Validate)]
+#[serde(default, deny_unknown_fields)]
+#[garde(allow_unvalidated)]
+pub(crate) struct PostgresTable {
+    /// URL of the server; required, here or as DATABASE_URL. Several URLs, where one host is the primary and the others may become it, are a list, or
+    /// have blanks in between. The host that takes writes is used, and of two the one on the newer timeline. An old primary that comes back must be
+    /// kept from taking writes all the same (Patroni and similar systems do that): a process that starts while its successor is away does not know of
+    /// that one.
+    #[schemars(extend("x-example" = "postgres://user:password@host:5432/database", "x-required" = true))]
+    pub(crate) url: Option<Urls>,
+    /// A file that holds the URL instead, or one URL a line, read again for each connection: a password is replaced without a restart. Or
+    /// DATABASE_URL_FILE.
+    #[schemars(extend("x-example" = "/run/secrets/database-url"))]
+    pub(crate) url_file: Option<PathBuf>,
+    /// Files (PEM) that are read again for each connection: ca, the authorities that may vouch for the server (by default those that this machine
+    /// trusts); cert and key, our own certificate. With any of it, or with an sslmode of require or more in the URL, the server is verified
+    /// (verify-full), and never asked in plaintext. In the environment: ONCELY_POSTGRES__TLS__CA.
+    #[schemars(extend("x-example" = { "ca": "/etc/oncely/ca.pem", "cert": "/etc/oncely/cert.pem", "key": "/etc/oncely/key.pem" }))]
+    pub(crate) tls: Option<TlsTable>,
+    /// Without TLS a connection stays on this machine, unless this is true: for a network that no other party shares.
+    pub(crate) allow_plaintext: bool,
+    /// Limit of a connection attempt.
+    #[garde(range(min = SECOND, max = SECOND.times(300)))]
+    pub(crate) connect_timeout: Length,
+    /// Server-side limit of one statement. All messages of a batch that a SQL function handles are one statement: a consumer's deadline must not be
+    /// longer than a limit that is set here. Where none is set, the sessions of a consumer's lanes follow its deadline.
+    #[garde(range(min = SECOND, max = HOUR))]
+    pub(crate) statement_timeout: Length,
+    /// Server-side limit of waiting for a lock, in a handler or a task of ours. At most statement_timeout. A batch waits half a second for a key that
+    /// another session holds, also with a longer limit here; then its message waits aside.
+    #[garde(range(min = MILLISECOND, max = HOUR))]
+    pub(crate) lock_timeout: Length,
+}
 
-pub(super) fn postgres(mut section: Section, problems: &mut Problems) -> PgSettings {
-    let given = urls(
-        &mut section,
-        &["postgres", "postgresql"],
-        "postgres://user:password@host:5432/database",
-        "DATABASE_URL",
-        problems,
-    );
-    let settings = PgSettings {
-        url: given.url,
-        other_hosts: given.others,
-        url_file: given.file,
-        tls: tls(&mut section, problems),
-        allow_plaintext: allow_plaintext(&mut section, problems),
-        connect_timeout: section.duration("connect_timeout", 5 * SECOND, SECOND..=300 * SECOND, problems),
-        statement_timeout: section.duration("statement_timeout", 30 * SECOND, SECOND..=HOUR, problems),
-        lock_timeout: section.duration("lock_timeout", 5 * SECOND, Duration::from_millis(1)..=HOUR, problems),
-        turn: HostState::default(),
-    };
-    if settings.lock_timeout > settings.statement_timeout {
-        problems.add(section.place("lock_timeout"), "must not be longer than statement_timeout");
-    }
-    if settings.tls.as_ref().is_some_and(|tls| tls.server_name.is_some()) {
-        let what = "is not for PostgreSQL: its driver verifies the host of the URL; call the server by a name that is in its certificate";
-        problems.add(section.place("tls.server_name"), what);
-    }
-    if given.is_sound {
-        if !differ_by_host_alone(std::iter::once(&settings.url).chain(&settings.other_hosts)) {
-            let what = "has URLs that differ in more than host and port: they must be a primary and its standbys, with the same user, \
-                        password, database and options";
-            problems.add(&given.place, what);
+impl Default for PostgresTable {
+    fn default() -> Self {
+        Self {
+            url: None,
+            url_file: None,
+            tls: None,
+            allow_plaintext: false,
+            connect_timeout: SECOND.times(5),
+            statement_timeout: SECOND.times(30),
+            lock_timeout: SECOND.times(5),
         }
-        reachable(&settings, &given.place, problems);
     }
-    section.finish(problems);
-    settings
+}
+
+const URL: UrlSetting<'_> = UrlSetting {
+    place: "postgres.url",
+    schemes: &["postgres", "postgresql"],
+    example: "postgres://user:password@host:5432/database",
+    variable: "DATABASE_URL",
+    has_several: true,
+};
+
+impl PostgresTable {
+    pub(crate) fn settings(self, problems: &mut Problems) -> PgSettings {
+        let given = URL.read(self.url, self.url_file, problems);
+        let settings = PgSettings {
+            url: given.url,
+            other_hosts: given.others,
+            url_file: given.file,
+            tls: self.tls.map(|tls| tls.settings("postgres.tls", problems)),
+            allow_plaintext: self.allow_plaintext,
+            connect_timeout: self.connect_timeout.0,
+            statement_timeout: self.statement_timeout.0,
+            lock_timeout: self.lock_timeout.0,
+            turn: HostState::default(),
+        };
+        if settings.lock_timeout > settings.statement_timeout {
+            problems.add("postgres.lock_timeout", "must not be longer than statement_timeout");
+        }
+        if settings.tls.as_ref().is_some_and(|tls| tls.server_name.is_some()) {
+            let what = "is not for PostgreSQL: its driver verifies the host of the URL; call the server by a name that is in its certificate";
+            problems.add("postgres.tls.server_name", what);
+        }
+        if given.is_sound {
+            if !differ_by_host_alone(std::iter::once(&settings.url).chain(&settings.other_hosts)) {
+                let what = "has URLs that differ in more than host and port: they must be a primary and its standbys, with the same user, \
+                            password, database and options";
+                problems.add(&given.place, what);
+            }
+            reachable(&settings, &given.place, problems);
+        }
+        settings
+    }
 }
 
 /// Checks that the connection to each host is completely specified.

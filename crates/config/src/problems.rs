@@ -28,6 +28,14 @@ impl Problems {
         self.0.push(Problem { place: place.into(), message: message.into() });
     }
 
+    /// Returns whether a place, or a part of it, has a problem.
+    pub(crate) fn has(&self, place: &str) -> bool {
+        let is_part = |found: &str| {
+            found.strip_prefix(place).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+        };
+        self.0.iter().any(|problem| is_part(&problem.place))
+    }
+
     /// Returns whether there is no problem.
     #[must_use]
     pub fn is_empty(&self) -> bool {

@@ -4,15 +4,62 @@ use std::borrow::Cow;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use garde::Validate;
+use schemars::JsonSchema;
 use secrecy::{ExposeSecret as _, SecretString};
+use serde::{Deserialize, Serialize};
 use url::Url;
 
-use super::given_url::urls;
-use super::tls::{allow_plaintext, report_refused_connection, tls};
-use super::{Problems, Section};
+use super::Problems;
+use super::given_url::UrlSetting;
+use super::tls::{TlsTable, report_refused_connection};
+use super::values::{Length, SECOND, Secret, Urls};
 use oncely_net::server_url::{AMBIGUOUS, differ_by_host_alone, hides_its_password, masked, split_urls};
 use oncely_net::tls::{TlsError, TlsSettings, of_scheme};
 use oncely_net::url_file::{self, UrlFileError};
+
+#[derive(Deserialize, Serialize, JsonSchema, Validate)]
+#[serde(default, deny_unknown_fields)]
+#[garde(allow_unvalidated)]
+pub(crate) struct RabbitTable {
+    /// URL of the broker; required, here or as AMQP_URL. Several URLs, where they are nodes of a cluster, are a list, or have blanks in between.
+    /// Connections are spread over them, and a node that does not answer is passed over.
+    #[schemars(extend("x-example" = "amqp://user:password@host:5672/vhost", "x-required" = true))]
+    pub(crate) url: Option<Urls>,
+    /// As in [postgres], or AMQP_URL_FILE; one URL a line.
+    #[schemars(extend("x-example" = "/run/secrets/amqp-url"))]
+    pub(crate) url_file: Option<PathBuf>,
+    /// As in [postgres], for amqps:// and for https:// of management. server_name is the name in the certificate, where that is not the URL's host;
+    /// management is verified by its own.
+    #[schemars(extend("x-example" = { "ca": "/etc/oncely/ca.pem", "cert": "/etc/oncely/cert.pem", "key": "/etc/oncely/key.pem", "server_name": "broker.internal" }))]
+    pub(crate) tls: Option<TlsTable>,
+    /// As in [postgres], for amqp:// and http://.
+    pub(crate) allow_plaintext: bool,
+    /// A peer that is silent for two heartbeats is gone. RabbitMQ's own default of 60s notices a dead peer after two minutes.
+    #[garde(range(min = SECOND, max = SECOND.times(600)))]
+    pub(crate) heartbeat: Length,
+    /// Limit of a connection, a declaration, a publisher confirm.
+    #[garde(range(min = SECOND, max = SECOND.times(600)))]
+    pub(crate) timeout: Length,
+    /// URL of RabbitMQ's HTTP API (plugin rabbitmq_management), with the user of url where none is named; the user needs the tag `management`.
+    /// `oncely doctor` asks it for the facts that AMQP does not show: policies, bindings, limits. Without it those checks are skipped.
+    #[schemars(extend("x-example" = "http://user:password@host:15672"))]
+    pub(crate) management: Option<Secret>,
+}
+
+impl Default for RabbitTable {
+    fn default() -> Self {
+        Self {
+            url: None,
+            url_file: None,
+            tls: None,
+            allow_plaintext: false,
+            heartbeat: SECOND.times(10),
+            timeout: SECOND.times(30),
+            management: None,
+        }
+    }
+}
 
 /// Connection to RabbitMQ.
 #[derive(Clone, Debug)]
@@ -35,8 +82,6 @@ pub struct RabbitSettings {
     /// `http://user:password@host:port` of the HTTP API, for facts that AMQP does not report. `None`: it is not used.
     pub management: Option<SecretString>,
 }
-
-const SECOND: Duration = Duration::from_secs(1);
 
 impl RabbitSettings {
     /// Returns the settings with the current URLs from the file, if any.
@@ -91,35 +136,48 @@ impl RabbitSettings {
     }
 }
 
-pub(super) fn rabbitmq(mut section: Section, problems: &mut Problems) -> RabbitSettings {
-    let schemes: &[&str] = if cfg!(feature = "tls") { &["amqp", "amqps"] } else { &["amqp"] };
-    let given = urls(&mut section, schemes, "amqp://user:password@host:5672/vhost", "AMQP_URL", problems);
-    let before = problems.list().len();
-    let management = management(&mut section, problems);
-    let management_is_sound = problems.list().len() == before;
-    let settings = RabbitSettings {
-        url: given.url,
-        other_nodes: given.others,
-        url_file: given.file,
-        management,
-        tls: tls(&mut section, problems),
-        allow_plaintext: allow_plaintext(&mut section, problems),
-        heartbeat: section.duration("heartbeat", 10 * SECOND, SECOND..=600 * SECOND, problems),
-        timeout: section.duration("timeout", 30 * SECOND, SECOND..=600 * SECOND, problems),
-    };
-    let is_one_cluster = given.is_sound && of_one_cluster(&settings, &given.place, problems);
-    let amqp = is_one_cluster.then(|| settings.amqp_tls());
-    let http = management_is_sound.then(|| settings.management_tls());
-    if settings.tls.is_some() && matches!((&amqp, &http), (Some(Ok(None)), Some(Ok(None)))) {
-        let what =
-            "says how TLS is done, and no URL asks for it: write amqps:// (and https:// for management)";
-        problems.add(section.place("tls"), what);
+const URL: UrlSetting<'_> = UrlSetting {
+    place: "rabbitmq.url",
+    schemes: if cfg!(feature = "tls") { &["amqp", "amqps"] } else { &["amqp"] },
+    example: "amqp://user:password@host:5672/vhost",
+    variable: "AMQP_URL",
+    has_several: true,
+};
+
+impl RabbitTable {
+    pub(crate) fn settings(self, problems: &mut Problems) -> RabbitSettings {
+        let given = URL.read(self.url, self.url_file, problems);
+        let before = problems.list().len();
+        let management = self.management.map(|url| url.0);
+        if let Some(url) = &management {
+            check_management(url, problems);
+        }
+        let management_is_sound = problems.list().len() == before;
+        let settings = RabbitSettings {
+            url: given.url,
+            other_nodes: given.others,
+            url_file: given.file,
+            management,
+            tls: self.tls.map(|tls| tls.settings("rabbitmq.tls", problems)),
+            allow_plaintext: self.allow_plaintext,
+            heartbeat: self.heartbeat.0,
+            timeout: self.timeout.0,
+        };
+        let is_one_cluster = given.is_sound && of_one_cluster(&settings, &given.place, problems);
+        let amqp = is_one_cluster.then(|| settings.amqp_tls());
+        let http = management_is_sound.then(|| settings.management_tls());
+        if settings.tls.is_some() && matches!((&amqp, &http), (Some(Ok(None)), Some(Ok(None)))) {
+            let what =
+                "says how TLS is done, and no URL asks for it: write amqps:// (and https:// for management)";
+            problems.add("rabbitmq.tls", what);
+        }
+        report_refused_connection(amqp, &given.place, problems);
+        report_refused_connection(http, MANAGEMENT, problems);
+        settings
     }
-    report_refused_connection(amqp, &given.place, problems);
-    report_refused_connection(http, &section.place("management"), problems);
-    section.finish(problems);
-    settings
 }
+
+const MANAGEMENT: &str = "rabbitmq.management";
 
 /// Reports URLs that differ by more than host and port: nodes of one cluster don't.
 fn of_one_cluster(settings: &RabbitSettings, place: &str, problems: &mut Problems) -> bool {
@@ -132,16 +190,14 @@ fn of_one_cluster(settings: &RabbitSettings, place: &str, problems: &mut Problem
     is_one
 }
 
-fn management(section: &mut Section, problems: &mut Problems) -> Option<SecretString> {
-    let place = section.place("management");
-    let text = section.text("management", problems)?;
+fn check_management(url: &SecretString, problems: &mut Problems) {
+    let text = url.expose_secret();
     let schemes: &[&str] = if cfg!(feature = "tls") { &["http", "https"] } else { &["http"] };
-    let is_fit = url::Url::parse(&text).is_ok_and(|url| schemes.contains(&url.scheme()) && url.has_host());
-    if hides_its_password(&text) {
-        problems.add(place, format!("has an '@' where none can be; {AMBIGUOUS}"));
+    let is_fit = Url::parse(text).is_ok_and(|url| schemes.contains(&url.scheme()) && url.has_host());
+    if hides_its_password(text) {
+        problems.add(MANAGEMENT, format!("has an '@' where none can be; {AMBIGUOUS}"));
     } else if !is_fit {
         let more = if cfg!(feature = "tls") { "" } else { " (https:// needs the feature `tls`)" };
-        problems.add(place, format!("is not a URL like http://user:password@host:15672{more}"));
+        problems.add(MANAGEMENT, format!("is not a URL like http://user:password@host:15672{more}"));
     }
-    Some(SecretString::from(text))
 }

@@ -1,26 +1,22 @@
-//! Descriptions of all settings, parsed from the commented defaults.
+//! Descriptions of all settings, from their types, and the file of commented defaults.
 
-use figment::Figment;
-use figment::providers::{Format as _, Toml};
-use figment::value::Value;
+use std::fmt;
 
-use super::DEFAULTS;
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use serde_json::Value;
+use serde_json::value::RawValue;
 
-/// Required settings of a consumer: their values in the defaults are examples.
-const REQUIRED: [&str; 4] = ["name", "queue", "tenant", "key"];
-
-/// Settings with an example that a worker with its own Rust handler does not need.
-const EXAMPLES: [&str; 1] = ["handler"];
-
-/// Settings of a consumer that take a text or a table.
-const TEXT_OR_TABLE: [&str; 3] = ["tenant", "key", "fingerprint"];
+use super::consumer::ConsumerTable;
+use super::file::File;
+use super::merged::toml_text;
+use super::schema;
 
 /// A table of the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReferenceTable {
     /// Name, such as `mirror`.
     #[doc(hidden)]
-    pub name: &'static str,
+    pub name: String,
     /// Whether it is a list of tables.
     #[doc(hidden)]
     pub is_list: bool,
@@ -35,21 +31,23 @@ pub struct ReferenceTable {
 pub struct ReferenceSetting {
     /// Name, such as `ttl`.
     #[doc(hidden)]
-    pub name: &'static str,
-    /// Value in the defaults, as TOML.
+    pub name: String,
+    /// Default or example, as TOML.
     #[doc(hidden)]
-    pub value: &'static str,
+    pub value: String,
     #[doc(hidden)]
     pub worth: DefaultKind,
-    /// Comment behind the value.
+    /// Type of the value, in words.
     #[doc(hidden)]
-    pub remark: &'static str,
-    /// Description, line by line; a line of code begins with two blanks.
+    pub kind: &'static str,
+    #[doc(hidden)]
+    pub is_secret: bool,
+    /// Description, in paragraphs and lists.
     #[doc(hidden)]
     pub about: String,
 }
 
-/// Kind of the value in the defaults.
+/// Kind of a setting's shown value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DefaultKind {
     #[doc(hidden)]
@@ -60,47 +58,90 @@ pub enum DefaultKind {
     Required,
 }
 
-/// Returns the head of the defaults, and all parts.
-pub fn reference() -> (String, Vec<ReferenceTable>) {
-    let (mut head, mut parts) = (String::new(), Vec::<ReferenceTable>::new());
-    let mut about: Vec<&str> = Vec::new();
-    for line in DEFAULTS.lines() {
-        if let Some((name, value, remark)) = setting(line) {
-            let about = std::mem::take(&mut about).join("\n");
-            if let Some(part) = parts.last_mut() {
-                let worth = match part.is_list {
-                    true if REQUIRED.contains(&name) => DefaultKind::Required,
-                    true if EXAMPLES.contains(&name) => DefaultKind::Example,
-                    _ if line.starts_with('#') && remark.starts_with("required") => DefaultKind::Required,
-                    _ if line.starts_with('#') => DefaultKind::Example,
-                    _ => DefaultKind::Default,
-                };
-                part.settings.push(ReferenceSetting { name, value, worth, remark, about });
+/// Entries of a JSON object, in the order of the text: that of the fields of a type.
+struct Entries(Vec<(String, Box<RawValue>)>);
+
+impl<'de> Deserialize<'de> for Entries {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Reader;
+
+        impl<'de> Visitor<'de> for Reader {
+            type Value = Entries;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
             }
-        } else if let Some(name) = line.strip_prefix('[') {
-            let is_list = line.starts_with("[[");
-            let name = name.trim_matches(['[', ']']);
-            let about = std::mem::take(&mut about).join("\n");
-            parts.push(ReferenceTable { name, is_list, about, settings: Vec::new() });
-        } else if let Some(rest) = line.strip_prefix('#') {
-            about.push(rest.strip_prefix(' ').unwrap_or(rest));
-        } else if parts.is_empty() {
-            // This comment belongs to no setting.
-            head.push_str(&std::mem::take(&mut about).join("\n"));
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries, A::Error> {
+                let mut entries = Vec::new();
+                while let Some(entry) = map.next_entry()? {
+                    entries.push(entry);
+                }
+                Ok(Entries(entries))
+            }
         }
+
+        deserializer.deserialize_map(Reader)
     }
-    (head, parts)
 }
 
-/// Parses `name = value   # remark`, also after `# `.
-fn setting(line: &'static str) -> Option<(&'static str, &'static str, &'static str)> {
-    let line = line.strip_prefix("# ").unwrap_or(line);
-    let (name, rest) = line.split_once(" = ")?;
-    if name.is_empty() || !name.chars().all(|c| c.is_ascii_lowercase() || c == '_') {
-        return None;
+fn entries(text: &str) -> Vec<(String, Box<RawValue>)> {
+    serde_json::from_str::<Entries>(text).map(|entries| entries.0).unwrap_or_default()
+}
+
+/// Returns the description of the file, and its tables.
+pub fn reference() -> (String, Vec<ReferenceTable>) {
+    let file = File { consumers: vec![ConsumerTable::default()], ..File::default() };
+    let text = serde_json::to_string(&file).unwrap_or_default();
+    let tables = entries(&text).into_iter().map(|(name, defaults)| {
+        let is_list = defaults.get().starts_with('[');
+        let defaults = defaults.get().trim_start_matches('[').trim_end_matches(']');
+        let place = if is_list { format!("{name}[0]") } else { name.clone() };
+        let settings = entries(defaults).into_iter();
+        let settings = settings.map(|(name, default)| setting(&place, name, default.get())).collect();
+        let about = schema::at(&name).map(about).unwrap_or_default();
+        ReferenceTable { name, is_list, about, settings }
+    });
+    (about(schema::schema()), tables.collect())
+}
+
+fn setting(place: &str, name: String, default: &str) -> ReferenceSetting {
+    let node = schema::at(&format!("{place}.{name}")).unwrap_or(&Value::Null);
+    let default = match node.get("x-default") {
+        Some(shown) => shown.clone(),
+        None => serde_json::from_str(default).unwrap_or_default(),
+    };
+    let (value, worth) = match (default, node.get("x-example")) {
+        (_, Some(example)) if node["x-required"] == true => (toml_text(example), DefaultKind::Required),
+        (Value::Null, Some(example)) => (toml_text(example), DefaultKind::Example),
+        (default, _) => (toml_text(&default), DefaultKind::Default),
+    };
+    ReferenceSetting {
+        value,
+        worth,
+        kind: schema::kind(node),
+        is_secret: schema::is_secret(node),
+        about: about(node),
+        name,
     }
-    let (value, remark) = rest.split_once("  #").unwrap_or((rest, ""));
-    Some((name, value.trim(), remark.trim()))
+}
+
+/// Returns a description, with one line for each paragraph and each item of a list.
+fn about(node: &'static Value) -> String {
+    let mut lines: Vec<String> = Vec::new();
+    let mut is_new = true;
+    for line in node["description"].as_str().unwrap_or_default().lines().map(str::trim) {
+        match lines.last_mut() {
+            Some(last) if !is_new && !line.is_empty() && !line.starts_with("* ") => {
+                last.push(' ');
+                last.push_str(line);
+            }
+            _ if line.is_empty() => {}
+            _ => lines.push(line.to_owned()),
+        }
+        is_new = line.is_empty();
+    }
+    lines.join("\n")
 }
 
 impl ReferenceTable {
@@ -119,51 +160,80 @@ impl ReferenceTable {
 }
 
 impl ReferenceSetting {
-    /// Returns the type of the setting's value in its part, and its unit.
+    /// Returns the unit of the setting's value; empty if it has none.
     #[doc(hidden)]
-    pub fn kind(&self, part: &ReferenceTable) -> (&'static str, &'static str) {
-        let text = format!("value = {}", self.value);
-        let value = Figment::new().merge(Toml::string(&text)).find_value("value");
-        let is_duration = |text: &str| humantime::parse_duration(text).is_ok();
-        match value {
-            _ if part.is_list && TEXT_OR_TABLE.contains(&self.name) => ("text or table", ""),
-            Ok(Value::String(_, text)) if is_duration(&text) => ("duration", "ms, s, m, h, d"),
-            Ok(Value::String(..)) => ("text", ""),
-            Ok(Value::Num(..)) => ("whole number", self.unit()),
-            Ok(Value::Bool(..)) => ("true or false", ""),
-            Ok(Value::Array(..)) => ("list", ""),
-            Ok(Value::Dict(..)) => ("table", ""),
-            Ok(_) | Err(_) => ("text", ""),
-        }
-    }
-
-    fn unit(&self) -> &'static str {
+    pub fn unit(&self) -> &'static str {
         let about = self.about.to_ascii_lowercase();
-        match () {
-            () if about.contains("in bytes") || about.starts_with("bytes") => "bytes",
-            () if about.starts_with("percent") => "percent",
-            () => "",
+        match self.kind {
+            "duration" => "ms, s, m, h, d",
+            "whole number" if about.contains("in bytes") || about.starts_with("bytes") => "bytes",
+            "whole number" if about.starts_with("percent") => "percent",
+            _ => "",
         }
     }
 
     /// Returns the default in words; `None` if it has no default.
     #[doc(hidden)]
     pub fn otherwise(&self) -> Option<String> {
-        // A default that depends on other settings is described in the comment.
-        let told = self.about.split_once("y default ").map(|(_, rest)| rest);
-        let told = told.or_else(|| self.remark.split_once("by default ").map(|(_, rest)| rest));
-        let phrase =
-            told.and_then(|rest| rest.split(['.', ';', ')', ',']).next()).map(|text| text.replace('\n', " "));
-        match (self.worth, phrase) {
-            (DefaultKind::Default, Some(phrase))
-                if self.about.contains("By default ") || self.about.contains("; by default ") =>
-            {
-                Some(phrase)
+        match self.worth {
+            DefaultKind::Default => Some(self.value.clone()),
+            DefaultKind::Required => None,
+            // A default that depends on other settings is described in the text.
+            DefaultKind::Example => {
+                let rest = self.about.split_once("y default ").map(|(_, rest)| rest)?;
+                rest.split(['.', ';', ')', ',']).next().map(str::to_owned)
             }
-            (DefaultKind::Default, _) => Some(self.value.to_owned()),
-            (DefaultKind::Example, phrase) => phrase,
-            (DefaultKind::Required, _) => None,
         }
+    }
+}
+
+/// Longest line of the file of defaults.
+const WIDTH: usize = 120;
+
+/// Returns the file of commented defaults.
+#[must_use]
+pub fn default_file() -> String {
+    let (head, tables) = reference();
+    let mut text = String::new();
+    comment(&head, &mut text);
+    for table in tables {
+        text.push('\n');
+        comment(&table.about, &mut text);
+        text.push_str(&format!("{}\n", table.heading()));
+        for setting in table.settings {
+            comment(&setting.about, &mut text);
+            // The one table that a file of defaults needs to be valid.
+            let is_shown = setting.worth == DefaultKind::Default || table.is_list && setting.is_shown();
+            let sign = if is_shown { "" } else { "# " };
+            text.push_str(&format!("{sign}{} = {}\n", setting.name, setting.value));
+        }
+    }
+    text
+}
+
+impl ReferenceSetting {
+    /// Returns whether the file of defaults sets it although it is an example: a consumer needs it.
+    fn is_shown(&self) -> bool {
+        self.worth == DefaultKind::Required || self.name == "handler"
+    }
+}
+
+/// Adds a comment, with lines of up to [`WIDTH`] characters.
+fn comment(about: &str, text: &mut String) {
+    for paragraph in about.lines() {
+        let indent = if paragraph.starts_with("* ") { "#   " } else { "# " };
+        let mut line = String::from("#");
+        for word in paragraph.split_whitespace() {
+            if line.chars().count() + 1 + word.chars().count() > WIDTH {
+                text.push_str(&line);
+                text.push('\n');
+                line = indent.trim_end().to_owned() + &" ".repeat(indent.len() - 2);
+            }
+            line.push(' ');
+            line.push_str(word);
+        }
+        text.push_str(&line);
+        text.push('\n');
     }
 }
 
@@ -172,42 +242,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_line_of_the_defaults_is_part_of_the_reference() {
-        let (head, parts) = reference();
+    fn the_file_of_defaults_has_each_setting_once_and_in_order() {
+        let text = default_file();
+        let (head, tables) = reference();
         assert!(head.starts_with("Oncely's configuration:"), "{head}");
-        let settings: usize = parts.iter().map(|part| part.settings.len()).sum();
-        assert!(settings > 50, "{settings}");
-        let told = |text: &str| text.lines().count();
-        let lines: usize = parts
-            .iter()
-            .map(|part| {
-                1 + told(&part.about) + part.settings.iter().map(|one| 1 + told(&one.about)).sum::<usize>()
-            })
-            .sum();
-        let written = DEFAULTS.lines().filter(|line| !line.is_empty()).count();
-        assert_eq!(lines + told(&head), written, "a comment behind the last setting, or a line that is none");
+        let settings: usize = tables.iter().map(|table| table.settings.len()).sum();
+        assert!(settings > 120, "{settings}");
+        let mut at = 0;
+        for table in &tables {
+            at += text[at..].find(&format!("\n{}\n", table.heading())).expect(&table.name);
+            for setting in &table.settings {
+                assert!(!setting.about.is_empty(), "{}.{}", table.name, setting.name);
+                let line = format!("{} = {}\n", setting.name, setting.value);
+                at += text[at..].find(&line).expect(&line);
+            }
+        }
+        let is_example = |line: &str| line.starts_with("# ") && line.contains(" = ");
+        let is_short = |line: &str| line.chars().count() <= WIDTH;
+        assert!(text.lines().all(|line| is_short(line) || is_example(line) || !line.starts_with('#')));
     }
 
     #[test]
-    fn settings_comments_and_remarks_are_told_apart() {
-        assert_eq!(setting("ttl = \"1h\""), Some(("ttl", "\"1h\"", "")));
-        assert_eq!(
-            setting("# url = \"redis://h\"      # or REDIS_URL"),
-            Some(("url", "\"redis://h\"", "or REDIS_URL"))
-        );
-        assert_eq!(setting("# A key that is left out keeps its default"), None);
-        assert_eq!(setting("# What wins: this < ONCELY_MIRROR__TTL=2h"), None);
-    }
-
-    #[test]
-    fn kinds_units_and_what_holds_otherwise_are_read_from_the_defaults() {
-        let (_, parts) = reference();
-        let of = |part: &str, name: &str| {
-            let part = parts.iter().find(|one| one.name == part).unwrap();
-            let setting = part.settings.iter().find(|one| one.name == name).unwrap().clone();
-            (setting.kind(part), setting)
+    fn kinds_units_and_defaults_are_those_of_the_types() {
+        let (_, tables) = reference();
+        let of = |table: &str, name: &str| {
+            let table = tables.iter().find(|one| one.name == table).unwrap();
+            table.settings.iter().find(|one| one.name == name).unwrap().clone()
         };
-        for (part, name, kind, unit, otherwise) in [
+        for (table, name, kind, unit, otherwise) in [
             ("mirror", "key", "text", "", Some("the database's own")),
             ("mirror", "ttl", "duration", "ms, s, m, h, d", Some("\"1h\"")),
             ("gc", "load", "whole number", "percent", Some("20")),
@@ -218,14 +280,17 @@ mod tests {
             ("consumers", "tenant", "text or table", "", None),
             ("consumers", "replies", "true or false", "", Some("false")),
             ("consumers", "bindings", "list", "", Some("[]")),
-            ("postgres", "url", "text", "", None),
+            ("postgres", "url", "text or list", "", None),
             ("worker", "name", "text", "", Some("host name and process id")),
             ("cell", "signing_key", "text", "", Some("the database's own keys")),
         ] {
-            let (found, setting) = of(part, name);
-            assert_eq!((found, setting.otherwise().as_deref()), ((kind, unit), otherwise), "{part}.{name}");
+            let setting = of(table, name);
+            let found = (setting.kind, setting.unit(), setting.otherwise());
+            assert_eq!(found, (kind, unit, otherwise.map(str::to_owned)), "{table}.{name}");
         }
-        assert_eq!(of("postgres", "url").1.worth, DefaultKind::Required);
-        assert_eq!(of("consumers", "handler").1.worth, DefaultKind::Example);
+        assert_eq!(of("postgres", "url").worth, DefaultKind::Required);
+        assert_eq!(of("consumers", "handler").worth, DefaultKind::Example);
+        assert!(of("mirror", "key").is_secret && of("cell", "known_keys").is_secret);
+        assert!(of("traces", "headers").is_secret && !of("consumers", "key").is_secret);
     }
 }

@@ -4,12 +4,13 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use croner::Cron;
+use garde::Validate;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
-use super::{Problems, Section};
+use super::Problems;
+use super::values::{DAY, HOUR, Length, MILLISECOND, MINUTE, SECOND};
 use oncely_postgres::Quota;
-
-const SECOND: Duration = Duration::from_secs(1);
-const DAY: Duration = Duration::from_secs(86_400);
 
 /// The worker process.
 #[derive(Clone, Debug)]
@@ -84,7 +85,8 @@ impl DeadLetterSettings {
 }
 
 /// Format of log lines.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum LogFormat {
     /// Text for humans.
     Text,
@@ -105,33 +107,59 @@ pub struct LogSettings {
     pub server_errors: bool,
 }
 
-pub(super) fn worker(mut section: Section, problems: &mut Problems) -> WorkerSettings {
-    let settings = WorkerSettings {
-        name: section.text("name", problems).unwrap_or_else(process_name),
-        shutdown: section.duration("shutdown", 25 * SECOND, SECOND..=600 * SECOND, problems),
-        watchdog: section.duration("watchdog", 60 * SECOND, SECOND..=3_600 * SECOND, problems),
-        threads: section.integer("threads", 1, 1..=64, problems),
-        listen: listen(&mut section, "listen", problems),
-    };
-    section.finish(problems);
-    settings
+#[derive(Deserialize, Serialize, JsonSchema, Validate)]
+#[serde(default, deny_unknown_fields)]
+#[garde(allow_unvalidated)]
+pub(crate) struct WorkerTable {
+    /// Name in the audit trail; by default host name and process id.
+    #[schemars(extend("x-example" = "host-pid"))]
+    pub(crate) name: Option<String>,
+    /// Longest time from SIGTERM to the end. Work that is not finished by then is rolled back and comes again; the exit code is 70. Below the 30s that
+    /// Kubernetes waits before it kills.
+    #[garde(range(min = SECOND, max = SECOND.times(600)))]
+    pub(crate) shutdown: Length,
+    /// A process with a runtime that stands still for this time (a handler that blocks its threads) ends itself with exit code 70; a program that embeds a
+    /// worker or a relay, too.
+    #[garde(range(min = SECOND, max = HOUR))]
+    pub(crate) watchdog: Length,
+    /// Threads of the program `worker`, besides one for each connection to RabbitMQ. SQL functions run in PostgreSQL; the worker's own part is about ten
+    /// microseconds a message (docs/src/explanation/performance.md), and more threads wake each other up.
+    #[garde(range(min = 1, max = 64))]
+    pub(crate) threads: u32,
+    /// Address of metrics (/metrics, for Prometheus) and health (/livez, /readyz, /statusz). Anyone who can reach the address can read them: there is no
+    /// login, and nothing of messages is in them. By default none.
+    #[schemars(extend("x-example" = "127.0.0.1:9464"))]
+    pub(crate) listen: Option<String>,
 }
 
-/// Takes the listen address for metrics and health.
-pub(super) fn listen(
-    section: &mut Section,
-    key: &'static str,
-    problems: &mut Problems,
-) -> Option<SocketAddr> {
-    let text = section.text(key, problems)?;
+impl Default for WorkerTable {
+    fn default() -> Self {
+        Self { name: None, shutdown: SECOND.times(25), watchdog: MINUTE, threads: 1, listen: None }
+    }
+}
+
+impl WorkerTable {
+    pub(crate) fn settings(self, problems: &mut Problems) -> WorkerSettings {
+        WorkerSettings {
+            name: self.name.unwrap_or_else(process_name),
+            shutdown: self.shutdown.0,
+            watchdog: self.watchdog.0,
+            threads: self.threads,
+            listen: listen(self.listen, "worker.listen", problems),
+        }
+    }
+}
+
+/// Parses the listen address for metrics and health.
+pub(crate) fn listen(text: Option<String>, place: &str, problems: &mut Problems) -> Option<SocketAddr> {
+    let text = text?;
     if !cfg!(feature = "listener") {
-        problems.add(section.place(key), "this program is built without the feature `listener`");
+        problems.add(place, "this program is built without the feature `listener`");
     }
     match text.parse() {
         Ok(address) => Some(address),
         Err(_) => {
-            let what = format!("{text:?} is not an address like 127.0.0.1:9464 or [::]:9464");
-            problems.add(section.place(key), what);
+            problems.add(place, format!("{text:?} is not an address like 127.0.0.1:9464 or [::]:9464"));
             None
         }
     }
@@ -151,85 +179,163 @@ pub fn host() -> Option<String> {
         .filter(|name| !name.is_empty())
 }
 
-pub(super) fn relay(mut section: Section, problems: &mut Problems) -> RelaySettings {
-    let settings = RelaySettings {
-        batch: section.integer("batch", 100, 1..=10_000, problems),
-        poll: section.duration(
-            "poll",
-            Duration::from_millis(500),
-            Duration::from_millis(1)..=60 * SECOND,
-            problems,
-        ),
-        listen: listen(&mut section, "listen", problems),
-    };
-    section.finish(problems);
-    settings
+#[derive(Deserialize, Serialize, JsonSchema, Validate)]
+#[serde(default, deny_unknown_fields)]
+#[garde(allow_unvalidated)]
+pub(crate) struct RelayTable {
+    /// Mirror records taken in one transaction. A record carries the tags of a whole batch.
+    #[garde(range(min = 1, max = 10_000))]
+    pub(crate) batch: u32,
+    /// Longest pause between two looks at an empty mirror queue. A notification inside the business transaction would serialise its commits, so the relay
+    /// looks.
+    #[garde(range(min = MILLISECOND, max = MINUTE))]
+    pub(crate) poll: Length,
+    /// As worker.listen, for the relay.
+    #[schemars(extend("x-example" = "127.0.0.1:9465"))]
+    pub(crate) listen: Option<String>,
+}
+
+impl Default for RelayTable {
+    fn default() -> Self {
+        Self { batch: 100, poll: MILLISECOND.times(500), listen: None }
+    }
+}
+
+impl RelayTable {
+    pub(crate) fn settings(self, problems: &mut Problems) -> RelaySettings {
+        RelaySettings {
+            batch: self.batch,
+            poll: self.poll.0,
+            listen: listen(self.listen, "relay.listen", problems),
+        }
+    }
 }
 
 /// The first night hour at an odd minute, so that the tasks of different systems don't coincide.
 const NIGHTLY: &str = "17 3 * * *";
 
-pub(super) fn gc(mut section: Section, problems: &mut Problems) -> Option<GcSettings> {
-    let expression = section.text("schedule", problems).unwrap_or_else(|| NIGHTLY.to_owned());
-    let schedule = expression.parse::<Cron>().map_err(|error| error.to_string()).and_then(|cron| {
-        // Some expressions parse but never match, such as 31 February.
-        match cron.find_next_occurrence(&chrono::Utc::now(), false) {
-            Ok(_) => Ok(cron),
-            Err(error) => Err(format!("it never happens: {error}")),
-        }
-    });
-    if let Err(error) = &schedule {
-        problems.add(
-            section.place("schedule"),
-            format!(
+#[derive(Deserialize, Serialize, JsonSchema, Validate)]
+#[serde(default, deny_unknown_fields)]
+#[garde(allow_unvalidated)]
+pub(crate) struct GcTable {
+    /// Times at which keys past their retention are deleted, as the database knows it (`oncely retention list`): minute hour day month weekday (a sixth
+    /// field in front: seconds), in UTC.
+    pub(crate) schedule: String,
+    /// Keys deleted in one transaction.
+    #[garde(range(min = 1, max = 100_000))]
+    pub(crate) batch: u32,
+    /// Percent of the time in which it works; the rest it pauses. It deletes ten times as fast as messages can come: at 100 it halves their rate
+    /// meanwhile.
+    #[garde(range(min = 1, max = 100))]
+    pub(crate) load: u32,
+}
+
+impl Default for GcTable {
+    fn default() -> Self {
+        Self { schedule: NIGHTLY.to_owned(), batch: 5_000, load: 20 }
+    }
+}
+
+impl GcTable {
+    pub(crate) fn settings(self, problems: &mut Problems) -> Option<GcSettings> {
+        let expression = self.schedule;
+        let schedule = expression.parse::<Cron>().map_err(|error| error.to_string()).and_then(|cron| {
+            // Some expressions parse but never match, such as 31 February.
+            match cron.find_next_occurrence(&chrono::Utc::now(), false) {
+                Ok(_) => Ok(cron),
+                Err(error) => Err(format!("it never happens: {error}")),
+            }
+        });
+        if let Err(error) = &schedule {
+            let what = format!(
                 "is not a cron expression like {NIGHTLY:?} (minute hour day month weekday, UTC): {error}"
-            ),
-        );
+            );
+            problems.add("gc.schedule", what);
+        }
+        Some(GcSettings { schedule: schedule.ok()?, expression, batch: self.batch, load: self.load })
     }
-    let batch = section.integer("batch", 5_000, 1..=100_000, problems);
-    let load = section.integer("load", 20, 1..=100, problems);
-    section.finish(problems);
-    Some(GcSettings { schedule: schedule.ok()?, expression, batch, load })
 }
 
-pub(super) fn audit(mut section: Section, problems: &mut Problems) -> AuditSettings {
-    let settings = AuditSettings {
-        retention: section.duration("retention", 90 * DAY, DAY..=3_650 * DAY, problems),
-        duplicates: section.boolean("duplicates", false, problems),
-        ahead: section.duration("ahead", 28 * DAY, 7 * DAY..=366 * DAY, problems),
-    };
-    section.finish(problems);
-    settings
+#[derive(Deserialize, Serialize, JsonSchema, Validate)]
+#[serde(default, deny_unknown_fields)]
+#[garde(allow_unvalidated)]
+pub(crate) struct AuditTable {
+    /// Age at which weekly partitions are dropped. Not shorter than any retention: the trail outlives the keys. The database keeps them for
+    /// oncely.cell.audit_floor (30 days) in any case.
+    #[garde(range(min = DAY, max = DAY.times(3_650)))]
+    pub(crate) retention: Length,
+    /// true lists each duplicate with the place that knew it (mirror, postgres, batch). A row each; without it a duplicate costs no write.
+    pub(crate) duplicates: bool,
+    /// Time ahead for which the relay creates partitions.
+    #[garde(range(min = DAY.times(7), max = DAY.times(366)))]
+    pub(crate) ahead: Length,
 }
 
-pub(super) fn dead_letters(mut section: Section, problems: &mut Problems) -> DeadLetterSettings {
-    let settings = DeadLetterSettings {
-        max_body: section.integer("max_body", 256 << 10, 0..=(16 << 20), problems),
-        tenant_letters: section.integer("tenant_letters", 100_000, 0..=u32::MAX, problems),
-        tenant_bytes: section.integer("tenant_bytes", 1 << 30, 0..=u32::MAX, problems),
-    };
-    section.finish(problems);
-    settings
-}
-
-pub(super) fn log(mut section: Section, problems: &mut Problems) -> LogSettings {
-    let level = section.text("level", problems).unwrap_or_else(|| "info".to_owned());
-    if level.parse::<tracing_subscriber::filter::targets::Targets>().is_err() {
-        problems.add(
-            section.place("level"),
-            "must be a level (error, warn, info, debug, trace) or a filter like oncely=debug,info",
-        );
+impl Default for AuditTable {
+    fn default() -> Self {
+        Self { retention: DAY.times(90), duplicates: false, ahead: DAY.times(28) }
     }
-    let settings = LogSettings {
-        format: section.choice(
-            "format",
-            LogFormat::Text,
-            &[("text", LogFormat::Text), ("json", LogFormat::Json)],
-            problems,
-        ),
-        level,
-        server_errors: section.boolean("server_errors", false, problems),
-    };
-    section.finish(problems);
-    settings
+}
+
+impl From<AuditTable> for AuditSettings {
+    fn from(table: AuditTable) -> Self {
+        Self { retention: table.retention.0, duplicates: table.duplicates, ahead: table.ahead.0 }
+    }
+}
+
+#[derive(Deserialize, Serialize, JsonSchema, Validate)]
+#[serde(default, deny_unknown_fields)]
+#[garde(allow_unvalidated)]
+pub(crate) struct DeadLettersTable {
+    /// Largest body in bytes that the searchable copy of a dead letter holds. A larger one is in the dead-letter queue alone: it can't be shown, and is
+    /// requeued from there.
+    #[garde(range(min = 0, max = 16_777_216))]
+    pub(crate) max_body: u32,
+    /// Letters of one tenant with a message in the searchable copy. Over that a letter's message is in the dead-letter queue alone, too. `oncely tenant
+    /// limit` sets other limits for one tenant.
+    pub(crate) tenant_letters: u32,
+    /// Bytes of their bodies and headers; the same holds over that.
+    pub(crate) tenant_bytes: u32,
+}
+
+impl Default for DeadLettersTable {
+    fn default() -> Self {
+        Self { max_body: 256 << 10, tenant_letters: 100_000, tenant_bytes: 1 << 30 }
+    }
+}
+
+impl From<DeadLettersTable> for DeadLetterSettings {
+    fn from(table: DeadLettersTable) -> Self {
+        let DeadLettersTable { max_body, tenant_letters, tenant_bytes } = table;
+        Self { max_body, tenant_letters, tenant_bytes }
+    }
+}
+
+#[derive(Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct LogTable {
+    /// "text" for people, "json" for machines: one object a line, on stderr.
+    pub(crate) format: LogFormat,
+    /// error, warn, info, debug, trace; or by module: "oncely=debug,info". RUST_LOG has the last word.
+    pub(crate) level: String,
+    /// true writes PostgreSQL's own texts of errors too, to the log, the trail, dead letters and their headers. They may quote values of a message (a
+    /// failed cast quotes its value), so by default there is the condition, its SQLSTATE and the names of constraint, table and column. Texts that
+    /// a handler writes on purpose (raise exception, oncely.reject, HandlerError) are always written: put no secrets into them.
+    pub(crate) server_errors: bool,
+}
+
+impl Default for LogTable {
+    fn default() -> Self {
+        Self { format: LogFormat::Text, level: "info".to_owned(), server_errors: false }
+    }
+}
+
+impl LogTable {
+    pub(crate) fn settings(self, problems: &mut Problems) -> LogSettings {
+        if self.level.parse::<tracing_subscriber::filter::targets::Targets>().is_err() {
+            let what = "must be a level (error, warn, info, debug, trace) or a filter like oncely=debug,info";
+            problems.add("log.level", what);
+        }
+        LogSettings { format: self.format, level: self.level, server_errors: self.server_errors }
+    }
 }

@@ -1,81 +1,89 @@
-//! `tls` and `allow_plaintext` of a server's section.
+//! `tls` and `allow_plaintext` of a server's table.
 
-use super::{Problems, Section};
+use std::path::PathBuf;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::Problems;
 use oncely_net::tls::{self, NOT_BUILT, TlsError, TlsSettings};
 
-/// Reads `tls = { ca, cert, key, server_name }`.
-pub(super) fn tls(section: &mut Section, problems: &mut Problems) -> Option<TlsSettings> {
-    let is_set = section.has("tls");
-    let mut table = section.table("tls", problems);
-    let mut text = |key| table.text(key, problems);
-    let settings = TlsSettings {
-        ca: text("ca").map(Into::into),
-        cert: text("cert").map(Into::into),
-        key: text("key").map(Into::into),
-        server_name: text("server_name"),
-    };
-    let place = section.place("tls");
-    table.finish(problems);
-    if !is_set {
-        return None;
-    }
-    if !cfg!(feature = "tls") {
-        problems.add(&place, NOT_BUILT);
-    }
-    match (&settings.cert, &settings.key) {
-        (Some(_), None) => {
-            problems.add(format!("{place}.key"), "is missing: cert is of no use without its key")
-        }
-        (None, Some(_)) => {
-            problems.add(format!("{place}.cert"), "is missing: key is of no use without its certificate")
-        }
-        _ => {}
-    }
-    if let Some(name) = &settings.server_name
-        && !is_name(name)
-    {
-        problems.add(format!("{place}.server_name"), "is not the name of a machine, as certificates have it");
-    }
-    for wrong in tls::problems(&settings) {
-        problems.add(format!("{place}.{}", wrong.setting), wrong.to_string());
-    }
-    Some(settings)
+/// Certificates for a connection.
+#[derive(Clone, Default, Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct TlsTable {
+    /// File (PEM) of the authorities that may vouch for the server; by default those that this machine trusts.
+    pub(crate) ca: Option<PathBuf>,
+    /// File (PEM) of our certificate.
+    pub(crate) cert: Option<PathBuf>,
+    /// File (PEM) of its key.
+    pub(crate) key: Option<PathBuf>,
+    /// Name in the server's certificate, where it is not the URL's host.
+    pub(crate) server_name: Option<String>,
 }
 
-/// Reads `{ cert, key }` of a listener: the program's certificate for its clients.
-pub(super) fn served(
-    key: &'static str,
-    section: &mut Section,
-    problems: &mut Problems,
-) -> Option<TlsSettings> {
-    let is_set = section.has(key);
-    let place = section.place(key);
-    let mut table = section.table(key, problems);
-    let mut file = |key| table.text(key, problems).map(Into::into);
-    let settings = TlsSettings { cert: file("cert"), key: file("key"), ..TlsSettings::default() };
-    table.finish(problems);
-    if !is_set {
-        return None;
-    }
-    if !cfg!(feature = "tls") {
-        problems.add(&place, NOT_BUILT);
-    }
-    for (name, file) in [("cert", &settings.cert), ("key", &settings.key)] {
-        if file.is_none() {
-            problems.add(
-                format!("{place}.{name}"),
-                "is missing: clients are shown a certificate, and it has a key",
-            );
-        }
-    }
-    for wrong in tls::problems(&settings) {
-        problems.add(format!("{place}.{}", wrong.setting), wrong.to_string());
-    }
-    Some(settings)
+/// Certificate of a listener.
+#[derive(Clone, Default, Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct ServedTlsTable {
+    /// File (PEM) of the certificate, with those between it and an authority.
+    pub(crate) cert: Option<PathBuf>,
+    /// File (PEM) of its key.
+    pub(crate) key: Option<PathBuf>,
 }
 
-pub(super) fn allow_plaintext(section: &mut Section, problems: &mut Problems) -> bool {
-    section.boolean("allow_plaintext", false, problems)
+impl TlsTable {
+    /// Checks the files. `place`: name of the table.
+    pub(crate) fn settings(self, place: &str, problems: &mut Problems) -> TlsSettings {
+        let Self { ca, cert, key, server_name } = self;
+        let settings = TlsSettings { ca, cert, key, server_name };
+        if !cfg!(feature = "tls") {
+            problems.add(place, NOT_BUILT);
+        }
+        match (&settings.cert, &settings.key) {
+            (Some(_), None) => {
+                problems.add(format!("{place}.key"), "is missing: cert is of no use without its key");
+            }
+            (None, Some(_)) => {
+                problems.add(format!("{place}.cert"), "is missing: key is of no use without its certificate");
+            }
+            _ => {}
+        }
+        if let Some(name) = &settings.server_name
+            && !is_name(name)
+        {
+            problems
+                .add(format!("{place}.server_name"), "is not the name of a machine, as certificates have it");
+        }
+        check_files(&settings, place, problems);
+        settings
+    }
+}
+
+impl ServedTlsTable {
+    /// Checks the files. `place`: name of the table.
+    pub(crate) fn settings(self, place: &str, problems: &mut Problems) -> TlsSettings {
+        let settings = TlsSettings { cert: self.cert, key: self.key, ..TlsSettings::default() };
+        if !cfg!(feature = "tls") {
+            problems.add(place, NOT_BUILT);
+        }
+        for (name, file) in [("cert", &settings.cert), ("key", &settings.key)] {
+            if file.is_none() {
+                problems.add(
+                    format!("{place}.{name}"),
+                    "is missing: clients are shown a certificate, and it has a key",
+                );
+            }
+        }
+        check_files(&settings, place, problems);
+        settings
+    }
+}
+
+fn check_files(settings: &TlsSettings, place: &str, problems: &mut Problems) {
+    for wrong in tls::problems(settings) {
+        problems.add(format!("{place}.{}", wrong.setting), wrong.to_string());
+    }
 }
 
 /// Reports why a connection with the URL at `place` is not allowed; reports nothing if it is no URL.

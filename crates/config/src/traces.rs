@@ -3,13 +3,80 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use figment::value::Value;
-use secrecy::SecretString;
+use garde::Validate;
+use schemars::JsonSchema;
+use secrecy::{ExposeSecret as _, SecretString};
+use serde::{Deserialize, Serialize};
 use url::Url;
 
-use super::tls::{allow_plaintext, tls};
-use super::{Problems, Section};
+use super::Problems;
+use super::tls::TlsTable;
+use super::values::{DAY, Length, MILLISECOND, SECOND, Secret};
 use oncely_net::tls::{TlsSettings, of_scheme};
+
+#[derive(Deserialize, Serialize, JsonSchema, Validate)]
+#[serde(default, deny_unknown_fields)]
+#[garde(allow_unvalidated)]
+pub(crate) struct TracesTable {
+    /// A receiver of OTLP over HTTP, such as a collector; /v1/traces is added to it. Without one nothing is noted and nothing sent.
+    #[schemars(extend("x-example" = "http://127.0.0.1:4318"))]
+    endpoint: Option<String>,
+    /// As in [rabbitmq], for https://. The files are read at the start.
+    #[schemars(extend("x-example" = { "ca": "/etc/oncely/ca.pem", "cert": "/etc/oncely/cert.pem", "key": "/etc/oncely/key.pem", "server_name": "collector.internal" }))]
+    tls: Option<TlsTable>,
+    /// As in [postgres], for http://: headers and spans are readable on the way.
+    allow_plaintext: bool,
+    /// Headers of the requests, such as a token. They are never shown; those of OTEL_EXPORTER_OTLP_HEADERS are added.
+    #[schemars(extend("x-example" = { "authorization": "Bearer …" }))]
+    headers: Option<BTreeMap<String, Secret>>,
+    /// "link": a message's span is part of its batch's trace, and linked to the span that sent it; so the conventions have it where messages are
+    /// processed in batches. "producer": it is part of the sender's trace, and linked to its batch.
+    parent: SpanParent,
+    /// The sender of a message decides whether it has a span (the header traceparent). Of the messages without one, this share has: from 0 (none) to 1
+    /// (all).
+    #[schemars(range(min = 0, max = 1), extend("x-advice" = "must be a number from 0 (none) to 1 (all)"))]
+    #[garde(custom(is_share))]
+    sample: f64,
+    /// Also against the sender's decision, a message has a span that failed, or took this long from its delivery to its acknowledgement: a hundred of those a
+    /// second at most.
+    #[garde(range(min = MILLISECOND, max = DAY))]
+    slow: Length,
+    /// Attributes of a message in its span, beside its size and its outcome: some of "tenant", "key", "message_id", "routing_key". All of these are the
+    /// message's, and a receiver of traces is often open to many.
+    attributes: Vec<SpanAttribute>,
+}
+
+impl Default for TracesTable {
+    fn default() -> Self {
+        Self {
+            endpoint: None,
+            tls: None,
+            allow_plaintext: false,
+            headers: None,
+            parent: SpanParent::Link,
+            sample: 0.01,
+            slow: SECOND,
+            attributes: Vec::new(),
+        }
+    }
+}
+
+/// An attribute of a message in its span.
+#[derive(Clone, Copy, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum SpanAttribute {
+    Tenant,
+    Key,
+    MessageId,
+    RoutingKey,
+}
+
+fn is_share(share: &f64, _: &()) -> garde::Result {
+    match (0.0..=1.0).contains(share) {
+        true => Ok(()),
+        false => Err(garde::Error::new("must be a number from 0 (none) to 1 (all)")),
+    }
+}
 
 /// Export and selection of spans.
 #[derive(Clone, Debug)]
@@ -32,7 +99,8 @@ pub struct TraceSettings {
 }
 
 /// Relation of a message's span to the sender's span.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum SpanParent {
     /// Part of its batch's trace, linked to the sender's span.
     Link,
@@ -52,44 +120,47 @@ pub struct SpanAttributes {
 
 const PATH: &str = "/v1/traces";
 
-pub(super) fn traces(mut section: Section, problems: &mut Problems) -> Option<TraceSettings> {
-    let endpoint = section.text("endpoint", problems);
-    let endpoint = endpoint.and_then(|text| endpoint_of(&text, &section.place("endpoint"), problems));
-    let given = tls(&mut section, problems);
-    let allowed = allow_plaintext(&mut section, problems);
-    let meant =
-        endpoint.as_ref().map(|endpoint| of_scheme(endpoint, "https", given.as_ref(), allowed, "traces"));
-    if given.is_some() && matches!(meant, Some(Ok(None))) {
-        problems.add(
-            section.place("tls"),
-            "says how TLS is done, and the endpoint asks for none: write https://",
-        );
-    }
-    let tls = match meant {
-        Some(Ok(tls)) => tls,
-        Some(Err(error)) => {
-            problems.add(section.place("endpoint"), error.to_string());
-            None
+impl TracesTable {
+    pub(crate) fn settings(self, problems: &mut Problems) -> Option<TraceSettings> {
+        const PLACE: &str = "traces.endpoint";
+        let endpoint = self.endpoint.and_then(|text| endpoint_of(&text, PLACE, problems));
+        let given = self.tls.map(|tls| tls.settings("traces.tls", problems));
+        let allowed = self.allow_plaintext;
+        let meant =
+            endpoint.as_ref().map(|endpoint| of_scheme(endpoint, "https", given.as_ref(), allowed, "traces"));
+        if given.is_some() && matches!(meant, Some(Ok(None))) {
+            let what = "says how TLS is done, and the endpoint asks for none: write https://";
+            problems.add("traces.tls", what);
         }
-        None => None,
-    };
-    let headers = headers(&mut section, problems);
-    let parent = section.choice(
-        "parent",
-        SpanParent::Link,
-        &[("link", SpanParent::Link), ("producer", SpanParent::Producer)],
-        problems,
-    );
-    let sample = section.share("sample", 0.01, problems);
-    let slow = section.duration(
-        "slow",
-        Duration::from_secs(1),
-        Duration::from_millis(1)..=Duration::from_secs(86_400),
-        problems,
-    );
-    let attributes = read_span_attributes(&mut section, problems);
-    section.finish(problems);
-    Some(TraceSettings { endpoint: endpoint?.into(), tls, headers, parent, sample, slow, attributes })
+        let tls = match meant {
+            Some(Ok(tls)) => tls,
+            Some(Err(error)) => {
+                problems.add(PLACE, error.to_string());
+                None
+            }
+            None => None,
+        };
+        let headers = headers(self.headers.unwrap_or_default(), "traces.headers", problems);
+        let mut attributes = SpanAttributes::default();
+        for attribute in self.attributes {
+            match attribute {
+                SpanAttribute::Tenant => attributes.tenant = true,
+                SpanAttribute::Key => attributes.key = true,
+                SpanAttribute::MessageId => attributes.message_id = true,
+                SpanAttribute::RoutingKey => attributes.routing_key = true,
+            }
+        }
+        let Self { parent, sample, .. } = self;
+        Some(TraceSettings {
+            endpoint: endpoint?.into(),
+            tls,
+            headers,
+            parent,
+            sample,
+            slow: self.slow.0,
+            attributes,
+        })
+    }
 }
 
 /// Returns the endpoint with OTLP's path of traces, as `OTEL_EXPORTER_OTLP_ENDPOINT` is read. Problems don't quote it, as it may hold a
@@ -119,63 +190,42 @@ fn endpoint_of(text: &str, place: &str, problems: &mut Problems) -> Option<Url> 
     Some(url)
 }
 
-/// Reads `headers = { name = "value" }`; the values may be secrets.
-pub(super) fn headers(section: &mut Section, problems: &mut Problems) -> BTreeMap<String, SecretString> {
-    let place = section.place("headers");
-    let values = match section.take("headers") {
-        None => return BTreeMap::new(),
-        Some(Value::Dict(_, values)) => values,
-        Some(_) => {
-            problems.add(place, "must be a table like { authorization = \"Bearer …\" }");
-            return BTreeMap::new();
-        }
-    };
+/// Checks `headers = { name = "value" }`; the values may be secrets.
+pub(super) fn headers(
+    values: BTreeMap<String, Secret>,
+    place: &str,
+    problems: &mut Problems,
+) -> BTreeMap<String, SecretString> {
     let mut headers = BTreeMap::new();
     for (name, value) in values {
         let is_name = |c: char| c.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(c);
         if name.is_empty() || !name.chars().all(is_name) {
-            problems.add(&place, format!("{name:?} can't be the name of a header"));
+            problems.add(place, format!("{name:?} can't be the name of a header"));
             continue;
         }
         // The value is not shown: it may be a token.
-        match value.into_string() {
-            Some(text) if text.chars().all(|c| c == ' ' || c.is_ascii_graphic()) => {
-                headers.insert(name, SecretString::from(text));
-            }
-            _ => problems.add(format!("{place}.{name}"), "must be a text of printable ASCII characters"),
+        let is_printable = |text: &str| text.chars().all(|c| c == ' ' || c.is_ascii_graphic());
+        if is_printable(value.0.expose_secret()) {
+            headers.insert(name, value.0);
+        } else {
+            problems.add(format!("{place}.{name}"), "must be a text of printable ASCII characters");
         }
     }
     headers
-}
-
-fn read_span_attributes(section: &mut Section, problems: &mut Problems) -> SpanAttributes {
-    let place = section.place("attributes");
-    let mut told = SpanAttributes::default();
-    for word in section.texts("attributes", problems).unwrap_or_default() {
-        match word.as_str() {
-            "tenant" => told.tenant = true,
-            "key" => told.key = true,
-            "message_id" => told.message_id = true,
-            "routing_key" => told.routing_key = true,
-            _ => {
-                let known = "\"tenant\", \"key\", \"message_id\", \"routing_key\"";
-                problems.add(&place, format!("must name some of {known}, not {word:?}"));
-            }
-        }
-    }
-    told
 }
 
 #[cfg(test)]
 #[cfg(feature = "otel")]
 mod tests {
     use super::*;
+    use crate::merged::MergedValues;
+    use crate::read;
 
     fn read(text: &str) -> (Option<TraceSettings>, Problems) {
-        use figment::providers::Format as _;
-        let values = figment::Figment::from(figment::providers::Toml::string(text)).extract().unwrap();
         let mut problems = Problems::default();
-        (traces(Section::new("traces", values), &mut problems), problems)
+        let merged = MergedValues::read(&format!("[traces]\n{text}"), false).unwrap();
+        let file = read::read(&merged.values, &mut problems);
+        (file.traces.settings(&mut problems), problems)
     }
 
     #[test]
@@ -218,6 +268,8 @@ mod tests {
             read("endpoint = \"http://[::1]\"\nattributes = [\"tenant\", \"message_id\", \"payload\"]");
         let told = SpanAttributes { tenant: true, message_id: true, ..SpanAttributes::default() };
         assert_eq!(settings.unwrap().attributes, told);
-        assert!(problems.to_string().contains("not \"payload\""), "{problems}");
+        let advice =
+            "traces.attributes[2]: must be one of \"tenant\", \"key\", \"message_id\", \"routing_key\"";
+        assert!(problems.to_string().contains(advice), "{problems}");
     }
 }

@@ -89,17 +89,8 @@ pub(super) async fn check(
         let said = "You have forty connections to this console: close some of its pages.";
         return coming.refuse(StatusCode::TOO_MANY_REQUESTS, said);
     }
-    if let Some(form) = &form {
-        if !form.get("csrf").is_some_and(|said| LoginSessions::is_from(&session, said)) {
-            return coming.refuse(StatusCode::FORBIDDEN, "This form is not of your session any more. Go back, load the page again, and send it once more.");
-        }
-        if coming.path == "/logout" {
-            return coming.logout(&session);
-        }
-        if session.person.role < ConsoleRole::Operator {
-            return coming
-                .refuse(StatusCode::FORBIDDEN, "You may look, and not act: that takes the role operator.");
-        }
+    if let Some(refused) = form.as_ref().and_then(|form| coming.act(form, &session)) {
+        return refused;
     }
     let here = coming.here();
     let parameters =
@@ -113,6 +104,20 @@ pub(super) async fn check(
 }
 
 impl GuardedRequest<'_> {
+    /// Refuses a form of another session or of a person who may not act; signs out.
+    fn act(&self, form: &Parameters, session: &LoginSession) -> Option<GuardDecision> {
+        if !form.get("csrf").is_some_and(|token| LoginSessions::is_from(session, token)) {
+            let text = "This form is not of your session any more. Go back, load the page again, and send it once more.";
+            return Some(self.refuse(StatusCode::FORBIDDEN, text));
+        }
+        if self.path == "/logout" {
+            return Some(self.logout(session));
+        }
+        let may_act = session.person.role >= ConsoleRole::Operator;
+        let text = "You may look, and not act: that takes the role operator.";
+        (!may_act).then(|| self.refuse(StatusCode::FORBIDDEN, text))
+    }
+
     /// Refuses requests for another host name, or from another site's page.
     fn strangers(&self, uri: &Uri) -> Option<GuardDecision> {
         let site = self.app.access.site();

@@ -37,20 +37,6 @@ pub(crate) fn settings(consumer: &ConsumerSettings) -> Vec<DisplayedSetting> {
 fn values(consumer: &ConsumerSettings) -> Vec<(&'static str, String)> {
     let time = length;
     let yes = |yes: bool| if yes { "true" } else { "false" }.to_owned();
-    let handler = consumer.handler.as_ref().map_or_else(
-        || match &consumer.http {
-            Some(endpoint) => endpoint.shown(),
-            None => "in Rust, in an embedding program".to_owned(),
-        },
-        |function| {
-            let json = match function.json {
-                JsonPolicy::Optional => "optional",
-                JsonPolicy::Required => "required",
-                JsonPolicy::Off => "off",
-            };
-            format!("{}, batch = {}, json = {json}", function.name, function.batch)
-        },
-    );
     let bindings: Vec<String> = consumer
         .bindings
         .iter()
@@ -67,15 +53,8 @@ fn values(consumer: &ConsumerSettings) -> Vec<(&'static str, String)> {
         ("tenant", consumer.tenant.to_string()),
         ("key", consumer.key.to_string()),
         ("fingerprint", consumer.fingerprint.name()),
-        (
-            "on_conflict",
-            match consumer.on_conflict {
-                OnConflict::DeadLetter => "dead_letter",
-                OnConflict::Duplicate => "duplicate",
-            }
-            .to_owned(),
-        ),
-        ("handler", handler),
+        ("on_conflict", on_conflict(consumer.on_conflict).to_owned()),
+        ("handler", handler(consumer)),
         ("retention", time(consumer.retention)),
         ("redelivery_horizon", time(consumer.redelivery_horizon)),
         ("retry.delays", delays.join(", ")),
@@ -89,28 +68,50 @@ fn values(consumer: &ConsumerSettings) -> Vec<(&'static str, String)> {
         ("fair", yes(consumer.fair)),
         ("buffer", consumer.buffer.to_string()),
         ("max_body", consumer.max_body.to_string()),
-        (
-            "precheck",
-            match consumer.precheck {
-                None => "as [mirror] says",
-                Some(PrecheckMode::Auto) => "auto",
-                Some(PrecheckMode::Trust) => "trust",
-                Some(PrecheckMode::Verify) => "verify",
-                Some(PrecheckMode::Off) => "off",
-            }
-            .to_owned(),
-        ),
+        ("precheck", precheck(consumer.precheck).to_owned()),
         ("replies", yes(consumer.replies)),
         ("response_limit", consumer.response_limit.to_string()),
-        (
-            "on_large_response",
-            match consumer.on_large_response {
-                LargeResponse::Refuse => "refuse",
-                LargeResponse::Compress => "compress",
-            }
-            .to_owned(),
-        ),
+        ("on_large_response", on_large_response(consumer.on_large_response).to_owned()),
     ]
+}
+
+fn handler(consumer: &ConsumerSettings) -> String {
+    match (&consumer.handler, &consumer.http) {
+        (Some(function), _) => {
+            let json = match function.json {
+                JsonPolicy::Optional => "optional",
+                JsonPolicy::Required => "required",
+                JsonPolicy::Off => "off",
+            };
+            format!("{}, batch = {}, json = {json}", function.name, function.batch)
+        }
+        (None, Some(endpoint)) => endpoint.shown(),
+        (None, None) => "in Rust, in an embedding program".to_owned(),
+    }
+}
+
+fn on_conflict(policy: OnConflict) -> &'static str {
+    match policy {
+        OnConflict::DeadLetter => "dead_letter",
+        OnConflict::Duplicate => "duplicate",
+    }
+}
+
+fn precheck(mode: Option<PrecheckMode>) -> &'static str {
+    match mode {
+        None => "as [mirror] says",
+        Some(PrecheckMode::Auto) => "auto",
+        Some(PrecheckMode::Trust) => "trust",
+        Some(PrecheckMode::Verify) => "verify",
+        Some(PrecheckMode::Off) => "off",
+    }
+}
+
+fn on_large_response(policy: LargeResponse) -> &'static str {
+    match policy {
+        LargeResponse::Refuse => "refuse",
+        LargeResponse::Compress => "compress",
+    }
 }
 
 #[cfg(test)]

@@ -64,7 +64,6 @@ impl Gateway {
     ///
     /// # Errors
     /// If the configuration, the database or the address can't be used; every problem is reported.
-    /// Everything that is wrong with the configuration, the database or the address.
     pub async fn run(self, stop: impl Future<Output = ()> + Send + 'static) -> anyhow::Result<StopOutcome> {
         let config = self.0;
         let program = Program {
@@ -83,14 +82,7 @@ impl Gateway {
         let (vitals, stop) = (&lifecycle.vitals, &lifecycle.stop);
         warn_of_gateway_files(&config);
         warn(&config);
-        let mut found = fit_database(&config.postgres, &config.cell).await;
-        if let Some(session) = found.session.take() {
-            session.close().await;
-        }
-        for waits_for in found.waits_for() {
-            tracing::warn!("{waits_for}: requests with a key are refused until then");
-        }
-        found.problems.or(())?;
+        check_database(&config).await?;
         let name = format!("oncely gateway {}", config.worker.name);
         let timelines = Timelines::default();
         let door = pg::SessionFactory::new(config.postgres.clone(), config.cell.clone(), timelines.clone());
@@ -131,18 +123,27 @@ impl Gateway {
             // Requests that have lost their client.
             door.drain().await;
         });
-        let stopped = match finished.await {
-            Ok(()) => StopOutcome::Clean,
-            Err(_) => {
-                tracing::error!(?limit, "not all requests were answered in time: they are broken off");
-                StopOutcome::Deadline
-            }
-        };
+        let stopped = finished.await.map_or(StopOutcome::Deadline, |()| StopOutcome::Clean);
+        if stopped == StopOutcome::Deadline {
+            tracing::error!(?limit, "not all requests were answered in time: they are broken off");
+        }
         watched.cancel();
         // A server that does not answer is not awaited: the query ends with its session.
         let _ = tokio::join!(tokio::time::timeout(CLOSE, &mut watching), heartbeat.end());
         Ok(stopped)
     }
+}
+
+/// Checks the database, if it answers.
+async fn check_database(config: &GatewayConfig) -> anyhow::Result<()> {
+    let mut found = fit_database(&config.postgres, &config.cell).await;
+    if let Some(session) = found.session.take() {
+        session.close().await;
+    }
+    for waits_for in found.waits_for() {
+        tracing::warn!("{waits_for}: requests with a key are refused until then");
+    }
+    Ok(found.problems.or(())?)
 }
 
 async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {

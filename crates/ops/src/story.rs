@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
+use sqlx::PgConnection;
 
 use oncely_config::Config;
 use oncely_core::encryption::Cipher;
@@ -53,24 +54,7 @@ pub async fn stories(
     let mut details = pg::key_details(connection, key, tenant, consumer).await?;
     let unreadable: Vec<Option<String>> =
         details.iter_mut().map(|details| open(details, config.cipher())).collect();
-    let filter = AuditFilter {
-        tenant: tenant.map(str::to_owned),
-        consumer: consumer.map(str::to_owned),
-        key: Some(key.to_owned()),
-        limit: TIMELINE,
-        ..AuditFilter::default()
-    };
-    let mut rows = pg::audit_list(connection, &filter).await?;
-    rows.reverse();
-    let letters = LetterFilter {
-        tenant: tenant.map(str::to_owned),
-        consumer: consumer.map(str::to_owned),
-        key: Some(key.to_owned()),
-        limit: TIMELINE,
-        ..LetterFilter::default()
-    };
-    let mut letters = pg::letters(connection, &letters).await?;
-    letters.reverse();
+    let (rows, letters) = trails(connection, key, tenant, consumer).await?;
     let mut identities: Vec<(String, String)> = details
         .iter()
         .map(|d| (d.tenant.clone(), d.consumer.clone()))
@@ -92,14 +76,8 @@ pub async fn stories(
             };
         let timeline: Vec<AuditRow> =
             rows.iter().filter(|r| r.tenant == tenant && r.consumer == consumer).cloned().collect();
-        let protected_until = match (&details, retentions.get(&(tenant.clone(), consumer.clone()))) {
-            (Some(KeyDetails { completed_at: Some(_), expires_at: Some(at), .. }), _) => Some(*at),
-            (Some(d), Some(retention)) => {
-                let age = chrono::Duration::from_std(*retention).ok();
-                d.completed_at.zip(age).and_then(|(at, age)| at.checked_add_signed(age))
-            }
-            _ => None,
-        };
+        let retention = retentions.get(&(tenant.clone(), consumer.clone())).copied();
+        let protected_until = details.as_ref().and_then(|details| protected_until(details, retention));
         let mirrored = match &details {
             Some(details) => mirrored(config, session, details).await,
             None => None,
@@ -118,6 +96,46 @@ pub async fn stories(
         });
     }
     Ok(stories)
+}
+
+/// Reads a key's rows of the trail and its letters, the oldest first.
+async fn trails(
+    connection: &mut PgConnection,
+    key: &str,
+    tenant: Option<&str>,
+    consumer: Option<&str>,
+) -> Result<(Vec<AuditRow>, Vec<LetterRow>), sqlx::Error> {
+    let (tenant, consumer) = (tenant.map(str::to_owned), consumer.map(str::to_owned));
+    let filter = AuditFilter {
+        tenant: tenant.clone(),
+        consumer: consumer.clone(),
+        key: Some(key.to_owned()),
+        limit: TIMELINE,
+        ..AuditFilter::default()
+    };
+    let mut rows = pg::audit_list(connection, &filter).await?;
+    rows.reverse();
+    let filter = LetterFilter {
+        tenant,
+        consumer,
+        key: Some(key.to_owned()),
+        limit: TIMELINE,
+        ..LetterFilter::default()
+    };
+    let mut letters = pg::letters(connection, &filter).await?;
+    letters.reverse();
+    Ok((rows, letters))
+}
+
+/// Returns the time until which a duplicate of a key is recognised: the key's own end, or that of its consumer's retention.
+fn protected_until(details: &KeyDetails, retention: Option<Duration>) -> Option<DateTime<Utc>> {
+    match (details.completed_at, details.expires_at) {
+        (Some(_), Some(at)) => Some(at),
+        (completed_at, _) => {
+            let age = chrono::Duration::from_std(retention?).ok();
+            completed_at.zip(age).and_then(|(at, age)| at.checked_add_signed(age))
+        }
+    }
 }
 
 /// Decrypts the handler's data; returns the reason if it can't be.

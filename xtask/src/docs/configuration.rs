@@ -1,4 +1,4 @@
-//! The reference of the configuration: what `oncely config docs` says, which is read from the comments of `oncely.default.toml`.
+//! The reference of the configuration and the file of defaults, from the types of the settings (`oncely config docs`).
 
 use std::path::Path;
 use std::process::Command;
@@ -8,18 +8,28 @@ use serde_json::Value;
 
 use super::head;
 
-pub(super) fn page(programs: &Path) -> anyhow::Result<String> {
+fn config_docs(programs: &Path, format: &[&str]) -> anyhow::Result<String> {
     let output = Command::new(programs.join("oncely"))
-        .args(["config", "docs", "--output", "json"])
+        .args(["config", "docs"])
+        .args(format)
         .env_clear()
         .output()
         .context("cannot run oncely")?;
     anyhow::ensure!(output.status.success(), "oncely config docs: {}", output.status);
-    let docs: Value = serde_json::from_slice(&output.stdout)?;
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+/// The file of defaults.
+pub(super) fn defaults(programs: &Path) -> anyhow::Result<String> {
+    config_docs(programs, &["--toml"])
+}
+
+pub(super) fn page(programs: &Path) -> anyhow::Result<String> {
+    let docs: Value = serde_json::from_str(&config_docs(programs, &["--output", "json"])?)?;
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let settings = docs["settings"].as_array().context("no settings")?;
     anyhow::ensure!(settings.len() > 50, "only {} settings were found", settings.len());
-    let mut page = head("Configuration", "oncely.default.toml");
+    let mut page = head("Configuration", "crates/config");
     prose(&mut page, &text(&docs["about"]));
     for table in docs["tables"].as_array().context("no tables")? {
         page.push_str(&format!("## `{}`\n\n", text(&table["heading"])));
@@ -49,53 +59,22 @@ fn facts(setting: &Value) -> String {
         Some(default) => format!("default: `{default}`"),
         None => format!("no default; for example `{example}`"),
     });
-    let remark = of("remark").map(|remark| remark.strip_prefix("required, ").unwrap_or(remark));
-    facts.extend(remark.map(sentence));
     facts.extend(of("environment").map(|variable| format!("environment: `{variable}`")));
     facts.join(" · ")
 }
 
-/// Environment variables and TOML in a remark are code.
-fn sentence(remark: &str) -> String {
-    let words = remark.split(' ').map(|word| {
-        let bare = word.trim_end_matches([',', ';', ')']);
-        let is_code =
-            bare.len() > 4 && bare.chars().all(|c| c.is_ascii_uppercase() || c == '_') && bare.contains('_');
-        match is_code {
-            true => format!("`{bare}`{}", &word[bare.len()..]),
-            false => word.to_owned(),
-        }
-    });
-    let text = words.collect::<Vec<_>>().join(" ");
-    match text.split_once(" = ") {
-        // "or queues = [...]"
-        Some(_) if text.starts_with("or ") => format!("or `{}`", &text[3..]),
-        _ => text,
-    }
-}
-
-/// Paragraphs; lines that begin with blanks, and what they are continued by, are code.
+/// Paragraphs, and items of lists.
 fn prose(page: &mut String, text: &str) {
-    if text.is_empty() {
-        return;
-    }
-    let mut in_code = false;
-    for line in text.lines() {
-        let is_code = line.starts_with("  ");
-        match (in_code, is_code) {
-            (false, true) => page.push_str("\n```text\n"),
-            (true, false) => page.push_str("```\n\n"),
-            _ => {}
+    for (index, line) in text.lines().enumerate() {
+        if index > 0 && !line.starts_with("* ") {
+            page.push('\n');
         }
-        in_code = is_code;
-        let line = if is_code { line.trim_start().to_owned() } else { line.replace('<', "&lt;") };
-        page.push_str(&line);
+        page.push_str(&line.replace('<', "&lt;"));
         page.push('\n');
     }
-    if in_code {
-        page.push_str("```\n");
+    if !text.is_empty() {
+        page.push('\n');
     }
-    page.push('\n');
 }
 
 #[cfg(test)]
@@ -103,15 +82,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn variables_in_a_remark_are_code() {
-        assert_eq!(sentence("required, here or as DATABASE_URL"), "required, here or as `DATABASE_URL`");
-    }
-
-    #[test]
     fn what_depends_on_others_is_no_code() {
         let setting = serde_json::json!({
             "type": "whole number", "unit": null, "default": "2 × batch × lanes", "example": "2000", "required": false,
-            "remark": null, "environment": null,
+            "environment": null,
         });
         assert_eq!(facts(&setting), "whole number · default: 2 × batch × lanes; for example `2000`");
     }

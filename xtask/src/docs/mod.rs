@@ -81,6 +81,7 @@ async fn pages(root: &Path) -> anyhow::Result<Vec<Page>> {
     let catalogue = sql::catalogue(root).await?;
     let programs = process::build_binaries()?;
     Ok(vec![
+        Page { name: "../../../oncely.default.toml", text: configuration::defaults(&programs)? },
         Page { name: "configuration.md", text: configuration::page(&programs)? },
         Page { name: "reason-codes.md", text: reasons::page(&read("crates/core/src/reason.rs")?)? },
         Page { name: "metrics.md", text: metrics::page(&read("crates/process/src/metrics/catalogue.rs")?)? },

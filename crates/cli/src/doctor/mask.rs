@@ -165,9 +165,7 @@ pub(super) fn settings(value: Value) -> Value {
 /// Masks the settings of a table.
 fn table(part: &ReferenceTable, fields: Map<String, Value>) -> Value {
     let told = |(name, value): (String, Value)| {
-        let is_known = part.settings.iter().any(|setting| setting.name == name)
-            // An alias of `queue`.
-            || (part.is_list && name == "queues");
+        let is_known = part.settings.iter().any(|setting| setting.name == name);
         let is_secret = SECRET.contains(&name.as_str()) && !(part.is_list && name == "key")
             // A process's name; the heartbeats have its hash.
             || (part.name == "worker" && name == "name");
@@ -207,7 +205,6 @@ fn plain(value: Value) -> Value {
 /// keys that are named after them.
 fn consumer(part: &ReferenceTable, mut fields: Map<String, Value>) -> Value {
     let is_from = |place: &str| {
-        // `"queue"` is short for `{ queue = true }`.
         let names = |source: &Value| source == place || source.get(place).is_some();
         ["tenant", "key"].iter().any(|name| fields.get(*name).is_some_and(names))
     };
@@ -228,8 +225,6 @@ fn consumer(part: &ReferenceTable, mut fields: Map<String, Value>) -> Value {
 mod tests {
     use std::collections::BTreeSet;
 
-    use figment::Figment;
-    use figment::providers::{Format as _, Toml};
     use serde_json::json;
 
     use super::*;
@@ -254,7 +249,7 @@ mod tests {
                 },
                 { "name": "shops", "queue": "S3CR3T", "tenant": "queue" },
                 {
-                    "name": "stalls", "queues": ["S3CR3T"], "tenant": { "queue": true },
+                    "name": "stalls", "queues": ["S3CR3T"], "tenant": "queue",
                     "bindings": [{ "exchange": "S3CR3T", "routing_key": "S3CR3T" }],
                 },
                 {
@@ -285,12 +280,11 @@ mod tests {
                 leaf => found.push(leaf.clone()),
             }
         }
-        let text = format!("value = {}", setting.value);
-        let value: Value = Figment::from(Toml::string(&text)).extract_inner("value").expect(&text);
-        let table = json!({ setting.name: value });
+        let text = format!("{} = {}", setting.name, setting.value);
+        let table: Value = toml::from_str(&text).expect(&text);
         let table = if part.is_list { json!([table]) } else { table };
         let mut found = Vec::new();
-        leaves(&settings(json!({ part.name: table })), &mut found);
+        leaves(&settings(json!({ &part.name: table })), &mut found);
         !found.is_empty() && found.iter().all(|leaf| leaf == HIDDEN)
     }
 

@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use chrono::{DateTime, Utc};
 use clap::Args;
 use serde_json::{Value, json};
-use sqlx::Connection as _;
+use sqlx::{Connection as _, PgConnection};
 
 use super::super::consent::{self, Consent, Proposal, SingleAgreement};
 use super::super::output::{self, Times, age, counted, safe};
@@ -85,16 +85,7 @@ pub(super) async fn run(file: &Path, arguments: ParkArguments, _times: Times) ->
         parked => parked?,
     };
     if parked == ParkOutcome::Done {
-        let (filter, user) = (plan.filter(), consent::user());
-        let action = pg::Action {
-            tenant: plan.identity.tenant.as_str(),
-            verb: "park",
-            user: &user,
-            filter: &filter,
-            count: 1,
-            reason: agreement.note.as_deref(),
-        };
-        pg::record_action(&mut transaction, &action).await?;
+        plan.record(&mut transaction, agreement.note.as_deref()).await?;
     }
     transaction.commit().await?;
     session.close().await;
@@ -130,6 +121,14 @@ fn consumer(config: &Config, named: Option<&str>) -> Option<IdentityPart> {
 }
 
 impl ParkPlan {
+    /// Records the parking among the operators' actions.
+    async fn record(&self, connection: &mut PgConnection, reason: Option<&str>) -> sqlx::Result<()> {
+        let (filter, user) = (self.filter(), consent::user());
+        let tenant = self.identity.tenant.as_str();
+        let action = pg::Action { tenant, verb: "park", user: &user, filter: &filter, count: 1, reason };
+        pg::record_action(connection, &action).await
+    }
+
     fn filter(&self) -> Value {
         let Identity { tenant, consumer, key } = &self.identity;
         json!({ "tenant": tenant.as_str(), "consumer": consumer.as_str(), "key": key.as_str() })

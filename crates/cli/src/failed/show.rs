@@ -49,68 +49,89 @@ pub(super) async fn run(
     let generation = u32::try_from(row.generation).unwrap_or(0);
     let named = (row.tenant.clone(), Letter { id: row.id, generation });
     let message = messages(&mut connection, &[named]).await?.into_iter().next();
-    // Encryption keys are loaded only if they are needed.
-    let cipher = match message.as_ref().is_some_and(StoredMessage::is_encrypted)
-        && (arguments.raw || arguments.body)
-    {
-        true => Config::load_encryption(file)?,
-        false => None,
-    };
-    let wanted = message.as_ref().filter(|_| arguments.raw || arguments.body);
-    let (body, unreadable) = match wanted.map(|message| message.body(cipher.as_ref())).transpose() {
-        Ok(body) => (body.flatten(), None),
-        Err(error) => (None, Some(error.to_string())),
-    };
-    let body = body.as_deref();
+    let mut shown = ShownLetter { row, message, body: None, unreadable: None, has_body: arguments.body };
+    if arguments.raw || arguments.body {
+        shown.read_body(file)?;
+    }
     if arguments.raw {
-        let Some(body) = body else {
-            output::note(&match &unreadable {
+        return shown.write_raw();
+    }
+    match arguments.json {
+        true => output::print_json(SCHEMA, json!({ "letter": shown.json()? }))?,
+        false => output::print(&shown.lines(times).join("\n"))?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A letter with the parts that were asked for.
+struct ShownLetter {
+    row: LetterRow,
+    message: Option<StoredMessage>,
+    body: Option<Vec<u8>>,
+    /// Reason why a stored body can't be read.
+    unreadable: Option<String>,
+    /// Whether the body was asked for.
+    has_body: bool,
+}
+
+impl ShownLetter {
+    /// Reads the body. Encryption keys are loaded only if they are needed.
+    fn read_body(&mut self, file: &Path) -> anyhow::Result<()> {
+        let Some(message) = &self.message else { return Ok(()) };
+        let cipher = if message.is_encrypted() { Config::load_encryption(file)? } else { None };
+        match message.body(cipher.as_ref()) {
+            Ok(body) => self.body = body.map(|body| body.to_vec()),
+            Err(error) => self.unreadable = Some(error.to_string()),
+        }
+        Ok(())
+    }
+
+    fn write_raw(&self) -> anyhow::Result<ExitCode> {
+        let Some(body) = &self.body else {
+            output::note(&match &self.unreadable {
                 Some(error) => format!("the body is {error}"),
-                None => format!("the body is not stored: {}", why_not_stored(row.omitted.as_deref())),
+                None => format!("the body is not stored: {}", why_not_stored(self.row.omitted.as_deref())),
             });
             return Ok(ExitCode::from(exit::NO));
         };
         std::io::stdout().lock().write_all(body)?;
-        return Ok(ExitCode::SUCCESS);
+        Ok(ExitCode::SUCCESS)
     }
-    if arguments.json {
-        let mut letter = serde_json::to_value(&row)?;
-        if let Value::Object(fields) = &mut letter {
-            let stored = |of: fn(&StoredMessage) -> &Option<String>| {
-                message.as_ref().and_then(|message| of(message).as_deref()).map(read)
+
+    fn json(&self) -> anyhow::Result<Value> {
+        let mut letter = serde_json::to_value(&self.row)?;
+        let stored = |of: fn(&StoredMessage) -> &Option<String>| {
+            self.message.as_ref().and_then(|message| of(message).as_deref()).map(read)
+        };
+        letter["properties"] = json!(stored(|message| &message.properties));
+        letter["headers"] = json!(stored(|message| &message.headers));
+        if self.has_body {
+            letter["body"] = match self.body.as_deref().map(|body| (body, std::str::from_utf8(body))) {
+                Some((_, Ok(text))) => json!(text),
+                Some((body, Err(_))) => json!({ "x": hexadecimal(body) }),
+                None => Value::Null,
             };
-            fields.insert("properties".to_owned(), json!(stored(|m| &m.properties)));
-            fields.insert("headers".to_owned(), json!(stored(|m| &m.headers)));
-            if arguments.body {
-                fields.insert(
-                    "body".to_owned(),
-                    match body.map(|body| (body, std::str::from_utf8(body))) {
-                        Some((_, Ok(text))) => json!(text),
-                        Some((body, Err(_))) => json!({ "x": hexadecimal(body) }),
-                        None => Value::Null,
-                    },
-                );
-                fields.insert("unreadable".to_owned(), json!(unreadable));
-            }
+            letter["unreadable"] = json!(self.unreadable);
         }
-        output::print_json(SCHEMA, json!({ "letter": letter }))?;
-        return Ok(ExitCode::SUCCESS);
+        Ok(letter)
     }
-    let mut lines = describe(&row, times);
-    if let Some(message) = &message {
-        lines.extend(fields("properties", message.properties.as_deref()));
-        lines.extend(fields("headers", message.headers.as_deref()));
+
+    fn lines(&self, times: Times) -> Vec<String> {
+        let mut lines = describe(&self.row, times);
+        if let Some(message) = &self.message {
+            lines.extend(fields("properties", message.properties.as_deref()));
+            lines.extend(fields("headers", message.headers.as_deref()));
+        }
+        lines.push(format!("  body       {}", about(&self.row, self.has_body)));
+        if let Some(body) = &self.body {
+            lines.push(String::new());
+            lines.push(preview(body));
+        }
+        if let Some(error) = &self.unreadable {
+            lines.push(format!("             {error}"));
+        }
+        lines
     }
-    lines.push(format!("  body       {}", about(&row, arguments.body)));
-    if let (true, Some(body)) = (arguments.body, body) {
-        lines.push(String::new());
-        lines.push(preview(body));
-    }
-    if let Some(error) = &unreadable {
-        lines.push(format!("             {error}"));
-    }
-    output::print(&lines.join("\n"))?;
-    Ok(ExitCode::SUCCESS)
 }
 
 fn describe(row: &LetterRow, times: Times) -> Vec<String> {

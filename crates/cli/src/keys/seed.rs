@@ -81,25 +81,8 @@ pub(super) async fn run(file: &Path, arguments: KeySeedArguments) -> anyhow::Res
     };
     let consumer = part("consumer", &arguments.consumer)?;
     let tenant = arguments.tenant.as_deref().map(|tenant| part("tenant", tenant)).transpose()?;
-    let working = || config.consumers.iter().filter(|one| !one.observes());
-    let is_configured = working().any(|one| one.name == consumer);
-    let observer = config.consumers.iter().find(|one| one.observes() && is_of(&one.name, &consumer));
-    if let (Some(observer), false) = (observer, is_configured) {
-        output::note(&format!(
-            "{} only observes here, and what it knows counts for nobody: remove its mode = \"observe\", and seed the keys of the consumer itself",
-            observer.name
-        ));
-        return Ok(ExitCode::from(exit::USAGE));
-    }
-    if is_configured == arguments.retention.is_some() {
-        output::note(&match is_configured {
-            true => format!("{consumer} is configured, and its retention counts: leave --retention out"),
-            false => format!(
-                "{consumer} is not configured here: name one of {}; or say with --retention how long the keys of a consumer \
-                 that calls oncely.claim are remembered",
-                working().map(|one| safe(one.name.as_str())).collect::<Vec<_>>().join(", ")
-            ),
-        });
+    if let Err(why) = check_consumer(&config, &consumer, arguments.retention.is_some()) {
+        output::note(&why);
         return Ok(ExitCode::from(exit::USAGE));
     }
     let name = match arguments.keys == Path::new("-") {
@@ -130,23 +113,10 @@ pub(super) async fn run(file: &Path, arguments: KeySeedArguments) -> anyhow::Res
         "seeded": counts.seeded, "known": counts.known, "too_old": counts.too_old, "conflicting": counts.conflicting,
         "refused": counts.refused,
     });
-    if let Some(session) = &mut session {
-        let user = consent::user();
-        let action = pg::Action {
-            tenant: arguments.tenant.as_deref().unwrap_or_default(),
-            verb: "seed_keys",
-            user: &user,
-            filter: &told,
-            count: counts.seeded,
-            reason: arguments.note.as_deref(),
-        };
-        let recorded = pg::record_action(&mut session.connection, &action).await;
+    if let Some(mut session) = session {
+        let recorded = record(&mut session, &arguments, &told, counts.seeded).await;
         // After another failure this one may be only its consequence.
-        if let (Err(error), None) = (recorded, &failure) {
-            failure = Some(anyhow::Error::new(error).context("recording it (role oncely_operator)"));
-        }
-    }
-    if let Some(session) = session {
+        failure = failure.or(recorded.err());
         session.close().await;
     }
     print_summary(&name, &counts, arguments.dry_run, &conflicts);
@@ -164,6 +134,49 @@ pub(super) async fn run(file: &Path, arguments: KeySeedArguments) -> anyhow::Res
     }
     let is_clean = is_over && counts.refused == 0 && counts.conflicting == 0;
     Ok(if is_clean { ExitCode::SUCCESS } else { ExitCode::from(exit::NO) })
+}
+
+/// Checks that the consumer's keys count, and that exactly one place says for how long. Returns the advice if not.
+fn check_consumer(config: &Config, consumer: &IdentityPart, has_retention: bool) -> Result<(), String> {
+    let working = || config.consumers.iter().filter(|one| !one.observes());
+    let is_configured = working().any(|one| one.name == *consumer);
+    let observer = config.consumers.iter().find(|one| one.observes() && is_of(&one.name, consumer));
+    match (observer, is_configured, has_retention) {
+        (Some(observer), false, _) => Err(format!(
+            "{} only observes here, and its keys count for no other consumer: remove its mode = \"observe\", and seed the keys of the consumer \
+             itself",
+            observer.name
+        )),
+        (_, true, true) => {
+            Err(format!("{consumer} is configured, and its retention counts: leave --retention out"))
+        }
+        (_, false, false) => Err(format!(
+            "{consumer} is not configured here: name one of {}; or say with --retention how long the keys of a consumer that calls oncely.claim \
+             are remembered",
+            working().map(|one| safe(one.name.as_str())).collect::<Vec<_>>().join(", ")
+        )),
+        (_, true, false) | (None, false, true) => Ok(()),
+    }
+}
+
+/// Records the run among the operators' actions.
+async fn record(
+    session: &mut Session,
+    arguments: &KeySeedArguments,
+    filter: &serde_json::Value,
+    count: i64,
+) -> anyhow::Result<()> {
+    let user = consent::user();
+    let action = pg::Action {
+        tenant: arguments.tenant.as_deref().unwrap_or_default(),
+        verb: "seed_keys",
+        user: &user,
+        filter,
+        count,
+        reason: arguments.note.as_deref(),
+    };
+    let recorded = pg::record_action(&mut session.connection, &action).await;
+    recorded.context("recording it (role oncely_operator)")
 }
 
 /// Returns whether the observer has this name, with or without the suffix of observers.

@@ -91,22 +91,9 @@ pub(super) async fn run(
     let recorded = pg::record_action(&mut session.connection, &action).await;
     recorded.context("recording it (role oncely_operator)")?;
     let mut walk = RebuildRun { since, until, queued: 0, rate: arguments.rate, bar: bar(), place: None };
-    let mut is_over = true;
-    let mut failure = None;
-    for name in &names {
-        let begin = match &after {
-            Some((consumer, at, tenant, key)) if consumer == name => {
-                KeyPlace { completed_at: *at, name: Some((tenant.clone(), key.clone())) }
-            }
-            _ => KeyPlace { completed_at: until, name: None },
-        };
-        failure = walk.consumer(&mut session, name, begin, || stop.is_cancelled()).await.err();
-        if failure.is_some() || stop.is_cancelled() {
-            is_over = false;
-            break;
-        }
-    }
+    let walked = walk.all(&mut session, &names, after, || stop.is_cancelled()).await;
     walk.bar.finish_and_clear();
+    let is_over = matches!(walked, Ok(true));
     action.verb = "rebuild_mirror";
     action.count = walk.queued;
     let recorded = pg::record_action(&mut session.connection, &action).await;
@@ -119,9 +106,7 @@ pub(super) async fn run(
     if let Some(next) = &next {
         output::note(&format!("broken off; go on with --after '{}'", next.replace('\'', r"'\''")));
     }
-    if let Some(error) = failure {
-        return Err(error);
-    }
+    walked?;
     recorded?;
     if arguments.json {
         output::print_json(
@@ -143,6 +128,29 @@ struct RebuildRun {
 }
 
 impl RebuildRun {
+    /// Walks the keys of all consumers, from `after` on. Returns false if it was stopped.
+    async fn all(
+        &mut self,
+        session: &mut Session,
+        names: &[String],
+        after: Option<ResumePosition>,
+        is_stopped: impl Fn() -> bool,
+    ) -> anyhow::Result<bool> {
+        for name in names {
+            let begin = match &after {
+                Some((consumer, at, tenant, key)) if consumer == name => {
+                    KeyPlace { completed_at: *at, name: Some((tenant.clone(), key.clone())) }
+                }
+                _ => KeyPlace { completed_at: self.until, name: None },
+            };
+            self.consumer(session, name, begin, &is_stopped).await?;
+            if is_stopped() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// Walks through a consumer's keys, the newest first, until its end or until stopped.
     async fn consumer(
         &mut self,

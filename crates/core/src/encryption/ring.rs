@@ -4,8 +4,6 @@ use std::fmt;
 
 use chacha20poly1305::aead::{Aead as _, Generate as _, KeyInit as _, Payload};
 use chacha20poly1305::{Key, XChaCha20Poly1305, XNonce};
-use figment::Figment;
-use figment::providers::{Format as _, Toml};
 use serde::Deserialize;
 
 use super::{Cipher, CipherError, EncryptedValue, Place};
@@ -56,7 +54,7 @@ impl KeyRing {
     /// All errors of the text at once.
     pub fn parse(text: &str) -> Result<Self, KeyRingError> {
         // The parser's error quotes the line, which may hold a key.
-        let Ok(file) = Figment::from(Toml::string(text)).extract::<KeyFile>() else {
+        let Ok(file) = toml::from_str::<KeyFile>(text) else {
             let what =
                 "is not TOML with a list [[keys]], each with a text `id` and a text `key` and nothing else";
             return Err(KeyRingError(vec![what.to_owned()]));

@@ -214,15 +214,7 @@ impl SweepWalk<'_> {
             let row = named.and_then(|(tenant, letter)| rows.get(&(tenant.clone(), letter.id)));
             // A letter that was moved by hand into another queue does not belong to this sweep.
             let row = row.filter(|row| row.queue == self.queue);
-            let verdict = match named.map(|named| (named, judge(named.1, row, self.asked.contains(named)))) {
-                Some(((tenant, _), _)) if self.erased == Some(tenant.as_str()) => SweepDecision::Drop,
-                // Another session has locked it.
-                Some((named, SweepDecision::Return | SweepDecision::Close)) if !ours.contains(named) => {
-                    SweepDecision::Keep
-                }
-                Some((_, verdict)) => verdict,
-                None => SweepDecision::Keep,
-            };
+            let verdict = self.decide(named, row, &ours);
             match (verdict, row) {
                 (SweepDecision::Return, Some(row)) => copies.push(self.returned(&keys, taken, row)?),
                 (SweepDecision::Keep | SweepDecision::Forgotten, _) => {
@@ -267,6 +259,24 @@ impl SweepWalk<'_> {
                 Err(anyhow::Error::new(error).context(format!("sweeping {} was broken off", self.dead)))
             }
             None => Ok(()),
+        }
+    }
+
+    /// Decides about a message. `ours`: letters that this session has locked.
+    fn decide(
+        &self,
+        named: Option<&TenantLetter>,
+        row: Option<&LetterState>,
+        ours: &[TenantLetter],
+    ) -> SweepDecision {
+        let Some(named) = named else { return SweepDecision::Keep };
+        if self.erased == Some(named.0.as_str()) {
+            return SweepDecision::Drop;
+        }
+        match judge(named.1, row, self.asked.contains(named)) {
+            // Another session has locked it.
+            SweepDecision::Return | SweepDecision::Close if !ours.contains(named) => SweepDecision::Keep,
+            decision => decision,
         }
     }
 

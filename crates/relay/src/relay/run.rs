@@ -2,8 +2,10 @@
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::event_lane::publish_events;
@@ -21,7 +23,7 @@ use oncely_process::metrics::{DoctorMetrics, GcMetrics, RelayMetrics, Server};
 use oncely_process::preflight::{preflight, warn_of_secret_files};
 use oncely_process::process::{Attempt, Lifecycle};
 use oncely_process::shutdown::StopOutcome;
-use oncely_process::vitals::Program;
+use oncely_process::vitals::{Program, Vitals};
 use oncely_traces::Traces;
 
 /// A relay: brings mirror records to Redis and events to RabbitMQ, and maintains the tables. Several may run.
@@ -71,8 +73,31 @@ impl Relay {
         let (vitals, stop) = (&lifecycle.vitals, &lifecycle.stop);
         let pulse = Arc::new(RelayActivity::new(vitals.with_registry(|| RelayMetrics::new(&self.config))));
         let traces = Traces::start("relay", &self.config)?;
-        let mut tasks = JoinSet::new();
         let timelines = Timelines::default();
+        let mut tasks = self.start(vitals, stop, &pulse, &timelines, &traces)?;
+        let heartbeat = Heartbeat::start(
+            Arc::clone(vitals),
+            &self.config.postgres,
+            &self.config.cell,
+            clock,
+            timelines,
+            pulse,
+        );
+        let stopped = supervise(&mut tasks, stop, self.config.worker.shutdown).await;
+        tokio::join!(heartbeat.end(), traces.end());
+        Ok(stopped)
+    }
+
+    /// Starts the tasks: maintenance, event lanes, the mirror lane, the doctor and the observer of all.
+    fn start(
+        &self,
+        vitals: &Arc<Vitals>,
+        stop: &CancellationToken,
+        pulse: &Arc<RelayActivity>,
+        timelines: &Timelines,
+        traces: &Traces,
+    ) -> Result<JoinSet<()>, Problems> {
+        let mut tasks = JoinSet::new();
         let door =
             SessionFactory::new(self.config.postgres.clone(), self.config.cell.clone(), timelines.clone());
         tasks.spawn(maintenance::run(
@@ -94,7 +119,7 @@ impl Relay {
         }
         for lane in 1..=self.config.events.lanes {
             let beat = vitals.liveness.watch(format!("event lane {lane}"));
-            let watched = LaneReporter { pulse: Arc::clone(&pulse), beat };
+            let watched = LaneReporter { pulse: Arc::clone(pulse), beat };
             let traces = traces.events();
             tasks.spawn(publish_events(
                 self.config.clone(),
@@ -108,7 +133,7 @@ impl Relay {
         let observer = RelayObserver {
             config: self.config.clone(),
             vitals: Arc::clone(vitals),
-            pulse: Arc::clone(&pulse),
+            pulse: Arc::clone(pulse),
             timelines: timelines.clone(),
             mirror: mirror.clone().map(|mirror| MirrorWatch::start(mirror, stop.clone())),
         };
@@ -117,45 +142,9 @@ impl Relay {
         let examining = examine(self.config.clone(), Arc::clone(vitals), found, stop.clone());
         tasks.spawn(never_to_end_the_relay(AbortOnDropHandle::new(tokio::spawn(examining))));
         let watched =
-            LaneReporter { pulse: Arc::clone(&pulse), beat: vitals.liveness.watch("the mirror lane") };
+            LaneReporter { pulse: Arc::clone(pulse), beat: vitals.liveness.watch("the mirror lane") };
         tasks.spawn(relay_mirror_records(self.config.clone(), mirror, door, watched, stop.clone()));
-        let heartbeat = Heartbeat::start(
-            Arc::clone(vitals),
-            &self.config.postgres,
-            &self.config.cell,
-            clock,
-            timelines,
-            pulse,
-        );
-        let mut stopped = StopOutcome::Clean;
-        let overdue = async {
-            stop.cancelled().await;
-            tokio::time::sleep(self.config.worker.shutdown).await;
-        };
-        tokio::pin!(overdue);
-        loop {
-            let ended = tokio::select! {
-                ended = tasks.join_next() => ended,
-                () = &mut overdue => {
-                    // Work in progress (waiting for a silent server, for example) is rolled back, and taken again.
-                    tracing::error!(limit = ?self.config.worker.shutdown, "not all work was finished in time");
-                    tasks.shutdown().await;
-                    tokio::join!(heartbeat.end(), traces.end());
-                    return Ok(StopOutcome::Deadline);
-                }
-            };
-            match ended {
-                None => break,
-                Some(Ok(())) => {}
-                Some(Err(error)) => {
-                    tracing::error!(error = %error, "a task of the relay has failed: the relay stops");
-                    stop.cancel();
-                    stopped = StopOutcome::Failed;
-                }
-            }
-        }
-        tokio::join!(heartbeat.end(), traces.end());
-        Ok(stopped)
+        Ok(tasks)
     }
 
     /// Reads the clock of a database that matches the configuration, once the other servers answer, too.
@@ -180,6 +169,36 @@ impl Relay {
 async fn never_to_end_the_relay(looking: AbortOnDropHandle<()>) {
     if let Err(error) = looking.await {
         tracing::error!(error = %error, "the doctor's hourly look has failed: none comes until the relay is restarted");
+    }
+}
+
+/// Waits until all tasks have ended, for up to `shutdown` after `stop`. A task that fails stops the others.
+async fn supervise(tasks: &mut JoinSet<()>, stop: &CancellationToken, shutdown: Duration) -> StopOutcome {
+    let mut stopped = StopOutcome::Clean;
+    let overdue = async {
+        stop.cancelled().await;
+        tokio::time::sleep(shutdown).await;
+    };
+    tokio::pin!(overdue);
+    loop {
+        let ended = tokio::select! {
+            ended = tasks.join_next() => ended,
+            () = &mut overdue => {
+                // Work in progress (waiting for a silent server, for example) is rolled back, and taken again.
+                tracing::error!(limit = ?shutdown, "not all work was finished in time");
+                tasks.shutdown().await;
+                return StopOutcome::Deadline;
+            }
+        };
+        match ended {
+            None => return stopped,
+            Some(Ok(())) => {}
+            Some(Err(error)) => {
+                tracing::error!(error = %error, "a task of the relay has failed: the relay stops");
+                stop.cancel();
+                stopped = StopOutcome::Failed;
+            }
+        }
     }
 }
 

@@ -1,0 +1,104 @@
+//! The part of a configuration that a gateway reads.
+
+use std::net::SocketAddr;
+use std::path::Path;
+
+use serde_json::Value;
+use url::Url;
+
+use super::digest::digest;
+use super::gateway::GatewaySettings;
+use super::merged::MergedValues;
+use super::problems::Problems;
+use super::read::read;
+use super::schema;
+use super::tasks::{LogSettings, WorkerSettings};
+use oncely_postgres::PgSettings;
+
+/// The part of a configuration that the gateway reads.
+#[derive(Clone, Debug)]
+pub struct GatewayConfig {
+    #[doc(hidden)]
+    pub digest: String,
+    #[doc(hidden)]
+    pub cell: String,
+    #[doc(hidden)]
+    pub postgres: PgSettings,
+    #[doc(hidden)]
+    pub worker: WorkerSettings,
+    #[doc(hidden)]
+    pub log: LogSettings,
+    #[doc(hidden)]
+    pub gateway: GatewaySettings,
+    /// Origin of the service.
+    #[doc(hidden)]
+    pub upstream: Url,
+}
+
+/// Reads a gateway's settings from `file`, which may be missing, and the environment. The command line takes precedence over both. Tables of
+/// other processes may have problems.
+///
+/// # Errors
+/// All problems, at once.
+pub fn load(
+    file: &Path,
+    upstream: Option<&str>,
+    listen: Option<SocketAddr>,
+) -> Result<GatewayConfig, Problems> {
+    let mut problems = Problems::default();
+    let text = match std::fs::read_to_string(file) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+        Err(error) => {
+            problems.add(file.display().to_string(), format!("cannot be read ({error})"));
+            return Err(problems);
+        }
+    };
+    let mut merged = match MergedValues::read(&text, true) {
+        Ok(merged) => merged,
+        Err(error) => {
+            problems.add(file.display().to_string(), error);
+            return Err(problems);
+        }
+    };
+    let given = [("upstream", upstream.map(str::to_owned)), ("listen", listen.map(|at| at.to_string()))];
+    for (key, given) in given {
+        let Some(given) = given else { continue };
+        merged.set(&format!("gateway.{key}"), &format!("--{key}"), Value::from(given));
+    }
+    match gateway_config(merged, &mut problems) {
+        Some(config) => problems.or(config),
+        None => Err(problems),
+    }
+}
+
+/// Tables that a gateway reads. It signs nothing: the keys of `[cell]` are not checked.
+const TABLES: [&str; 5] = ["cell", "postgres", "worker", "log", "gateway"];
+
+fn gateway_config(mut merged: MergedValues, problems: &mut Problems) -> Option<GatewayConfig> {
+    let digest = digest(&merged.values);
+    let known = schema::names(schema::schema()).unwrap_or_default();
+    merged.values.retain(|name, _| TABLES.contains(&name.as_str()) || !known.contains(&name.as_str()));
+    let file = read(&merged.values, problems);
+    let postgres = file.postgres.settings(problems);
+    let worker = file.worker.settings(problems);
+    let log = file.log.settings(problems);
+    let gateway = file.gateway.settings(problems);
+    // No default: without the header that distinguishes clients, one of them could get another's answer.
+    let is_well = problems.is_empty();
+    if gateway.principal.is_none() && is_well {
+        problems.add(
+            "gateway.principal",
+            "is missing: which headers say who sends a request? [\"authorization\"], [\"cookie\"], [\"x-api-key\"]: the same key with others is \
+             refused. [] where all clients of a tenant may be given each other's answers",
+        );
+    }
+    if gateway.upstream.is_none() && is_well {
+        problems.add(
+            "gateway.upstream",
+            "is missing: say it here or with --upstream, like http://127.0.0.1:8080",
+        );
+    }
+    let upstream = gateway.upstream.clone()?;
+    Some(GatewayConfig { digest, cell: file.cell.name, postgres, worker, log, gateway, upstream })
+}
