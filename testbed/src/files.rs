@@ -1,5 +1,6 @@
 //! Scratch folders that outlive a crash of this process by one run at most, and the folder of what stays.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -43,6 +44,16 @@ fn free_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let kilobytes = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?.strip_suffix("kB")?;
     Some(kilobytes.trim().parse::<u64>().ok()?.saturating_mul(1 << 10))
+}
+
+/// Waits until no other process of this user holds the lock of this name; it is held until the returned file is dropped.
+pub(crate) fn one_at_a_time(name: &str) -> anyhow::Result<File> {
+    let user = rustix::process::getuid().as_raw();
+    let path = std::env::temp_dir().join(format!("oncely-{user}-{name}.lock"));
+    let open = File::options().create(true).truncate(false).write(true).open(&path);
+    let file = open.with_context(|| format!("cannot open {}", path.display()))?;
+    file.lock().with_context(|| format!("cannot lock {}", path.display()))?;
+    Ok(file)
 }
 
 /// A folder for a server's files, removed on drop. A folder left by a killed process goes when the next one starts.

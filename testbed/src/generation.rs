@@ -4,8 +4,6 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::OnceLock;
 
-use crate::root::Root;
-
 /// A set of server versions. What holds for a whole process holds for the processes that it starts: they learn it from
 /// [`Generation::VARIABLE`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,18 +47,6 @@ impl Generation {
             _ => Self::Host,
         };
         Ok(*CHOSEN.get_or_init(|| said))
-    }
-
-    /// Sees to it that its programs are there where they live in a root of their own; that can take minutes, once. This machine's
-    /// own are seen to when they are started.
-    ///
-    /// # Errors
-    /// Where they can't be installed: says why and what helps.
-    pub fn prepare(self) -> anyhow::Result<()> {
-        match Root::of(self) {
-            Some(root) => root.make(),
-            None => Ok(()),
-        }
     }
 
     /// Its name.

@@ -3,21 +3,21 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Mutex;
 
 use anyhow::Context as _;
 
-use crate::install::{in_path, install};
+use crate::apt::{in_path, install};
+use crate::files::one_at_a_time;
 
-/// The clients below `target` are set up by one at a time.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+/// Name of the lock under which the clients below `target` are set up.
+const LOCK: &str = "languages";
 
 /// A Python that has what `folder/requirements.txt` names, in a virtual environment in `home`, below `target`; returns its program.
 ///
 /// # Errors
 /// When there is no Python and none can be installed, or the packages can't be fetched: says what and what helps.
 pub fn python(folder: &Path, home: &Path) -> anyhow::Result<PathBuf> {
-    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let _guard = one_at_a_time(LOCK)?;
     // Debian's Python is there without what makes virtual environments.
     let is_whole = || {
         let can = |python: PathBuf| succeeds(Command::new(python).args(["-c", "import venv, ensurepip"]));
@@ -44,7 +44,7 @@ pub fn python(folder: &Path, home: &Path) -> anyhow::Result<PathBuf> {
 /// # Errors
 /// Like [`python`].
 pub fn node(folder: &Path, home: &Path) -> anyhow::Result<PathBuf> {
-    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let _guard = one_at_a_time(LOCK)?;
     let is_whole = || in_path("node").is_some() && in_path("npm").is_some();
     install(|| (!is_whole()).then(|| ("Node".to_owned(), vec!["nodejs", "npm"])))
         .map_err(|failure| anyhow::anyhow!(helps("Node 18 or later with npm", failure.why)))?;

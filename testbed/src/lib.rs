@@ -6,6 +6,7 @@
 //! Shares no code with the product, so that what it counts is independent of what it checks.
 
 mod adoption;
+mod apt;
 mod arena;
 mod authority;
 mod bare;
@@ -20,6 +21,7 @@ mod files;
 mod generation;
 mod install;
 mod language;
+mod life;
 mod pgbouncer;
 mod ports;
 mod postgres;

@@ -5,8 +5,9 @@ use std::process::{Child, Stdio};
 use anyhow::Context as _;
 
 use crate::files::Scratch;
-use crate::program::{Program, User};
-use crate::{Generation, install, ports, spawner, wait};
+use crate::life::User;
+use crate::program::Program;
+use crate::{Generation, apt, ports, spawner, wait};
 
 /// A PgBouncer.
 #[derive(Debug)]
@@ -27,7 +28,7 @@ impl PgBouncer {
     pub async fn start(url: &str, settings: &str, database: &str) -> anyhow::Result<Option<Self>> {
         Generation::current()?.prepare()?;
         let missing = || program().is_err().then(|| ("PgBouncer".to_owned(), vec!["pgbouncer"]));
-        if let Err(failure) = install::install(missing) {
+        if let Err(failure) = apt::install(missing) {
             eprintln!("skipped, there is no PgBouncer: {}", failure.why);
             return Ok(None);
         }

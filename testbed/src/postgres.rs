@@ -8,8 +8,9 @@ use anyhow::Context as _;
 use sqlx::{Connection as _, PgConnection};
 
 use crate::files::Scratch;
-use crate::program::{NOBODY, Program, User};
-use crate::{install, ports, spawner, wait};
+use crate::life::{NOBODY, User};
+use crate::program::Program;
+use crate::{apt, install, ports, spawner, wait};
 
 /// A PostgreSQL server of our own, durable as by default, that can be killed and started again.
 #[derive(Debug)]
@@ -25,7 +26,7 @@ impl Postgres {
     pub async fn start(settings: &[&str]) -> anyhow::Result<Self> {
         install::ensure(&[install::Server::Postgres])?;
         let scratch = Scratch::new("postgres")?;
-        if install::is_root() {
+        if apt::is_root() {
             std::os::unix::fs::chown(scratch.path(), Some(NOBODY), Some(NOBODY))?;
         }
         let mut command = Program::postgres("initdb")?.command(User::Nobody);
@@ -120,7 +121,7 @@ impl Postgres {
         let path = self.scratch.path().join("data").join(name);
         std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
-        if install::is_root() {
+        if apt::is_root() {
             std::os::unix::fs::chown(&path, Some(NOBODY), Some(NOBODY))?;
         }
         Ok(())

@@ -6,39 +6,9 @@ use std::process::Command;
 
 use anyhow::Context as _;
 
+use crate::apt;
+use crate::life::{Life, NOBODY, User};
 use crate::root::Root;
-use crate::{install, spawner};
-
-/// Debian's `nobody`: PostgreSQL refuses to run as root.
-pub(crate) const NOBODY: u32 = 65_534;
-
-/// Who a program runs as.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum User {
-    /// Whoever runs this process.
-    Same,
-    /// Nobody where this process is root, else the same.
-    Nobody,
-}
-
-/// How long a program lives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Life {
-    /// To its own end.
-    Free,
-    /// Not longer than this process.
-    Bound,
-}
-
-impl Life {
-    /// A command for a program that lives so.
-    pub(crate) fn command(self, program: &Path) -> Command {
-        match self {
-            Self::Free => Command::new(program),
-            Self::Bound => spawner::bound_command(program),
-        }
-    }
-}
 
 /// A program of one of the servers.
 #[derive(Clone, Debug)]
@@ -75,7 +45,7 @@ impl Program {
         match Root::current()? {
             // Debian's own; what this process has in its PATH may not be there.
             Some(_) => Self::at(&[&format!("/usr/bin/{name}"), &format!("/usr/sbin/{name}")]),
-            None => install::in_path(name).map(|path| Self { path, root: None }),
+            None => apt::in_path(name).map(|path| Self { path, root: None }),
         }
         .with_context(|| format!("{name} not found"))
     }
@@ -112,7 +82,7 @@ impl Program {
             return root.enter(&self.path, user, life);
         }
         let mut command = life.command(&self.path);
-        if user == User::Nobody && install::is_root() {
+        if user == User::Nobody && apt::is_root() {
             command.uid(NOBODY).gid(NOBODY);
         }
         command

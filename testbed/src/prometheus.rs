@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 
 use crate::files::Scratch;
-use crate::{install, ports, spawner, wait};
+use crate::{apt, ports, spawner, wait};
 
 /// A Prometheus with an empty memory.
 #[derive(Debug)]
@@ -20,9 +20,9 @@ pub struct Prometheus {
 
 /// A program of Debian's package, which is installed where it is missing.
 async fn program(name: &'static str) -> anyhow::Result<PathBuf> {
-    let missing = || install::in_path(name).is_none().then(|| ("Prometheus".to_owned(), vec!["prometheus"]));
+    let missing = || apt::in_path(name).is_none().then(|| ("Prometheus".to_owned(), vec!["prometheus"]));
     // apt-get takes a while.
-    let installed = tokio::task::spawn_blocking(move || install::install(missing)).await?;
+    let installed = tokio::task::spawn_blocking(move || apt::install(missing)).await?;
     installed.map_err(|failure| {
         anyhow::anyhow!(
             "{} needed, and {}. Install it yourself, or run as root on Debian or Ubuntu, so that its package can be installed",
@@ -30,7 +30,7 @@ async fn program(name: &'static str) -> anyhow::Result<PathBuf> {
             failure.why
         )
     })?;
-    install::in_path(name).with_context(|| format!("{name} has vanished"))
+    apt::in_path(name).with_context(|| format!("{name} has vanished"))
 }
 
 impl Prometheus {

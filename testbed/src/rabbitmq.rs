@@ -11,7 +11,8 @@ use anyhow::Context as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::files::Scratch;
-use crate::program::{Program, User};
+use crate::life::User;
+use crate::program::Program;
 use crate::{install, ports, spawner, wait};
 
 /// What Erlang's nodes know each other by.

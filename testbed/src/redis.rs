@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 
 use crate::files::Scratch;
-use crate::program::User;
+use crate::life::User;
 use crate::{install, ports, spawner, wait};
 
 /// A Redis server of our own without persistence: killed means empty.

@@ -12,8 +12,8 @@ use std::sync::OnceLock;
 
 use anyhow::Context as _;
 
-use crate::program::{Life, NOBODY, User};
-use crate::{Generation, files, install};
+use crate::life::{Life, NOBODY, User};
+use crate::{Generation, apt, files};
 
 /// What the root of the servers holds beside Debian's smallest base system.
 const SERVERS: [&str; 4] = ["postgresql", "rabbitmq-server", "valkey-server", "pgbouncer"];
@@ -37,6 +37,20 @@ pub(crate) struct Root {
     /// What it holds beside Debian's smallest base system.
     packages: &'static [&'static str],
     folder: PathBuf,
+}
+
+impl Generation {
+    /// Sees to it that its programs are there where they live in a root of their own; that can take minutes, once. This machine's
+    /// own are seen to when they are started.
+    ///
+    /// # Errors
+    /// Where they can't be installed: says why and what helps.
+    pub fn prepare(self) -> anyhow::Result<()> {
+        match Root::of(self) {
+            Some(root) => root.make(),
+            None => Ok(()),
+        }
+    }
 }
 
 impl Root {
@@ -107,7 +121,7 @@ impl Root {
         // What else helps: a bare one has nothing that could do for it.
         let instead = if self.packages.is_empty() { "" } else { ", or leave --servers out" };
         anyhow::ensure!(
-            install::is_root(),
+            apt::is_root(),
             "{what} is a root of its own (debootstrap, chroot): run this as root{instead}"
         );
         if self.is_whole() {
@@ -122,11 +136,11 @@ impl Root {
             return Ok(());
         }
         let missing = || {
-            install::in_path("debootstrap")
+            apt::in_path("debootstrap")
                 .is_none()
                 .then(|| ("debootstrap".to_owned(), vec!["debootstrap", "debian-archive-keyring"]))
         };
-        install::install(missing).map_err(|failure| {
+        apt::install(missing).map_err(|failure| {
             let (missing, why) = (failure.missing, failure.why);
             anyhow::anyhow!("{what} needs {missing}, which is not there: {why}. Install it yourself{instead}")
         })?;

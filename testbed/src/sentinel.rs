@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 
 use crate::files::Scratch;
-use crate::program::User;
+use crate::life::User;
 use crate::{Redis, install, ports, spawner, wait};
 
 /// What the Sentinels call the master.

@@ -6,14 +6,15 @@ use std::time::Duration;
 use sqlx::{Connection as _, PgConnection};
 
 use crate::files::Scratch;
-use crate::program::{NOBODY, Program, User};
-use crate::{Postgres, install, ports, wait};
+use crate::life::{NOBODY, User};
+use crate::program::Program;
+use crate::{Postgres, apt, ports, wait};
 
 impl Postgres {
     /// Starts an asynchronous standby of this server, without a slot, and waits until it streams.
     pub async fn standby(&self) -> anyhow::Result<Self> {
         let scratch = Scratch::new("standby")?;
-        if install::is_root() {
+        if apt::is_root() {
             std::os::unix::fs::chown(scratch.path(), Some(NOBODY), None)?;
         }
         let mut command = Program::postgres("pg_basebackup")?.command(User::Nobody);

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 
-use crate::install::{in_path, install};
+use crate::apt::{in_path, install};
 
 /// A browser's program; Debian's package is installed where there is none.
 ///

@@ -53,7 +53,7 @@ pub(crate) async fn run(choice: &Choice, arguments: &[String]) -> anyhow::Result
     let mut examples = process::cargo(&root);
     examples.args(["test", "--workspace", "--doc", "--no-fail-fast"]);
     prepare(&mut examples)?;
-    let is_whole = arguments.is_empty();
+    let is_whole = arguments.is_empty() || arguments[0] == "--profile";
     let done = tokio::task::spawn_blocking(move || {
         let tested = process::run(&mut tests);
         // What is asked for by name is one of the tests.

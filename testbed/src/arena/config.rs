@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::hosts::Hosts;
-use super::neighbours::Neighbour;
+use super::neighbour::Neighbour;
 use crate::checker::Ladder;
 
 /// What runs in an arena, and how it is configured.

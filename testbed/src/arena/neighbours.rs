@@ -15,6 +15,7 @@ use tokio::task::JoinHandle;
 
 use super::config::CONSUMER;
 use super::member::address;
+use super::neighbour::Neighbour;
 use crate::Urls;
 use crate::checker::Intent;
 
@@ -22,24 +23,6 @@ use crate::checker::Intent;
 const OVERHEARD: usize = 25;
 /// Fields written into Redis in a second, at the most.
 const FIELDS: u32 = 200;
-
-/// Who means harm.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Neighbour {
-    /// A login that may claim (`oncely_consumer`): claims other consumers' keys before their messages come.
-    Client,
-    /// A login that may emit: uses the relay to publish what it may not, never or for ever.
-    Stranger,
-    /// A login that may create objects in `public`.
-    Creator,
-    /// Somebody who may write to Redis.
-    Listener,
-}
-
-impl Neighbour {
-    /// All of them.
-    pub const ALL: [Self; 4] = [Self::Client, Self::Stranger, Self::Creator, Self::Listener];
-}
 
 /// See the module.
 #[derive(Debug)]

@@ -10,7 +10,7 @@ use lapin::types::FieldTable;
 use lapin::{Channel, Connection, ConnectionProperties, Consumer};
 use sqlx::{PgConnection, Row as _};
 
-use super::judge::{Findings, Invariant, What};
+use super::finding::{Findings, Invariant, What};
 use super::ledger::digest;
 
 /// Where `judge.tell` sends events: a direct exchange.

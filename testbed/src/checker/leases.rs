@@ -6,9 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use sqlx::{PgConnection, Row as _};
 
 use super::calls::{Call, Memory, Side};
-use super::evidence::{Letter, pairs};
-use super::judge::{Findings, Invariant, What, name};
+use super::finding::{Findings, Invariant, What, name};
 use super::ledger::{Class, Key, Sent};
+use super::letter::{Letter, pairs};
 use super::requests::Requests;
 
 /// The consumer whose messages run under leases.

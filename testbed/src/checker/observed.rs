@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use sqlx::{PgConnection, Row as _};
 
-use super::judge::{Findings, Invariant, What, name};
+use super::finding::{Findings, Invariant, What, name};
 use super::ledger::Key;
 
 /// The observer's name, as the product makes it of the consumer's.

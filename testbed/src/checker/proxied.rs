@@ -6,7 +6,7 @@ use serde_json::Value;
 use sqlx::{PgConnection, Row as _};
 
 use super::calls::{Answer, Call};
-use super::judge::{Findings, Invariant, What, name};
+use super::finding::{Findings, Invariant, What, name};
 use super::ledger::Key;
 use super::requests::Requests;
 

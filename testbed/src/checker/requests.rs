@@ -2,9 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::evidence::Evidence;
-use super::judge::{Findings, Invariant, What, name};
-use super::ledger::{Intent, Key, Sent, digest};
+use super::finding::{Findings, Invariant, What, name};
+use super::ledger::{Intent, Key, digest};
 
 /// An answer that a client has read to its end.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -96,15 +95,6 @@ impl Requests {
     pub fn of_messages(&self) -> u64 {
         self.answers.values().filter(|answers| answers.iter().any(|(status, _)| *status != 201)).count()
             as u64
-    }
-
-    /// For work in PostgreSQL.
-    pub(super) fn judge(&self, sent: &Sent, evidence: &Evidence, found: &mut Findings) {
-        let took = |key: &Key, digest: &str| evidence.ran(key, digest) || evidence.took_effect_alike(key);
-        let may_conflict = |key: &Key, digest: &str| {
-            sent.versions(key).len() > 1 && (!evidence.ran(key, digest) || evidence.alike)
-        };
-        self.judge_by(took, may_conflict, found);
     }
 
     /// `took`: has this payload of a key taken effect? `may_conflict`: may it be refused as another payload than the key's?

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::judge::{Findings, Invariant, What};
+use super::finding::{Findings, Invariant, What};
 
 /// Longest time of a page: the console's own limit, three seconds and a bit, and something for the way.
 pub const PAGE_LIMIT: Duration = Duration::from_millis(3_500);
