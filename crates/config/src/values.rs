@@ -47,7 +47,7 @@ impl fmt::Display for Length {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let millis = self.0.as_millis();
         let units = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s"), (1, "ms")];
-        match units.iter().find(|(unit, _)| millis > 0 && millis % unit == 0) {
+        match units.iter().find(|(unit, _)| millis > 0 && millis.is_multiple_of(*unit)) {
             Some((unit, name)) => write!(f, "{}{name}", millis / unit),
             None => f.write_str("0s"),
         }
