@@ -7,10 +7,11 @@ use sqlx::Row as _;
 
 use super::case::find;
 use super::job::{Handler, Job, Ours, QueueType};
+use super::measured::{LOOK, STUCK, check};
 use super::meter::Reading;
 use super::outcome::{Figure, Outcome, rounded};
 use super::round::Rounds;
-use super::run::{LOOK, STUCK, check, drawn, effects, until};
+use super::run::{drawn, effects, until};
 use super::site::{Member, Site};
 use super::verify::verify;
 

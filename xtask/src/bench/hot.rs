@@ -9,9 +9,10 @@ use serde_json::json;
 
 use super::case::find;
 use super::job::{Consumer, Handler, Hot, Job, Ours, QueueType};
+use super::measured::{LOOK, Measured, STUCK, check};
 use super::outcome::{Outcome, Side, rounded};
 use super::round::Rounds;
-use super::run::{LOOK, Measured, STUCK, check, count, effects};
+use super::run::{count, effects};
 use super::site::Site;
 use super::throughput::ratios;
 use super::verify::verify;

@@ -9,9 +9,9 @@ use testbed::cpu_time;
 
 use super::backlog::mirrored;
 use super::case::find;
+use super::measured::Measured;
 use super::outcome::{Outcome, Side, rounded};
 use super::round::Rounds;
-use super::run::Measured;
 use super::stage::Stage;
 use super::throughput::ratios;
 use crate::dynamodb::Moto;

@@ -7,10 +7,10 @@ use sqlx::{PgConnection, Row as _};
 
 use super::case::find;
 use super::job::{Consumer, Handler, Job, Keys, Ours, QueueType};
+use super::measured::{Measured, STUCK, check};
 use super::meter::{Reading, Usage};
 use super::outcome::{Outcome, Side, rounded};
 use super::round::Rounds;
-use super::run::{Measured, STUCK, check};
 use super::site::Site;
 use super::throughput::ratios;
 

@@ -13,6 +13,7 @@ mod latency;
 mod lease_stores;
 mod leases;
 mod limit;
+mod measured;
 mod meter;
 mod mirror;
 mod outcome;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value, json};
 
 use super::case::Case;
-use super::run::Measured;
+use super::measured::Measured;
 use super::stats::{median, spread};
 
 /// A figure over the rounds.

@@ -7,8 +7,8 @@ use std::time::Instant;
 use sqlx::{PgConnection, Row as _};
 
 use super::job::{Consumer, Publisher};
+use super::measured::{LOOK, Measured, STUCK, check};
 use super::meter::{Reading, Usage};
-use super::run::{LOOK, Measured, STUCK, check};
 use super::site::Site;
 
 /// Starts the publisher of a filled site, measures until all is published and its table empty, ends it, verifies.

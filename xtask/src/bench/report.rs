@@ -6,8 +6,8 @@ use std::io::Write as _;
 use comfy_table::{Table, presets};
 
 use super::case::Target;
+use super::measured::Measured;
 use super::outcome::Outcome;
-use super::run::Measured;
 use super::stats::spread;
 
 /// One line a case: what it reached.

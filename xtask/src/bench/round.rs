@@ -4,8 +4,9 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::Arguments;
 use super::job::Job;
+use super::measured::Measured;
 use super::outcome::Side;
-use super::run::{Measured, measure};
+use super::run::measure;
 use super::stage::Stage;
 
 /// What all cases share.

@@ -4,48 +4,17 @@
 //! left out on both sides. The same messages are counted: those that came after the first look. CPU time is read at the same
 //! two moments, and for us once more when the relay has emptied the mirror queue.
 
-use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use sqlx::{PgConnection, Row as _};
 
 use super::job::{Consumer, Job};
+use super::measured::{LOOK, Measured, STUCK, check};
 use super::meter::{Reading, Usage};
 use super::published::published;
 use super::site::{Member, Site};
 use super::stage::Stage;
 use super::verify::verify;
-
-/// Between two looks: seldom enough to cost the server next to nothing, often enough for runs of seconds.
-pub(crate) const LOOK: Duration = Duration::from_millis(10);
-/// Nothing moves for so long: the run has failed.
-pub(crate) const STUCK: Duration = Duration::from_secs(60);
-
-/// What a run has shown.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Measured {
-    /// Messages a second.
-    pub(crate) rate: f64,
-    /// CPU time in microseconds a message, by process.
-    pub(crate) cpu: BTreeMap<&'static str, f64>,
-    /// Bytes of WAL a message.
-    pub(crate) wal: f64,
-    /// From the last effect to an empty mirror queue, in seconds.
-    pub(crate) drained_after: f64,
-    /// Most memory that a worker has held (resident set), in bytes.
-    pub(crate) memory: u64,
-}
-
-impl Measured {
-    /// All processes together, in microseconds a message.
-    pub(crate) fn total_cpu(&self) -> f64 {
-        self.cpu.values().sum()
-    }
-
-    pub(crate) fn cpu_of(&self, role: &str) -> f64 {
-        self.cpu.get(role).copied().unwrap_or(0.0)
-    }
-}
 
 /// Runs a job on a site of its own and verifies what it left behind.
 pub(crate) async fn measure(stage: &Stage, job: &Job, seed: u64) -> anyhow::Result<Measured> {
@@ -156,13 +125,4 @@ pub(crate) async fn drawn(watch: &mut PgConnection) -> anyhow::Result<u64> {
 pub(crate) async fn count(watch: &mut PgConnection) -> anyhow::Result<u64> {
     let row = sqlx::query("select count(*) from bench.payments").fetch_one(watch).await?;
     Ok(u64::try_from(row.get::<i64, _>(0))?)
-}
-
-pub(crate) fn check(members: &mut [Member]) -> anyhow::Result<()> {
-    for member in members {
-        if let Some(status) = member.process.status() {
-            anyhow::bail!("{} ended: {status}\n{}", member.role, member.process.output());
-        }
-    }
-    Ok(())
 }

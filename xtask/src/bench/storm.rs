@@ -10,10 +10,11 @@ use sqlx::{Connection as _, PgConnection, Row as _};
 
 use super::case::find;
 use super::job::{Consumer, Handler, Job, Ours, QueueType};
+use super::measured::{LOOK, Measured, STUCK, check};
 use super::meter::Reading;
 use super::outcome::{Figure, Outcome, Side, rounded};
 use super::round::Rounds;
-use super::run::{LOOK, Measured, STUCK, check, effects};
+use super::run::effects;
 use super::site::Site;
 use super::throughput::ratios;
 use super::verify::verify;

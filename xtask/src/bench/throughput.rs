@@ -4,9 +4,9 @@ use serde_json::json;
 
 use super::case::find;
 use super::job::{Consumer, Handler, Job, Keys, Ours, QueueType};
+use super::measured::Measured;
 use super::outcome::{Outcome, Side, rounded};
 use super::round::Rounds;
-use super::run::Measured;
 
 /// Ratios round by round.
 pub(crate) fn ratios(above: &Side, below: &Side, of: impl Fn(&Measured) -> f64) -> Vec<f64> {

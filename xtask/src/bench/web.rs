@@ -9,10 +9,10 @@ use sqlx::{PgConnection, Row as _};
 use testbed::{Database, Process, eventually_within, free_port};
 
 use super::case::find;
+use super::measured::Measured;
 use super::meter::Reading;
 use super::outcome::{Figure, Outcome, Side, rounded};
 use super::round::Rounds;
-use super::run::Measured;
 use super::site::Member;
 use super::stage::Stage;
 use super::throughput::ratios;

@@ -8,7 +8,7 @@ use testbed::checker::{Act, Beside, Intent};
 use testbed::faults::{Fault, Kind};
 use testbed::{Arena, Errand, Missing, Signal, eventually};
 
-use super::scripts::{publish, some};
+use super::steps::{end_sessions, publish, some};
 
 /// Long enough for the judge to see that somebody waits while others are served.
 const A_WHILE: Duration = Duration::from_secs(24);
@@ -306,7 +306,7 @@ pub(super) async fn suspect_is_slow(arena: &mut Arena) -> anyhow::Result<()> {
     for _ in 0..2 {
         arena.until_waiting(1).await?;
         arena.fault(&Fault::of(Kind::KillWorker)).await?;
-        super::scripts::end_sessions(arena).await?;
+        end_sessions(arena).await?;
         arena.until_waiting(0).await?;
     }
     arena.until_waiting(1).await?;

@@ -7,6 +7,7 @@ mod findings;
 mod patch;
 mod scripts;
 mod settings;
+mod steps;
 mod suites;
 
 use std::collections::BTreeSet;

@@ -9,12 +9,13 @@ use testbed::checker::events::{EXCHANGE, ORDERED};
 use testbed::checker::{Act, Intent};
 use testbed::faults::{Fault, Kind};
 use testbed::proxy::Mode;
-use testbed::{Arena, Neighbour, Server, Signal, eventually_within};
+use testbed::{Arena, Neighbour, Server, Signal};
 
 use super::settings::{
     HURRIED, LESS_HURRIED, ONE_ATTEMPT, ONE_BY_ONE, ONE_CRASH, ONE_LANE, PATIENT, SLOW, Settings, TRUSTING,
     TWO_LANES,
 };
+use super::steps::{end_sessions, publish, some};
 use super::{charges, findings};
 
 /// A bug, and how its trial is set up.
@@ -151,10 +152,6 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant("outage_fails_the_run", Script::Charges(charges::Script::BrokenOff)),
 ];
 
-pub(super) fn some(count: usize, act: Act, name: &str) -> Vec<Intent> {
-    (0..count).map(|number| Intent::new("acme", &format!("{name}-{number}"), act, 0)).collect()
-}
-
 /// Plays a script up to the moment from which the work may end by itself.
 pub(crate) async fn play(mutant: &Mutant, arena: &mut Arena) -> anyhow::Result<()> {
     for worker in 0..arena.workers.len() {
@@ -249,16 +246,6 @@ pub(crate) async fn play(mutant: &Mutant, arena: &mut Arena) -> anyhow::Result<(
 /// A handler sleeps.
 pub(super) const BUSY: &str = "select least(count(*), 1) from pg_stat_activity where wait_event = 'PgSleep'";
 
-/// Publishes and waits for the confirms.
-pub(super) async fn publish(arena: &Arena, intents: Vec<Intent>) -> anyhow::Result<()> {
-    arena.publish(intents);
-    eventually_within(Duration::from_secs(20), "all is published", || async {
-        let left = arena.unpublished();
-        if left == 0 { Ok(()) } else { Err(left) }
-    })
-    .await
-}
-
 /// The process dies while a handler is in the middle of its work.
 async fn kill_in_handler(arena: &mut Arena) -> anyhow::Result<()> {
     let gate = arena.shut_gates().await?;
@@ -267,13 +254,6 @@ async fn kill_in_handler(arena: &mut Arena) -> anyhow::Result<()> {
     arena.fault(&Fault::of(Kind::KillWorker)).await?;
     end_sessions(arena).await?;
     gate.open().await
-}
-
-/// As if the processes' whole machine had died: else the server goes on with a transaction of one statement, and commits it.
-pub(super) async fn end_sessions(arena: &Arena) -> anyhow::Result<()> {
-    arena
-        .sql("select pg_terminate_backend(pid) from pg_stat_activity where application_name ~ '^oncely (worker|relay) '")
-        .await
 }
 
 /// Both workers have a copy of each message at the same time.

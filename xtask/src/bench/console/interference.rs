@@ -14,9 +14,10 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::super::case::find;
 use super::super::job::{Handler, Job, Ours, QueueType};
+use super::super::measured::check;
 use super::super::outcome::{Outcome, rounded};
 use super::super::round::Rounds;
-use super::super::run::{check, drawn, until};
+use super::super::run::{drawn, until};
 use super::super::site::{Member, Site};
 use super::super::stats::median;
 use super::super::verify::verify;

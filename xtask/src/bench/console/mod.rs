@@ -2,6 +2,7 @@
 
 mod browser;
 mod interference;
+mod landmarks;
 mod pages;
 mod scans;
 mod verbs;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
-use sqlx::{PgConnection, Row as _};
+use sqlx::PgConnection;
 
 use super::super::case::find;
 use super::super::job::{Handler, Job, Ours, QueueType};
@@ -13,6 +13,7 @@ use super::super::round::Rounds;
 use super::super::site::{Member, Site};
 use super::super::stats::percentile;
 use super::browser::{Answer, Browser};
+use super::landmarks::{Landmarks, encoded};
 use super::scans::Scans;
 use super::verbs;
 
@@ -27,16 +28,6 @@ const REST: Duration = Duration::from_millis(3_100);
 const CONSOLES: usize = 12;
 /// For the pages of other ranges and filters than the first.
 const CONSUMERS: &[&str] = &["ledger", "mail"];
-
-/// What there is to look at.
-#[derive(Debug)]
-pub(super) struct Landmarks {
-    pub(super) tenant: String,
-    pub(super) key: String,
-    letter: String,
-    /// The one with half of all letters.
-    group: String,
-}
 
 /// A page, and what counts of it.
 #[derive(Debug)]
@@ -136,51 +127,6 @@ impl Console {
         anyhow::ensure!(status.success(), "console: {status}\n{}", self.member.process.output());
         Ok(())
     }
-}
-
-impl Landmarks {
-    async fn find(connection: &mut PgConnection) -> anyhow::Result<Self> {
-        let row = sqlx::query(
-            "select k.tenant, k.key, l.id::text, l.failure_group
-             from (
-                 select tenant, key from oncely.idempotency_keys
-                 where status = 'COMPLETED' and consumer = 'payments'
-                 order by completed_at desc
-                 limit 1
-             ) as k,
-             (
-                 select id, failure_group from oncely.dead_letters
-                 where state = 'waiting' and reason = 'attempts_exhausted'
-                 order by dead_lettered_at desc
-                 limit 1
-             ) as l",
-        )
-        .fetch_one(connection)
-        .await?;
-        Ok(Self { tenant: row.get(0), key: row.get(1), letter: row.get(2), group: row.get(3) })
-    }
-
-    /// A page's name for the results: the same from run to run.
-    fn name(&self, path: &str) -> String {
-        let named = path.replace(&self.key, "KEY").replace(&self.letter, "LETTER");
-        let mut name = named.replace(&encoded(&self.group), "GROUP").replace(&self.group, "GROUP");
-        for place in ["after=", "below=", "before="] {
-            if let Some(at) = name.find(place) {
-                let end = name[at..].find(['&', ' ']).map_or(name.len(), |length| at + length);
-                name.replace_range(at + place.len()..end, "PLACE");
-            }
-        }
-        name
-    }
-}
-
-/// A value as a query has it.
-fn encoded(text: &str) -> String {
-    let byte = |byte: u8| match byte {
-        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' => char::from(byte).to_string(),
-        other => format!("%{other:02X}"),
-    };
-    text.bytes().map(byte).collect()
 }
 
 /// All pages and lists, with each of their filters, and what comes behind their first ones.

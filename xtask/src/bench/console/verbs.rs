@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 
 use super::super::site::Site;
-use super::pages::Landmarks;
+use super::landmarks::Landmarks;
 
 /// Of the whole time there are fewer of these than a list holds, so that it has looked at everything when it ends: by what it promises,
 /// it does not stop after a moment as a page does.
