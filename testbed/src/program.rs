@@ -72,7 +72,7 @@ impl Program {
         self.launch(user, Life::Free)
     }
 
-    /// A command for it that dies with this process; start it with [`spawner::spawn`].
+    /// A command for it that dies with this process; start it with [`crate::spawner::spawn`].
     pub(crate) fn bound_command(&self, user: User) -> Command {
         self.launch(user, Life::Bound)
     }

@@ -234,10 +234,10 @@ pub(crate) struct ConsumerTable {
     /// * app.capture_payments(oncely.message[]) returns setof oncely.result, with batch = true: one row per message
     ///
     /// json: "optional" (payload is null where the body is not JSON), "required" (such a message is dead-lettered), "off".
-    /// Or an endpoint that each message is posted to, under a lease (docs/src/how-to/http-handler.md): { http = "https://payments.internal/charges",
-    /// repeat = { within = "24h" }, timeout = "30s", headers = {}, token_file = "/run/secrets/payments", tls = {}, allow_plaintext = false }. repeat is the
+    /// Or an endpoint that each message is posted to, under a lease (docs/src/how-to/http-handler.md): `{ http = "https://payments.internal/charges",
+    /// repeat = { within = "24h" }, timeout = "30s", headers = {}, token_file = "/run/secrets/payments", tls = {}, allow_plaintext = false }`. repeat is the
     /// rule for an earlier call that may have happened, and has no default: "always", "never" or { within = "24h" }. timeout: of a call; longer than that,
-    /// it is unknown whether it happened. token_file: a bearer token, read for each call. tls: as in [postgres].
+    /// it is unknown whether it happened. token_file: a bearer token, read for each call. tls: as in `[postgres]`.
     #[schemars(extend("x-example" = { "function": "app.capture_payment", "batch": false, "json": "optional" }, "x-shown" = true))]
     #[garde(dive)]
     handler: Option<HandlerTable>,
@@ -293,7 +293,7 @@ pub(crate) struct ConsumerTable {
     /// Largest body in bytes; a larger one is dead-lettered as body_too_large.
     #[garde(range(min = 1, max = 134_217_728))]
     max_body: u32,
-    /// Trust in a hit in the mirror; by default as [mirror] says.
+    /// Trust in a hit in the mirror; by default as `[mirror]` says.
     #[schemars(extend("x-example" = "auto"))]
     precheck: Option<PrecheckWord>,
     /// true sends the handler's response to the queue that a message names in reply_to, with its correlation_id; a duplicate gets the stored response again,
@@ -305,7 +305,7 @@ pub(crate) struct ConsumerTable {
     /// Treatment of a larger one: "refuse" (the message is dead-lettered as handler_rejected, nothing of its effect stays) or "compress" (stored all the
     /// same; PostgreSQL compresses values over 2 kB).
     on_large_response: LargeResponse,
-    /// true stores responses, and the results of steps under leases, encrypted with the first of [encryption] keys; an encrypted one takes a third more. Not
+    /// true stores responses, and the results of steps under leases, encrypted with the first of `[encryption]` keys; an encrypted one takes a third more. Not
     /// where a SQL function does the work, nor with replies: there the database has to read them. Clients of the SQL protocol that share the consumer's keys
     /// get the ciphertext; the reason of a refusal is stored as plain text.
     encrypt_responses: bool,

@@ -20,7 +20,7 @@ use super::traces::TracesTable;
 /// Copy what you change into oncely.toml (or name another file by --config or ONCELY_CONFIG). A key left out keeps its default, an unknown key
 /// is refused. Durations have a unit: "250ms", "30s", "5m", "2h", "7d".
 ///
-/// Precedence: this < oncely.toml < DATABASE_URL, AMQP_URL, REDIS_URL < ONCELY_… (ONCELY_MIRROR__TTL=2h is ttl in [mirror]).
+/// Precedence: this < oncely.toml < DATABASE_URL, AMQP_URL, REDIS_URL < ONCELY_… (ONCELY_MIRROR__TTL=2h is ttl in `[mirror]`).
 /// DATABASE_URL_FILE, AMQP_URL_FILE and REDIS_URL_FILE name a file that holds the URL.
 #[derive(Default, Deserialize, Serialize, JsonSchema, Validate)]
 #[serde(default, deny_unknown_fields)]

@@ -99,7 +99,7 @@ pub(crate) struct GatewayTable {
     /// The service: scheme, host and port. Or --upstream.
     #[schemars(extend("x-example" = "http://127.0.0.1:8080"))]
     upstream: Option<String>,
-    /// As in [rabbitmq], for https:// of upstream. Read at the start.
+    /// As in `[rabbitmq]`, for https:// of upstream. Read at the start.
     #[schemars(extend("x-example" = { "ca": "/etc/oncely/ca.pem", "cert": "/etc/oncely/cert.pem", "key": "/etc/oncely/key.pem", "server_name": "shop.internal" }))]
     tls: Option<TlsTable>,
     /// Without TLS requests stay on this machine, on both sides, unless this is true.
@@ -147,7 +147,7 @@ pub(crate) struct GatewayTable {
     /// Answer to a retry where it is unknown whether the first request took effect, because the gateway died or the answer was torn, late or a server's
     /// error: "hold" (409 until an operator has looked) or "forward" (it is sent on, with the same Idempotency-Key).
     unknown: UnknownOutcomePolicy,
-    /// Statuses by which the service says that nothing was done, from 400 to 599, like [503]: a retry is sent on. 401, 403 to 407, 409, 411 to 417, 421, 423
+    /// Statuses by which the service says that nothing was done, from 400 to 599, like `[503]`: a retry is sent on. 401, 403 to 407, 409, 411 to 417, 421, 423
     /// to 426, 428, 429, 431, 501 and 505 say so anyway; the other 4xx but 408 are final.
     #[schemars(extend("x-advice" = STATUSES))]
     #[garde(custom(are_errors))]

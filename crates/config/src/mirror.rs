@@ -26,7 +26,7 @@ pub(crate) struct RedisTable {
     /// URL of Redis, or REDIS_URL. Without one PostgreSQL answers for all duplicates.
     #[schemars(extend("x-example" = "redis://host:6379/0"))]
     pub(crate) url: Option<Secret>,
-    /// As in [postgres], or REDIS_URL_FILE.
+    /// As in `[postgres]`, or REDIS_URL_FILE.
     #[schemars(extend("x-example" = "/run/secrets/redis-url"))]
     pub(crate) url_file: Option<PathBuf>,
     /// URLs of the Sentinels that know the master, as a list or with blanks in between. The host of url is then their name for it, without a port
@@ -36,10 +36,10 @@ pub(crate) struct RedisTable {
     /// A file that holds them instead, read again for each connection.
     #[schemars(extend("x-example" = "/run/secrets/redis-sentinels"))]
     pub(crate) sentinels_file: Option<PathBuf>,
-    /// As in [rabbitmq], for rediss://. A Sentinel is verified by the host of its own URL, not by server_name.
+    /// As in `[rabbitmq]`, for rediss://. A Sentinel is verified by the host of its own URL, not by server_name.
     #[schemars(extend("x-example" = { "ca": "/etc/oncely/ca.pem", "cert": "/etc/oncely/cert.pem", "key": "/etc/oncely/key.pem", "server_name": "cache.internal" }))]
     pub(crate) tls: Option<TlsTable>,
-    /// As in [postgres], for redis://.
+    /// As in `[postgres]`, for redis://.
     pub(crate) allow_plaintext: bool,
 }
 

@@ -26,14 +26,14 @@ pub(crate) struct RabbitTable {
     /// Connections are spread over them, and a node that does not answer is passed over.
     #[schemars(extend("x-example" = "amqp://user:password@host:5672/vhost", "x-required" = true))]
     pub(crate) url: Option<Urls>,
-    /// As in [postgres], or AMQP_URL_FILE; one URL a line.
+    /// As in `[postgres]`, or AMQP_URL_FILE; one URL a line.
     #[schemars(extend("x-example" = "/run/secrets/amqp-url"))]
     pub(crate) url_file: Option<PathBuf>,
-    /// As in [postgres], for amqps:// and for https:// of management. server_name is the name in the certificate, where that is not the URL's host;
+    /// As in `[postgres]`, for amqps:// and for https:// of management. server_name is the name in the certificate, where that is not the URL's host;
     /// management is verified by its own.
     #[schemars(extend("x-example" = { "ca": "/etc/oncely/ca.pem", "cert": "/etc/oncely/cert.pem", "key": "/etc/oncely/key.pem", "server_name": "broker.internal" }))]
     pub(crate) tls: Option<TlsTable>,
-    /// As in [postgres], for amqp:// and http://.
+    /// As in `[postgres]`, for amqp:// and http://.
     pub(crate) allow_plaintext: bool,
     /// A peer that is silent for two heartbeats is gone. RabbitMQ's own default of 60s notices a dead peer after two minutes.
     #[garde(range(min = SECOND, max = SECOND.times(600)))]

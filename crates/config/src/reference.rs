@@ -276,7 +276,7 @@ mod tests {
             ("consumers", "buffer", "whole number", "bytes", Some("67108864")),
             ("consumers", "batch", "whole number", "", Some("500")),
             ("consumers", "prefetch", "whole number", "", Some("2 × batch × lanes")),
-            ("consumers", "precheck", "text", "", Some("as [mirror] says")),
+            ("consumers", "precheck", "text", "", Some("as `[mirror]` says")),
             ("consumers", "tenant", "text or table", "", None),
             ("consumers", "replies", "true or false", "", Some("false")),
             ("consumers", "bindings", "list", "", Some("[]")),

@@ -21,10 +21,10 @@ pub(crate) struct TracesTable {
     /// A receiver of OTLP over HTTP, such as a collector; /v1/traces is added to it. Without one nothing is noted and nothing sent.
     #[schemars(extend("x-example" = "http://127.0.0.1:4318"))]
     endpoint: Option<String>,
-    /// As in [rabbitmq], for https://. The files are read at the start.
+    /// As in `[rabbitmq]`, for https://. The files are read at the start.
     #[schemars(extend("x-example" = { "ca": "/etc/oncely/ca.pem", "cert": "/etc/oncely/cert.pem", "key": "/etc/oncely/key.pem", "server_name": "collector.internal" }))]
     tls: Option<TlsTable>,
-    /// As in [postgres], for http://: headers and spans are readable on the way.
+    /// As in `[postgres]`, for http://: headers and spans are readable on the way.
     allow_plaintext: bool,
     /// Headers of the requests, such as a token. They are never shown; those of OTEL_EXPORTER_OTLP_HEADERS are added.
     #[schemars(extend("x-example" = { "authorization": "Bearer …" }))]
