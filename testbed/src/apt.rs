@@ -17,7 +17,7 @@ pub(crate) fn is_root() -> bool {
     std::fs::metadata("/proc/self").is_ok_and(|me| me.uid() == 0)
 }
 
-/// What is still missing, and why it could not be installed.
+/// Names the missing programs, and the reason why they could not be installed.
 pub(crate) struct Failure {
     pub(crate) missing: String,
     pub(crate) why: &'static str,

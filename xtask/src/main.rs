@@ -74,7 +74,7 @@ enum Task {
     },
     /// Look at the console with a real browser
     Browser(browser::Arguments),
-    /// Run the whole test suite on real servers
+    /// Run the test suite on real servers
     Test {
         #[command(flatten)]
         servers: servers::Choice,

@@ -126,8 +126,8 @@ pub(crate) struct ConsoleTable {
     /// this machine alone, and each person who follows it is an operator.
     #[schemars(extend("x-example" = "/etc/oncely/console-tokens"))]
     tokens: Option<PathBuf>,
-    /// A proxy that authenticates people and sends their name in a header. Only requests from its networks are answered. A person who is not among the
-    /// operators may look. A proxy on the same machine adds a secret, which is in a file (24 bytes or more, private as `tokens` is): secret = { header =
+    /// A proxy that authenticates people and sends their name in a header. Only requests from its networks are answered. All other people
+    /// may look. A proxy on the same machine adds a secret, which is in a file (24 bytes or more, private as `tokens` is): secret = { header =
     /// "x-oncely-proxy", file = "/etc/oncely/proxy-secret" }. It is required where a loopback address is in `from`: every local user has one.
     #[schemars(extend("x-example" = { "header": "x-forwarded-user", "from": ["10.1.2.0/24"], "operators": ["ana@example.com"] }))]
     proxy: Option<ProxyTable>,

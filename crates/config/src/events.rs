@@ -50,7 +50,7 @@ pub(crate) struct EventsTable {
     /// one repeats), until it is parked after max_attempts (`oncely outbox list`). An outage costs no attempt.
     #[garde(dive)]
     pub(crate) retry: EventRetryTable,
-    /// Longest number of attempts for a reply: a requester who is gone seldom comes back.
+    /// Largest number of attempts for a reply: its requester seldom comes back.
     #[garde(range(min = 1, max = 1_000))]
     pub(crate) max_reply_attempts: u32,
 }

@@ -17,8 +17,8 @@ const VARIABLES: [(&str, &str); 6] = [
 ];
 const PREFIX: &str = "ONCELY_";
 
-/// MergedValues values. The environment takes precedence.
-#[derive(Debug, Default)]
+/// Holds the merged values, secrets among them: it has no Debug. The environment takes precedence.
+#[derive(Default)]
 pub(crate) struct MergedValues {
     pub(crate) values: Map<String, Value>,
     /// Variables that set a value, by its key.

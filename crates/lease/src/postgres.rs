@@ -18,7 +18,6 @@ use super::sessions::{CheckoutError, SessionSource};
 use super::step::Step;
 use super::store::{Facts, Failover, LeaseStore, StepStore, StoreClock};
 use oncely_core::decide::KeyStatus;
-use oncely_core::fault::{Fault, FaultClass};
 use oncely_core::identity::Identity;
 use oncely_core::reason::Reason;
 use oncely_postgres::{
@@ -144,22 +143,7 @@ fn store_error(error: sqlx::Error) -> StoreError {
     }
     match pg::classify(error) {
         PgFault::Outage(outage) => StoreError::unavailable(outage),
-        PgFault::Fault(fault) => store_error_of(&fault),
-    }
-}
-
-/// Returns the error of a refused statement. Only invalid arguments stay invalid, and the answers of the protocol's own functions (ONC…):
-/// any other refusal would give up an innocent key.
-fn store_error_of(fault: &Fault) -> StoreError {
-    // The server has ended a session that stood still in its transaction: nothing was committed.
-    let is_ended = matches!(fault.code.as_deref(), Some("25P03" | "25P04"));
-    match fault.class {
-        _ if is_ended || pg::passes(fault) => StoreError::unavailable(anyhow::anyhow!("{fault}")),
-        FaultClass::Poison => StoreError::Refused(fault.to_string()),
-        _ if fault.code.as_ref().is_some_and(|code| code.starts_with("ONC")) => {
-            StoreError::Refused(fault.to_string())
-        }
-        _ => StoreError::Failed(fault.to_string()),
+        PgFault::Fault(fault) => StoreError::of_fault(&fault),
     }
 }
 
@@ -372,27 +356,5 @@ impl LeaseStore for PostgresStore {
             })
         })
         .transpose()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_an_invalid_argument_is_refused_for_good() {
-        let error_of = |code: &str| {
-            let class = pg::class_of(code).expect(code);
-            store_error_of(&Fault::new(class, Some(code.to_owned()), "text"))
-        };
-        for code in ["25P03", "25P04", "57014", "40001", "55P03", "42501", "53300", "0A000"] {
-            assert!(matches!(error_of(code), StoreError::Unavailable(_)), "{code}");
-        }
-        for code in ["P0001", "25001", "2F003", "21000"] {
-            assert!(matches!(error_of(code), StoreError::Failed(_)), "{code}");
-        }
-        for code in ["22P02", "22003", "54000", "ONC21"] {
-            assert!(matches!(error_of(code), StoreError::Refused(_)), "{code}");
-        }
     }
 }

@@ -116,7 +116,7 @@ impl Arena {
         Ok(vec![row.get(0), row.get(1), row.get(2), row.get(3)])
     }
 
-    /// What is not over yet.
+    /// Returns the first kind of work that is left.
     async fn undone(&mut self) -> anyhow::Result<Option<Undone>> {
         let ready = self.broker().await?.ready(&self.queue).await?;
         if ready > 0 {

@@ -1,6 +1,6 @@
 //! Kinds of neighbours with few rights that mean harm.
 
-/// Who means harm.
+/// A kind of neighbour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Neighbour {
     /// A login that may claim (`oncely_consumer`): claims other consumers' keys before their messages come.
@@ -9,7 +9,7 @@ pub enum Neighbour {
     Stranger,
     /// A login that may create objects in `public`.
     Creator,
-    /// Somebody who may write to Redis.
+    /// A client that may write to Redis.
     Listener,
 }
 

@@ -10,7 +10,7 @@ use oncely_config::Problems;
 /// Minimum length of a token, in characters, so that it can't be guessed.
 const SHORTEST: usize = 24;
 
-/// The token file, read again after each change: a user who is removed is signed out at the next request.
+/// Holds the tokens of a file, which is read again after each change: a removed user is signed out at the next request.
 pub(crate) struct TokenFile {
     path: PathBuf,
     known: Mutex<(FileVersion, Arc<AccessTokens>)>,

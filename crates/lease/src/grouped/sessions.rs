@@ -36,11 +36,7 @@ impl From<StatementError> for StoreError {
         match error {
             StatementError::Lost => Self::Lost,
             StatementError::Unavailable(fault) => Self::unavailable(anyhow::anyhow!("{fault}")),
-            // Invalid arguments stay invalid.
-            StatementError::Refused(fault) if fault.class == FaultClass::Poison => {
-                Self::Refused(fault.to_string())
-            }
-            StatementError::Refused(fault) => Self::Failed(fault.to_string()),
+            StatementError::Refused(fault) => Self::of_fault(&fault),
         }
     }
 }
