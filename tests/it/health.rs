@@ -121,6 +121,20 @@ async fn what_becomes_of_messages_is_counted_by_outcome_reason_and_source() {
 }
 
 #[tokio::test]
+async fn a_heartbeat_whose_idle_session_has_ended_goes_on_without_a_warning() {
+    let mut world = world("").await;
+    world.apply_topology().await;
+    let ends = "do $$ begin execute format('alter database %I set idle_session_timeout = ''1s''', current_database()); end $$";
+    world.database.connect().await.unwrap().execute(ends).await.unwrap();
+    let worker = world.start("worker");
+    let beats =
+        "select count(*) from oncely.processes where last_seen_at > started_at + interval '9 seconds'";
+    world.wait_for(beats, 1).await;
+    assert!(!worker.output().contains("heartbeat"), "{}", worker.output());
+    world.stop(worker).await;
+}
+
+#[tokio::test]
 async fn an_outage_is_a_reason_not_to_be_ready_and_none_to_be_restarted() {
     let world = world("").await;
     world.apply_topology().await;

@@ -19,6 +19,8 @@ const LISTENS: Duration = Duration::from_secs(20);
 /// Longest wait for the clients' last answers, and for what the gateways have yet to store.
 const ANSWERED: Duration = Duration::from_secs(70);
 const STORED: Duration = Duration::from_secs(20);
+/// An ordered end that takes longer has left work undone: `worker.shutdown` of a trial, less a second.
+const GRACE: Duration = Duration::from_secs(19);
 
 /// As short as can be, and answers that are held and kept, and others that are passed on.
 const SETTINGS: [(&str, &str); 7] = [
@@ -27,7 +29,7 @@ const SETTINGS: [(&str, &str); 7] = [
     ("not_done", "[503]"),
     ("lease", "\"5s\""),
     // Below worker.shutdown: what has begun is answered before it ends.
-    ("max_run", "\"15s\""),
+    ("max_run", "\"18s\""),
     ("max_response", "100000"),
     ("retention", "\"30d\""),
 ];
@@ -111,9 +113,11 @@ impl Arena {
     /// Strikes a gateway. Nobody waits for what follows.
     pub async fn strike_gateway(&mut self, strike: Strike) -> anyhow::Result<()> {
         let Some(gateways) = &mut self.gateways else { return Ok(()) };
+        let since = Instant::now();
         if let Some(exits) = gateways.crew.strike(strike).await? {
             self.exits.extend(exits);
-            if matches!(strike, Strike::Kill(_)) {
+            let is_cut_short = matches!(strike, Strike::Stop(_)) && since.elapsed() > GRACE;
+            if is_cut_short || matches!(strike, Strike::Kill(_)) {
                 self.evidence.proxied.deaths.push(clock());
             }
         }

@@ -94,6 +94,8 @@ pub struct Call {
     pub token: i64,
     /// When it came, in seconds since 1970.
     pub at: f64,
+    /// When its whole answer was written, as far as it was.
+    pub answered: Option<f64>,
     /// What it came to.
     pub answer: Answer,
 }

@@ -13,6 +13,9 @@ use super::requests::Requests;
 /// The consumer whose keys a gateway's requests have.
 pub const PROXIED: &str = "proxied";
 
+/// A service's answer that takes longer may come after the gateway has stopped waiting for it: `max_run` of the trial's gateways (18 s), less
+/// the longest time for which one stands still between the beginning of its step and its request, in seconds.
+const IN_TIME: f64 = 11.5;
 /// So long after its call an answer may be on its way into the key's row: longer than any outage, in seconds.
 const STORED: f64 = 40.0;
 
@@ -112,11 +115,12 @@ impl Proxied {
             }
             let calls = by_key.get(key).unwrap_or(&none);
             let answers: BTreeSet<bool> = calls.iter().map(|call| call.answer == Answer::Done).collect();
+            let is_late = |call: &&Call| call.answered.is_none_or(|answered| answered - call.at > IN_TIME);
             let died = |call: &&Call| self.deaths.iter().any(|at| (call.at..call.at + STORED).contains(at));
-            // Each call had its whole answer, and whoever made it lived on: sooner or later that is stored.
+            // Each call had its whole answer in time, and whoever made it lived on: sooner or later that is stored.
             if row.reason == "outcome_unknown"
                 && answers == [true].into()
-                && !calls.iter().copied().any(|call| died(&call))
+                && !calls.iter().copied().any(|call| died(&call) || is_late(&call))
             {
                 let text = format!("{}: answered, and unknown", name(key));
                 found.add(Invariant::L12, What::UnjustifiedDeadLetter, text);

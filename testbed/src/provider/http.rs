@@ -35,18 +35,28 @@ pub(super) async fn serve(
     let key = (request.header("x-tenant-id")?, request.header("idempotency-key")?);
     let order: Value = serde_json::from_slice(&request.body)?;
     let number = |name: &str| order[name].as_u64().unwrap_or(0);
-    let mut call =
-        Call { key, side: Side::Once, call_key: String::new(), token: 0, at: now(), answer: Answer::Done };
+    let mut call = Call {
+        key,
+        side: Side::Once,
+        call_key: String::new(),
+        token: 0,
+        at: now(),
+        answered: None,
+        answer: Answer::Done,
+    };
     let size = number_of(&call.key);
-    let (answer, name) = {
+    let (answer, name, number_of_call) = {
         let mut books = lock(books);
         call.token = i64::try_from(books.calls_before(&call) + 1)?;
         call.call_key = format!("{}#{}", call.key.1, call.token);
         let name = call.call_key.clone();
-        (books.take(call, number("tears"), number("refusals")).0, name)
+        let answer = books.take(call, number("tears"), number("refusals")).0;
+        (answer, name, books.calls.len() - 1)
     };
     work(books, number("delay")).await;
-    answered(&mut stream, answer, &name, size).await
+    answered(&mut stream, answer, &name, size).await?;
+    lock(books).calls[number_of_call].answered = Some(now());
+    Ok(())
 }
 
 async fn answered(

@@ -119,6 +119,7 @@ async fn serve(stream: TcpStream, books: &Mutex<Books>) -> anyhow::Result<()> {
                 call_key: text("call_key")?,
                 token: asked["token"].as_i64().context("no token")?,
                 at: now(),
+                answered: None,
                 answer: Answer::Done,
             };
             let (_, said) = lock(books).take(call, number("tears"), number("refusals"));

@@ -10,7 +10,15 @@ fn order(name: &str, side: Side) -> Intent {
 }
 
 fn call(name: &str, side: Side, token: i64, at: f64, answer: Answer) -> Call {
-    Call { key: key(name), side, call_key: format!("{name}-{}", side.name()), token, at, answer }
+    Call {
+        key: key(name),
+        side,
+        call_key: format!("{name}-{}", side.name()),
+        token,
+        at,
+        answered: Some(at),
+        answer,
+    }
 }
 
 fn step(outcome: &str, attempt: i32, reason: &str, at: f64) -> LeaseStep {

@@ -11,7 +11,7 @@ fn request(name: &str) -> Intent {
 
 fn call(name: &str, number: i64, at: f64, answer: Answer) -> Call {
     let call_key = format!("{name}#{number}");
-    Call { key: key(name), side: Side::Once, call_key, token: number, at, answer }
+    Call { key: key(name), side: Side::Once, call_key, token: number, at, answered: Some(at), answer }
 }
 
 fn said(status: u16, body: Option<&str>) -> HttpAnswer {
@@ -135,15 +135,23 @@ fn an_answer_that_a_page_may_not_read_is_found() {
 }
 
 #[test]
-fn what_was_answered_stays_unknown_only_where_a_gateway_died() {
-    let unknown = |deaths: &[f64]| {
+fn what_was_answered_in_time_stays_unknown_only_where_a_gateway_died() {
+    let unknown_of = |deaths: &[f64], answered: Option<f64>| {
         after(|proxied| {
+            proxied
+                .calls
+                .iter_mut()
+                .filter(|call| call.key == key("long"))
+                .for_each(|call| call.answered = answered);
             proxied.rows.insert(key("long"), row("FAILED", "outcome_unknown"));
             proxied.deaths = deaths.to_vec();
         })
     };
+    let unknown = |deaths: &[f64]| unknown_of(deaths, Some(111.0));
     let wrong = only(Invariant::L12, What::UnjustifiedDeadLetter);
     assert_eq!(unknown(&[]), wrong);
+    assert_eq!(unknown_of(&[], Some(117.0)), BTreeMap::new(), "too late");
+    assert_eq!(unknown_of(&[], None), BTreeMap::new(), "never sent");
     assert_eq!(unknown(&[99.0]), wrong, "before the call");
     assert_eq!(unknown(&[101.0]), BTreeMap::new());
     let in_vain = |proxied: &mut Proxied| drop(proxied.rows.insert(key("nobody"), row("COMPLETED", "")));

@@ -123,9 +123,15 @@ impl HeartbeatTask {
         let mut pauses_unreadable = false;
         let mut turn: u32 = 0;
         while !stop.is_cancelled() {
-            self.beat.expect(TURN + LIMIT);
+            self.beat.expect(TURN + 2 * LIMIT);
+            let is_kept = self.session.is_some();
             // On a time-out the session is dropped with its connection: it is taken out, and put back only with an answer.
-            let told = tokio::time::timeout(LIMIT, self.turn(&member, turn, &mut pauses_unreadable)).await;
+            let mut told =
+                tokio::time::timeout(LIMIT, self.turn(&member, turn, &mut pauses_unreadable)).await;
+            // A session may end while it is idle (idle_session_timeout, a NAT) although the server is available.
+            if is_kept && matches!(told, Ok(Err(_))) {
+                told = tokio::time::timeout(LIMIT, self.turn(&member, turn, &mut pauses_unreadable)).await;
+            }
             let error = match told {
                 Ok(Ok(())) => None,
                 Ok(Err(error)) => Some(error.to_string()),
