@@ -16,7 +16,8 @@ const PROPERTIES = {
 // One client, not a pool: a pool's query() takes any connection, and claim and complete must be on the same one.
 const sql = new pg.Client({ connectionString: process.env.DATABASE_URL, application_name: "consumer.js" });
 await sql.connect();
-await sql.query("set lock_timeout = '10s'"); // For a claim that waits for another process's.
+await sql.query("set lock_timeout = '10s'"); // For the work's own statements: oncely.claim waits for 100 ms, whatever is set.
+await sql.query("set idle_in_transaction_session_timeout = '60s'"); // A process that hangs must not hold its key.
 // Nobody knows whether a COMMIT in flight happened: nothing is acknowledged. The process ends, the message comes again, and its
 // claim tells.
 sql.on("error", (error) => {

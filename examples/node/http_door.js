@@ -34,7 +34,7 @@ function idempotency({ consumer, tenant, principal }) {
     try {
       client = await pool.connect();
       await client.query("begin");
-      // For a copy that waits for the first one's transaction.
+      // For the handler's own statements: oncely.claim waits for 100 ms, whatever is set.
       await client.query("set local lock_timeout = '2s'");
       const { rows } = await client.query(
         `select outcome, response, reason, extract(epoch from delay)::integer + 1 as wait from oncely.claim($1, $2, $3, $4)`,

@@ -32,7 +32,11 @@ class Provider:
 
 # ANCHOR: take
 def take(connection, provider, tenant: str, order: str, body: bytes) -> str:
-    """Charges an order. Returns what to tell the broker: ack, requeue or reject."""
+    """Charges an order. Returns what to tell the broker: ack, requeue or reject.
+
+    Before a reject, a consumer with a broker calls oncely.fail(…, attempt => 0, body => …, queue => …): where that answers "stored", it
+    acknowledges instead, and the message waits as a dead letter.
+    """
     identity = (tenant, "payments", order)
     with connection.transaction():
         claimed = connection.execute(

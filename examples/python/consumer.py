@@ -17,7 +17,8 @@ PROPERTIES = (
 
 # Autocommit, so that a transaction is where a "with sql.transaction()" is, and nowhere else.
 sql = psycopg.connect(os.environ["DATABASE_URL"], application_name="consumer.py", autocommit=True)
-sql.execute("set lock_timeout = '10s'")  # For a claim that waits for another process's.
+sql.execute("set lock_timeout = '10s'")  # For the work's own statements: oncely.claim waits for 100 ms, whatever is set.
+sql.execute("set idle_in_transaction_session_timeout = '60s'")  # A process that hangs must not hold its key.
 
 
 # ANCHOR: handle

@@ -61,7 +61,7 @@ class Idempotency:
         print_of = hashlib.sha256(b"".join(len(part).to_bytes(8, "big") + part for part in parts)).digest()
         try:
             async with self.pool.connection() as connection, connection.transaction() as transaction:
-                # For a copy that waits for the first one's transaction.
+                # For the handler's own statements: oncely.claim waits for 100 ms, whatever is set.
                 await connection.execute("set local lock_timeout = '2s'")
                 found = await connection.execute(
                     "select outcome, response, reason, extract(epoch from delay)::integer + 1 as wait"

@@ -157,7 +157,15 @@ async fn the_books_users_of_rabbitmq_and_redis_can_do_all_the_work() {
     // One copy leaves, the other one stays: published again, through the default exchange.
     let swept = site.oncely(&["failed", "sweep"], &operator).await;
     site.world.wait_for_ready("payments.dead", 1).await;
-    for log in [site.world.stopped_log(worker).await, site.world.stopped_log(relay).await, said, swept] {
+    let (worker, relay) = (site.world.stopped_log(worker).await, site.world.stopped_log(relay).await);
+    let eraser = [
+        ("DATABASE_URL", site.world.database.url().to_owned()),
+        ("AMQP_URL", site.rabbitmq("operator")),
+        ("ONCELY_REDIS__URL", as_user(&site.redis.url(), "eraser")),
+    ];
+    let erased = site.oncely(&["tenant", "erase", "acme", "--forget-keys", "--yes"], &eraser).await;
+    assert_eq!(site.world.count("select count(*) from oncely.idempotency_keys").await, 0);
+    for log in [worker, relay, said, swept, erased] {
         for refused in ["NOPERM", "ACCESS_REFUSED", "ACCESS-REFUSED"] {
             assert!(!log.contains(refused), "{log}");
         }
@@ -217,7 +225,7 @@ async fn the_books_users_of_rabbitmq_and_redis_can_do_nothing_else() {
     }
     // The key of a bucket, another key, and what is everybody's.
     let own = "oncely:2:1:1:1:0";
-    let attempts: [&[&str]; 9] = [
+    let attempts: [&[&str]; 11] = [
         &["HGET", own, "field"],
         &["HSET", own, "field", "value"],
         &["PEXPIRE", own, "1000"],
@@ -227,8 +235,10 @@ async fn the_books_users_of_rabbitmq_and_redis_can_do_nothing_else() {
         &["KEYS", "*"],
         &["CONFIG", "GET", "*"],
         &["FLUSHALL"],
+        &["HDEL", own, "field"],
+        &["HDEL", "others", "field"],
     ];
-    for (who, may) in [("worker", &[0][..]), ("relay", &[1, 2]), ("operator", &[0])] {
+    for (who, may) in [("worker", &[0][..]), ("relay", &[1, 2]), ("operator", &[0]), ("eraser", &[9])] {
         let client = redis::Client::open(as_user(&site.redis.url(), who)).unwrap();
         let mut connection = client.get_multiplexed_async_connection().await.unwrap();
         for (number, words) in attempts.iter().enumerate() {
