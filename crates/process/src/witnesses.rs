@@ -54,6 +54,8 @@ struct UndecidedTry {
     tries: u32,
     /// Whether it waits in this process; if not, it has gone to the end of its queue.
     is_here: bool,
+    /// Whether it was at work when processes died, and must be alone.
+    runs_alone: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -247,6 +249,19 @@ impl<K: Clone + Eq + Hash> Witnesses<K> {
         (pause.min(Duration::from_secs(30)), one.since)
     }
 
+    /// Records that this one has to run alone, and waits for that; counts no try. Returns the time since which it waits here.
+    pub fn waits_alone(&self, key: &K, now: Instant) -> Instant {
+        let mut state = self.lock();
+        let one = state.undecided(key, now);
+        one.runs_alone = true;
+        one.since
+    }
+
+    /// Returns whether this one is known to have to run alone.
+    pub fn runs_alone(&self, key: &K) -> bool {
+        self.lock().undecided.get(key).is_some_and(|one| one.runs_alone)
+    }
+
     /// Returns whether this one has waited for so long that its failure is not momentary.
     pub fn persists(&self, key: &K, now: Instant) -> bool {
         let state = self.lock();
@@ -280,7 +295,7 @@ impl<K: Clone + Eq + Hash> WitnessState<K> {
         if self.undecided.len() >= MOST {
             self.undecided.clear();
         }
-        let fresh = UndecidedTry { failed: None, since: now, tries: 0, is_here: true };
+        let fresh = UndecidedTry { failed: None, since: now, tries: 0, is_here: true, runs_alone: false };
         let one = self.undecided.entry(key.clone()).or_insert(fresh);
         if one.is_forgotten(now) {
             *one = fresh;

@@ -6,7 +6,10 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use super::{COMPLETED, HandlerError, LeasedHandler, Message, Repeat, Running, Step, message, world_with};
+use super::{
+    COMPLETED, HandlerError, LeasedHandler, Message, Repeat, Running, Step, message, others_succeed_until,
+    world_with,
+};
 use oncely::handler::{Finish, Lease};
 
 const RETRY: &str = "retry = { delays = [\"50ms\"], max_attempts = 3 }";
@@ -60,8 +63,9 @@ impl LeasedHandler for Odd {
                 if others > 0 && lease.is_takeover() {
                     self.crowded.store(true, Ordering::SeqCst);
                 }
-                // Its work: long enough for the others to begin theirs.
-                tokio::time::sleep(Duration::from_millis(100)).await;
+                // Its work: long enough for the others to begin theirs; of some, longer than a suspect keeps those waiting that are none.
+                let is_long = message.key().ends_with(['1', '2', '3']);
+                tokio::time::sleep(Duration::from_millis(if is_long { 1_500 } else { 100 })).await;
                 self.running.fetch_sub(1, Ordering::SeqCst);
             }
             "overdue" => {
@@ -286,6 +290,31 @@ async fn what_is_in_flight_is_rejected_where_the_consumer_says_so() {
     let held =
         "select count(*) from oncely.idempotency_keys where owner = 'elsewhere' and status = 'IN_PROGRESS'";
     assert_eq!(world.count(held).await, 1, "whose it is keeps it");
+}
+
+#[tokio::test]
+async fn a_copy_of_ours_is_not_rejected_as_in_flight() {
+    let retry = "retry = { delays = [\"3s\"], max_attempts = 9 }";
+    let mut world = world_with(", in_flight = \"reject\"", retry, "").await;
+    let odd = Odd::default();
+    let running = Running::start(&world, &odd);
+    world.publish("charges", message("acme", "astray-1"), "{}").await;
+    let fails = "select count(*) from oncely.idempotency_keys where key = 'astray-1' and attempts = 1 and owner is null";
+    others_succeed_until(&mut world, "{}", fails, 1).await;
+    // As a process has it that was killed.
+    let held = "update oncely.idempotency_keys set owner = 'dead', not_before = clock_timestamp() + interval '8 seconds',
+        run_ends_at = clock_timestamp() + interval '1 minute', fencing_token = fencing_token + 1, crash_attempts = 0
+        where key = 'astray-1'";
+    sqlx::query(held).execute(&mut world.sql).await.unwrap();
+    odd.mended.store(true, Ordering::SeqCst);
+    world
+        .wait_for(
+            "select count(*) from oncely.idempotency_keys where key = 'astray-1' and status = 'COMPLETED'",
+            1,
+        )
+        .await;
+    running.end().await;
+    assert_eq!(world.count("select count(*) from oncely.dead_letters").await, 0);
 }
 
 #[tokio::test]

@@ -124,7 +124,8 @@ impl LeaseSessions {
             })
         });
         let (is_fresh, answered) = self.run_statement(SessionReuse::Keep, self.limit, refusable).await;
-        if is_fresh && answered.is_err() {
+        // A statement that has to be repeated for another reason shows that the server answers.
+        if is_fresh && matches!(&answered, Err(error) if !matches!(error, sqlx::Error::Configuration(_))) {
             self.away.note();
         }
         answered?

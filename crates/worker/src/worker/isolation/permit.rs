@@ -1,9 +1,9 @@
 //! The right to run a transaction now, beside the others of the process.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex as StdMutex, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Mutex, OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
+use tokio::sync::{Mutex, OwnedMutexGuard, OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 use tokio::task::JoinHandle;
 
 /// Isolation of a transaction from the rest of the process.
@@ -35,8 +35,18 @@ pub(crate) struct ProcessRights {
     transactions: Arc<RwLock<()>>,
     /// Held shared by runs under leases, which may last: a transaction never waits for it.
     runs: Arc<RwLock<()>>,
-    /// Held by the one suspect that may wait for `runs`.
-    waits: Arc<Mutex<()>>,
+    /// Held by the suspect at work, until it ends: also while others run beside it again. Of two suspects side by side one would be charged
+    /// with the other's crash.
+    suspects: Arc<Mutex<()>>,
+}
+
+/// The reason why a suspect can't run now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotAlone {
+    /// Others are at work, and last.
+    Others,
+    /// Another suspect is at work.
+    Suspect,
 }
 
 /// Locks that the permits of a consumer's lanes hold.
@@ -68,37 +78,47 @@ impl Permits {
             None => PermitLock::Shared(Arc::clone(&self.lanes).read_owned().await),
         };
         let transactions = Arc::clone(&self.process.transactions);
-        let (process, runs) = match isolation {
+        let (process, runs, suspect) = match isolation {
             Isolation::None | Isolation::Marked => {
-                (PermitLock::Shared(transactions.read_owned().await), None)
+                (PermitLock::Shared(transactions.read_owned().await), None, None)
             }
             Isolation::Exclusive => {
+                let suspects = Arc::clone(&self.process.suspects).lock_owned();
+                let suspect = tokio::time::timeout(LONGEST_WAIT_ALONE, suspects).await.ok()?;
+                let runs = || Arc::clone(&self.process.runs).try_write_owned().ok();
+                // Before it keeps transactions waiting, in vain.
+                drop(runs()?);
                 let alone =
                     tokio::time::timeout(LONGEST_WAIT_ALONE, transactions.write_owned()).await.ok()?;
-                let runs = Arc::clone(&self.process.runs).try_write_owned().ok()?;
+                let runs = runs()?;
                 let hold = |guard| PermitLock::Alone(ExclusiveLock::hold(guard, self.alone));
-                (hold(alone), Some(hold(runs)))
+                (hold(alone), Some(hold(runs)), Some(suspect))
             }
         };
-        Some(Permit { exclusive, _lanes: Some(lanes), _process: Some(process), _runs: runs })
+        let (lanes, process) = (Some(lanes), Some(process));
+        Some(Permit { exclusive, _lanes: lanes, _process: process, _runs: runs, _suspect: suspect })
     }
 
     /// Takes the permit of a run under a lease. The run may last, so no transaction waits for its permit.
     pub(crate) async fn take_for_run(&self) -> Permit {
         let runs = PermitLock::Shared(Arc::clone(&self.process.runs).read_owned().await);
-        Permit { exclusive: false, _lanes: None, _process: None, _runs: Some(runs) }
+        Permit { exclusive: false, _lanes: None, _process: None, _runs: Some(runs), _suspect: None }
     }
 
-    /// Takes the permit of a suspect among runs that may last. Returns `None` if others are at work for longer than [`MOMENT`]: it waits
-    /// aside, and no other run waits for it.
-    pub(crate) async fn take_among_runs(&self) -> Option<Permit> {
-        let _turn = self.process.waits.try_lock().ok()?;
-        let runs = tokio::time::timeout(MOMENT, Arc::clone(&self.process.runs).write_owned()).await.ok()?;
+    /// Takes the permit of a suspect among runs that may last.
+    ///
+    /// # Errors
+    /// If others are at work for longer than [`MOMENT`], or another suspect is: it waits aside, and no other run waits for it.
+    pub(crate) async fn take_among_runs(&self) -> Result<Permit, NotAlone> {
+        let suspect = Arc::clone(&self.process.suspects).try_lock_owned().map_err(|_| NotAlone::Suspect)?;
+        let runs = tokio::time::timeout(MOMENT, Arc::clone(&self.process.runs).write_owned());
+        let runs = runs.await.map_err(|_| NotAlone::Others)?;
         let transactions = Arc::clone(&self.process.transactions).write_owned();
-        let transactions = tokio::time::timeout(MOMENT, transactions).await.ok()?;
+        let transactions = tokio::time::timeout(MOMENT, transactions).await.map_err(|_| NotAlone::Others)?;
         let hold =
             |guard| Some(PermitLock::Alone(ExclusiveLock::hold(guard, self.alone.min(ALONE_AMONG_RUNS))));
-        Some(Permit { exclusive: true, _lanes: None, _process: hold(transactions), _runs: hold(runs) })
+        let (process, runs) = (hold(transactions), hold(runs));
+        Ok(Permit { exclusive: true, _lanes: None, _process: process, _runs: runs, _suspect: Some(suspect) })
     }
 }
 
@@ -110,6 +130,7 @@ pub(crate) struct Permit {
     _lanes: Option<PermitLock>,
     _process: Option<PermitLock>,
     _runs: Option<PermitLock>,
+    _suspect: Option<OwnedMutexGuard<()>>,
 }
 
 #[derive(Debug)]
@@ -120,22 +141,33 @@ enum PermitLock {
 
 /// Exclusive hold of the lanes or the process, until it is dropped or its time is over.
 #[derive(Debug)]
-struct ExclusiveLock(JoinHandle<()>);
+struct ExclusiveLock {
+    guard: Arc<StdMutex<Option<OwnedRwLockWriteGuard<()>>>>,
+    timer: JoinHandle<()>,
+}
 
 impl ExclusiveLock {
     fn hold(guard: OwnedRwLockWriteGuard<()>, limit: Duration) -> Self {
-        Self(tokio::spawn(async move {
+        let guard = Arc::new(StdMutex::new(Some(guard)));
+        let held = Arc::clone(&guard);
+        let timer = tokio::spawn(async move {
             tokio::time::sleep(limit).await;
-            drop(guard);
-        }))
+            release(&held);
+        });
+        Self { guard, timer }
     }
 }
 
 impl Drop for ExclusiveLock {
     fn drop(&mut self) {
-        // Drops the guard, too.
-        self.0.abort();
+        // At once, and not when the task ends: the next suspect would find it still held.
+        release(&self.guard);
+        self.timer.abort();
     }
+}
+
+fn release(guard: &StdMutex<Option<OwnedRwLockWriteGuard<()>>>) {
+    guard.lock().unwrap_or_else(PoisonError::into_inner).take();
 }
 
 #[cfg(test)]
@@ -164,7 +196,15 @@ mod tests {
             other.take(Isolation::None, false).now_or_never().flatten().is_some(),
             "and is not waited for either"
         );
-        drop((alone, beside));
+        drop(beside);
+        assert_eq!(
+            other.take_among_runs().await.err(),
+            Some(NotAlone::Suspect),
+            "another suspect waits for as long as it is at work"
+        );
+        assert!(other.take(Isolation::Exclusive, false).await.is_none());
+        drop(alone);
+        assert!(other.take(Isolation::Exclusive, false).await.is_some());
     }
 
     #[tokio::test]
@@ -175,9 +215,10 @@ mod tests {
         let suspect = leased.take_among_runs();
         let mut suspect = std::pin::pin!(suspect);
         assert!(suspect.as_mut().now_or_never().is_none(), "it waits for a moment");
-        assert!(leased.take_among_runs().now_or_never().is_some_and(|none| none.is_none()), "one at a time");
+        let next = leased.take_among_runs().now_or_never();
+        assert!(next.is_some_and(|busy| busy.err() == Some(NotAlone::Suspect)), "one at a time");
         assert!(lanes.take(Isolation::None, false).now_or_never().flatten().is_some());
-        assert!(suspect.await.is_none(), "and then waits aside");
+        assert_eq!(suspect.await.err(), Some(NotAlone::Others), "and then waits aside");
         let of_lanes = lanes.take(Isolation::Exclusive, false);
         assert!(
             of_lanes.now_or_never().is_some_and(|none| none.is_none()),

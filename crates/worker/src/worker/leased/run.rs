@@ -156,11 +156,11 @@ impl Runner {
             worker: shared.worker.clone(),
             trace_id: candidate.delivery.message.trace_id().map(str::to_owned),
         });
-        let mut room = RunIsolation::Shared;
+        let mut room = self.isolation(candidate);
         loop {
             let right = match self.enter(room).await {
                 RunAdmission::Granted(right) => right,
-                RunAdmission::Busy => return self.waits(candidate, FaultClass::Contention),
+                RunAdmission::Busy(why) => return self.waits_alone(candidate, why),
                 RunAdmission::Stopping => return MessageDecision::Redelivery,
             };
             let Some((answer, left)) = self.claim(candidate, &trail).await else {

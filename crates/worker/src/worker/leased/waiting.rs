@@ -12,12 +12,13 @@ use crate::worker::candidate::Candidate;
 use crate::worker::gone::postponed;
 use crate::worker::intake::arrivals::BatchOrigin;
 use crate::worker::intake::aside::Cause;
-use crate::worker::isolation::permit::Permit;
+use crate::worker::isolation::permit::{NotAlone, Permit};
 use oncely_amqp::Delivery;
 use oncely_config::InFlightPolicy;
 use oncely_core::fault::FaultClass;
 use oncely_core::identity::Identity;
 use oncely_core::outcome::Outcome;
+use oncely_core::own_headers;
 use oncely_core::reason::{Reason, Rejection};
 
 /// Number of times a message waits to be alone in its process before it runs beside others, as in lanes.
@@ -25,6 +26,9 @@ const MOST_TRIES: u32 = 8;
 
 /// Longest wait in the worker before a key is claimed again: its holder may be done long before the lease is over.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
+
+/// Wait of a suspect for another one.
+const NEXT_SUSPECT: Duration = Duration::from_millis(500);
 
 /// Other runs beside a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,8 +43,8 @@ pub(super) enum RunIsolation {
 pub(super) enum RunAdmission {
     /// With this permit.
     Granted(Permit),
-    /// It must be alone, and others are at work.
-    Busy,
+    /// It must be alone.
+    Busy(NotAlone),
     Stopping,
 }
 
@@ -51,9 +55,11 @@ impl Runner {
         let entering = async {
             match room {
                 RunIsolation::Shared => RunAdmission::Granted(shared.permits.take_for_run().await),
-                RunIsolation::Alone => {
-                    shared.permits.take_among_runs().await.map_or(RunAdmission::Busy, RunAdmission::Granted)
-                }
+                RunIsolation::Alone => shared
+                    .permits
+                    .take_among_runs()
+                    .await
+                    .map_or_else(RunAdmission::Busy, RunAdmission::Granted),
             }
         };
         tokio::select! {
@@ -79,8 +85,8 @@ impl Runner {
                 let delay = consumer.retry.rung_for(delay).unwrap_or_default();
                 Outcome::Postponed { delay }.into()
             }
-            // A redelivered message may be the only copy, of a run that crashed: it is not rejected.
-            InFlightPolicy::Reject if !candidate.delivery.message.redelivered => {
+            // A redelivered message may be the only copy, of a run that crashed, and so may our own copy of one: it is not rejected.
+            InFlightPolicy::Reject if !candidate.delivery.message.redelivered && !is_own_copy(candidate) => {
                 let rejection =
                     Rejection::new(Reason::InFlight, "another run holds the key (lease.in_flight)");
                 self.given_up(candidate, Outcome::rejected(rejection), false).await
@@ -99,6 +105,25 @@ impl Runner {
         match class {
             FaultClass::Contention => MessageDecision::Aside(Cause::Held, wait.min(LOOK_AGAIN), since),
             _ => MessageDecision::Aside(Cause::Environment, wait, since),
+        }
+    }
+
+    /// Puts a suspect aside until it can be alone. The time for which another one is at work counts as no try.
+    pub(super) fn waits_alone(&self, candidate: &Candidate, why: NotAlone) -> MessageDecision {
+        let since = self.shared.progress.waits_alone(&candidate.identity, Instant::now());
+        match why {
+            NotAlone::Suspect => MessageDecision::Aside(Cause::Held, NEXT_SUSPECT, since),
+            NotAlone::Others => self.waits(candidate, FaultClass::Contention),
+        }
+    }
+
+    /// Returns the isolation in which a run begins. A known suspect holds its key only while it is alone: a crash of the process would count
+    /// as its own.
+    pub(super) fn isolation(&self, candidate: &Candidate) -> RunIsolation {
+        let (progress, identity) = (&self.shared.progress, &candidate.identity);
+        match progress.runs_alone(identity) && progress.tries(identity) < MOST_TRIES {
+            true => RunIsolation::Alone,
+            false => RunIsolation::Shared,
         }
     }
 
@@ -144,4 +169,9 @@ impl Runner {
         #[allow(clippy::cast_precision_loss)] // a few hundred
         shared.counters.metrics.aside.set(aside.len() as f64);
     }
+}
+
+/// Returns whether a message is a copy that Oncely has published.
+fn is_own_copy(candidate: &Candidate) -> bool {
+    candidate.delivery.message.headers.contains_key(own_headers::IDENTITY)
 }
