@@ -7,6 +7,7 @@ drop function oncely.is_encrypted;
 drop function oncely.error_class;
 drop function oncely.worker_name;
 drop function oncely.try_jsonb;
+drop function oncely.checked_time;
 drop function oncely.check_argument;
 drop function oncely.uuid_v7;
 drop function oncely.bounded;

@@ -29,6 +29,11 @@ create table oncely.cell (
         mirror_ttl between interval '0' and interval '3650 days'
         and mirror_ttl_next between interval '0' and interval '3650 days'
     ),
+    constraint cell_has_no_months check (
+        (extract(year from mirror_ttl), extract(month from mirror_ttl)) = (0, 0)
+        and (extract(year from mirror_ttl_next), extract(month from mirror_ttl_next)) = (0, 0)
+        and (extract(year from audit_floor), extract(month from audit_floor)) = (0, 0)
+    ),
     constraint cell_times check (
         mirror_ttl_until between '1970-01-01 00:00:00+00' and '9999-12-31 00:00:00+00'
     )
@@ -257,6 +262,27 @@ begin
 end
 $$;
 comment on function oncely.check_argument is 'Refuses a name that can''t be one (SQLSTATE ONC11).';
+
+-- from functions/checked_time.sql
+-- An interval of years and months less days compares as another time than it is when it is added: PostgreSQL compares
+-- months of 30 days. So each interval that a caller gives becomes one without them, and no other is stored.
+create or replace function oncely.checked_time(name text, given interval, least_time interval, most interval)
+returns interval
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    seconds constant numeric := extract(epoch from given);
+begin
+    if (seconds between extract(epoch from least_time) and extract(epoch from most)) is not true then
+        raise exception using errcode = 'ONC11',
+            message = format('oncely: %s is not between %s and %s', name, least_time, most);
+    end if;
+    return justify_hours(make_interval(secs => seconds::double precision));
+end
+$$;
+comment on function oncely.checked_time is
+    'Returns a time without months; refuses one that is out of bounds, or null (SQLSTATE ONC11).';
 
 -- from functions/try_jsonb.sql
 -- A body as jsonb, or null where PostgreSQL can't hold it: NUL escapes, lone surrogates, huge numbers, deep nesting.

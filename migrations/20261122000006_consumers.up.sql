@@ -22,6 +22,13 @@ create table oncely.consumers (
         redelivery_horizon between interval '1 second' and interval '3650 days'
     ),
     constraint consumers_former check ((former_retention is null) = (former_until is null)),
+    -- One with months is another time when it is compared than when it is added.
+    constraint consumers_have_no_months check (
+        (extract(year from retention), extract(month from retention)) = (0, 0)
+        and (extract(year from longest_retention), extract(month from longest_retention)) = (0, 0)
+        and (extract(year from redelivery_horizon), extract(month from redelivery_horizon)) = (0, 0)
+        and (extract(year from former_retention), extract(month from former_retention)) = (0, 0)
+    ),
     constraint consumers_fingerprint check (octet_length(fingerprint) between 1 and 100000),
     constraint consumers_on_conflict check (on_conflict in ('dead_letter', 'duplicate')),
     constraint consumers_times check (
@@ -75,8 +82,9 @@ language plpgsql immutable strict
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    -- In seconds: a day is one of 24 hours, whatever the session's time zone says.
-    seconds constant double precision := extract(epoch from retention);
+    -- In seconds: a day is one of 24 hours, whatever the session's time zone says. Of a row that says it lasts for no
+    -- time, or for ages, one is bounded like the other: a collection must not fail by it.
+    seconds constant double precision := least(greatest(extract(epoch from retention), 0), 31557600000);
     before timestamptz := at - make_interval(secs => seconds);
     -- Looked at from here on: a collection asks for each key, and years of pauses are not sorted each time.
     horizon timestamptz := at - make_interval(secs => 2 * seconds);
@@ -172,14 +180,14 @@ declare
     at timestamptz := clock_timestamp();
     who text := concat(session_user, ' (', left(register_consumer.worker, 255), ')');
 begin
-    -- The longest of each stays, so that what is known is never so either.
-    if register_consumer.retention < register_consumer.redelivery_horizon then
-        raise exception using errcode = 'ONC11',
-            message = format(
-                'oncely: the retention is shorter than the redelivery horizon, %s', register_consumer.redelivery_horizon
-            ),
-            hint = 'A copy that may still come would not be recognised.';
-    end if;
+    redelivery_horizon := oncely.checked_time(
+        'the redelivery horizon', register_consumer.redelivery_horizon, interval '1 second', interval '3650 days'
+    );
+    -- A copy that may still come would not be recognised. The longest of each stays, so that what is known is never so
+    -- either.
+    retention := oncely.checked_time(
+        'the retention', register_consumer.retention, register_consumer.redelivery_horizon, interval '3650 days'
+    );
     select c.fingerprint into former_fingerprint
     from oncely.consumers as c
     where c.consumer = register_consumer.consumer
@@ -230,9 +238,7 @@ as $$
 declare
     at timestamptz;
 begin
-    if register_mirror_ttl.ttl is null or register_mirror_ttl.ttl not between interval '0' and interval '3650 days' then
-        raise exception using errcode = 'ONC11', message = 'oncely: mirror.ttl is not between 0 and 3650 days';
-    end if;
+    ttl := oncely.checked_time('mirror.ttl', register_mirror_ttl.ttl, interval '0', interval '3650 days');
     if exists (
         select from oncely.cell as c
         where c.mirror_ttl = register_mirror_ttl.ttl and c.mirror_ttl_until is null
@@ -288,8 +294,14 @@ begin
         raise exception using errcode = 'ONC11',
             message = format('oncely: no worker of the consumer %s has started here', set_retention.consumer);
     end if;
-    horizon := coalesce(set_retention.redelivery_horizon, known.redelivery_horizon);
-    if set_retention.retention is null or set_retention.retention < horizon then
+    horizon := oncely.checked_time(
+        'the redelivery horizon', coalesce(set_retention.redelivery_horizon, known.redelivery_horizon),
+        interval '1 second', interval '3650 days'
+    );
+    retention := oncely.checked_time(
+        'the retention', set_retention.retention, interval '1 second', interval '3650 days'
+    );
+    if set_retention.retention < horizon then
         raise exception using errcode = 'ONC11',
             message = format('oncely: the retention would be shorter than the redelivery horizon, %s', horizon),
             hint = 'A copy that may still come would not be recognised.';

@@ -1,5 +1,7 @@
 set local search_path = pg_catalog, pg_temp;
 
+drop function oncely.finish_requeue;
+drop function oncely.decide_letters;
 drop function oncely.free_keys;
 drop function oncely.close_letters;
 drop function oncely.has_done;

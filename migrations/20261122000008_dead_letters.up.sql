@@ -163,6 +163,11 @@ create table oncely.tenant_limits (
         least(retention, longest_retention, former_retention) >= interval '1 second'
         and greatest(retention, longest_retention, former_retention) <= interval '3650 days'
     ),
+    constraint tenant_limits_have_no_months check (
+        (extract(year from retention), extract(month from retention)) = (0, 0)
+        and (extract(year from longest_retention), extract(month from longest_retention)) = (0, 0)
+        and (extract(year from former_retention), extract(month from former_retention)) = (0, 0)
+    ),
     constraint tenant_limits_times check (
         least(changed_at, former_until) >= '1970-01-01 00:00:00+00'
         and greatest(changed_at, former_until) <= '9999-12-31 00:00:00+00'
@@ -334,7 +339,8 @@ begin
     with old as (
         select d.tenant, d.id
         from oncely.dead_letters as d
-        where d.state in ('requeued', 'discarded') and d.updated_at < before and d.swept_at is not null
+        where d.state in ('requeued', 'discarded') and d.updated_at < before and d.dead_lettered_at < before
+            and d.swept_at is not null
         order by d.updated_at
         limit most
         for update skip locked
@@ -439,8 +445,10 @@ declare
     known record;
 begin
     perform oncely.check_argument('tenant', set_tenant_retention.tenant);
-    if set_tenant_retention.retention not between interval '1 second' and interval '3650 days' then
-        raise exception using errcode = 'ONC11', message = 'oncely: a retention is between 1 second and 3650 days';
+    if set_tenant_retention.retention is not null then
+        retention := oncely.checked_time(
+            'a retention', set_tenant_retention.retention, interval '1 second', interval '3650 days'
+        );
     end if;
     -- In turn with register_mirror_ttl: a relay that is not counted here has yet to read what is set here.
     select c.mirror_ttl into longest_entry from oncely.cell as c for update;
@@ -703,8 +711,7 @@ revoke execute on function oncely.may_be_forgotten from public;
 -- from functions/delete_keys.sql
 -- Who collects has this instead of a right to delete: a key that is gone too early is a message that runs again, and
 -- with a right to delete a login may lock the whole table. By the clock as far as it is explained
--- (oncely.observe_clock). Never what a run holds. What is needed for longer, the collection asks
--- oncely.may_be_forgotten.
+-- (oncely.observe_clock). Never what a run holds, and nothing that may not be forgotten.
 create or replace function oncely.delete_keys(places tid[], status oncely.key_status default null) returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -724,29 +731,33 @@ begin
         -- Asked again of the new version of a row that this had to wait for.
         and i.status = coalesce(delete_keys.status, i.status)
         and (i.owner is null or i.not_before <= clock_timestamp())
-        and case when i.expires_at is null then coalesce(i.completed_at, i.created_at) else i.created_at end <= (
-            select oncely.forgotten_before(
-                at,
-                coalesce(
-                    i.expires_at - i.created_at,
-                    oncely.tenant_retention(
-                        at, oncely.effective_retention(at, c.retention, c.former_retention, c.former_until),
-                        c.redelivery_horizon, longest_entry, l.retention, l.former_retention, l.former_until
-                    )
-                ),
-                coalesce(c.paused, '{}')
+        and oncely.may_be_forgotten(
+            i.tenant, i.consumer, i.key, i.status, i.reason, i.created_at, i.completed_at, i.not_before, i.expires_at,
+            i.fencing_token, at,
+            (
+                select oncely.forgotten_before(
+                    at,
+                    coalesce(
+                        i.expires_at - i.created_at,
+                        oncely.tenant_retention(
+                            at, oncely.effective_retention(at, c.retention, c.former_retention, c.former_until),
+                            c.redelivery_horizon, longest_entry, l.retention, l.former_retention, l.former_until
+                        )
+                    ),
+                    coalesce(c.paused, '{}')
+                )
+                from (values (i.consumer, i.tenant)) as k (consumer, tenant)
+                left join oncely.consumers as c on c.consumer = k.consumer
+                left join oncely.tenant_limits as l on l.tenant = k.tenant
             )
-            from (values (i.consumer, i.tenant)) as k (consumer, tenant)
-            left join oncely.consumers as c on c.consumer = k.consumer
-            left join oncely.tenant_limits as l on l.tenant = k.tenant
         );
     get diagnostics gone = row_count;
     return gone;
 end
 $$;
 comment on function oncely.delete_keys is
-    'Deletes the keys at these places of the table that are past their retention and that no run holds; those of one '
-    'status alone, where it is given. Returns how many that is. For the garbage collection.';
+    'Deletes the keys at these places of the table that may be forgotten (oncely.may_be_forgotten) and that no run '
+    'holds; those of one status alone, where it is given. Returns how many that is. For the garbage collection.';
 revoke execute on function oncely.delete_keys from public;
 
 -- from functions/letter_memories.sql
@@ -903,7 +914,9 @@ begin
         steps = case when i.reason = 'outcome_unknown' then oncely.reopen_steps(i.steps, true) else i.steps end
     from unnest(tenants, letters) as l (tenant, id)
     join oncely.dead_letters as d on d.tenant = l.tenant and d.id = l.id
-    where i.tenant = d.tenant and i.consumer = d.consumer and i.key = d.key and i.status = 'FAILED'
+    -- That its letter is requeued was decided, and recorded (oncely.decide_letters).
+    where d.state = 'requeueing'
+      and i.tenant = d.tenant and i.consumer = d.consumer and i.key = d.key and i.status = 'FAILED'
       and coalesce(oncely.same_payload(i.fingerprint, d.fingerprint), true)
       and (free_keys.repeat_unknown or i.reason <> 'outcome_unknown');
     get diagnostics freed = row_count;
@@ -911,9 +924,102 @@ begin
 end
 $$;
 comment on function oncely.free_keys is
-    'Makes the keys of dead letters runnable again: only where a key was given up, with this very payload; with '
+    'Makes the keys of dead letters that are being requeued runnable again: only where a key was given up, with this '
+    'very payload; with '
     'repeat_unknown also what was given up as outcome_unknown, whose call outside may then happen again. The one way '
     'from a final state back to IN_PROGRESS, but for settle_claim. For operators.';
 revoke execute on function oncely.free_keys from public;
+
+-- from functions/decide_letters.sql
+-- What an operator decides about letters is recorded: no login may change their state but by this, and by what a
+-- decision leads to (oncely.finish_requeue).
+create or replace function oncely.decide_letters(
+    verb text, tenants text[], ids uuid[], generations integer[], filter jsonb, reason text, os_user text
+)
+returns table (tenant text, id uuid, generation integer)
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    at timestamptz := clock_timestamp();
+    becomes constant text := case decide_letters.verb
+        when 'requeue' then 'requeueing' when 'discard' then 'discarded'
+    end;
+    of_tenants text[];
+    their_ids uuid[];
+    their_generations integer[];
+begin
+    if becomes is null then
+        raise exception using errcode = 'ONC11', message = 'oncely: letters are changed by requeue and discard';
+    end if;
+    -- Each only in the generation that was meant: one that has come back since is another case.
+    with meant as materialized (
+        select d.tenant, d.id
+        from unnest(decide_letters.tenants, decide_letters.ids, decide_letters.generations)
+            as l (tenant, id, generation)
+        join oncely.dead_letters as d on d.tenant = l.tenant and d.id = l.id and d.generation = l.generation
+        where d.state in ('waiting', 'requeueing')
+        order by d.tenant, d.id
+        for update of d
+    ), changed as (
+        update oncely.dead_letters as d
+        set state = becomes, updated_at = at,
+            -- No dead-letter queue has a copy of what a client stored.
+            swept_at = case when d.from_client and becomes = 'discarded' then at end
+        from meant as m
+        where d.tenant = m.tenant and d.id = m.id
+        returning d.tenant, d.id, d.generation
+    )
+    select coalesce(array_agg(c.tenant), '{}'), array_agg(c.id), array_agg(c.generation)
+    into of_tenants, their_ids, their_generations
+    from changed as c;
+    perform oncely.record_action(
+        case when of_tenants[1] = all (of_tenants) then coalesce(of_tenants[1], '') else '' end, decide_letters.verb,
+        decide_letters.filter, cardinality(of_tenants), decide_letters.reason, decide_letters.os_user
+    );
+    return query
+    select d.tenant, d.id, d.generation
+    from unnest(of_tenants, their_ids, their_generations) as d (tenant, id, generation);
+end
+$$;
+comment on function oncely.decide_letters is
+    'Decides about open dead letters, and records it in operator_actions: requeue (they are requeueing) or discard. '
+    'Returns those that were changed. For operators.';
+revoke execute on function oncely.decide_letters from public;
+
+-- from functions/finish_requeue.sql
+create or replace function oncely.finish_requeue(tenants text[], ids uuid[], generations integer[])
+returns table (tenant text, id uuid, generation integer)
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    at timestamptz := clock_timestamp();
+begin
+    return query
+    with meant as materialized (
+        select d.tenant, d.id
+        from unnest(finish_requeue.tenants, finish_requeue.ids, finish_requeue.generations)
+            as l (tenant, id, generation)
+        join oncely.dead_letters as d on d.tenant = l.tenant and d.id = l.id and d.generation = l.generation
+        where d.state = 'requeueing'
+        order by d.tenant, d.id
+        for update of d
+    )
+    update oncely.dead_letters as d
+    set state = 'requeued', updated_at = at,
+        -- No dead-letter queue has a copy of what a client stored.
+        swept_at = case when d.from_client then at end
+    from meant as m
+    where d.tenant = m.tenant and d.id = m.id
+    returning d.tenant, d.id, d.generation;
+end
+$$;
+comment on function oncely.finish_requeue is
+    'Closes dead letters that are being requeued: they were published, or took effect. Returns those that were '
+    'changed. For operators.';
+revoke execute on function oncely.finish_requeue from public;
 
 -- end of functions

@@ -477,12 +477,12 @@ begin
     end if;
     due := at;
     if delay is not null then
-        if delay < interval '0' or delay > interval '366 days' or extract(year from delay) not between -200 and 200
-        then
+        -- In seconds: see oncely.checked_time.
+        if extract(epoch from delay) not between 0 and extract(epoch from interval '366 days') then
             raise exception using errcode = 'ONC05',
                 message = format('the delay of an event is negative or longer than 366 days: %s', delay);
         end if;
-        due := at + delay;
+        due := at + make_interval(secs => extract(epoch from delay)::double precision);
     end if;
     -- What runs inside a worker is the operator's own code: asked for here, because a call of another function costs
     -- more than the answer.
@@ -712,6 +712,13 @@ as $$
 declare
     written bigint;
 begin
+    -- As in oncely.emit: RabbitMQ takes these two for lists of routing keys.
+    if exists (
+        select from unnest(headers) as h (value)
+        where jsonb_typeof(h.value) <> 'object' or h.value ?| array['CC', 'BCC']
+    ) then
+        raise exception using errcode = 'ONC05', message = 'the headers of a reply can''t be sent';
+    end if;
     -- A reply's body is rendered here, from the stored response, for the first run and for a duplicate alike: the same
     -- bytes. One that was encrypted before replies were turned on is nothing for whoever asks.
     insert into oncely.events (

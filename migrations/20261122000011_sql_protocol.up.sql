@@ -45,10 +45,12 @@ comment on function oncely.check_isolation is 'Refuses a transaction that is not
 create or replace function oncely.check_call(
     tenant text, consumer text, key text, fingerprint bytea, retention interval, on_conflict text
 )
-returns void
+returns interval
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
 as $$
+declare
+    seconds constant numeric := extract(epoch from retention);
 begin
     perform oncely.check_isolation();
     perform oncely.check_argument('tenant', tenant), oncely.check_argument('consumer', consumer),
@@ -58,14 +60,16 @@ begin
             message = format('oncely: fingerprint has %s bytes', octet_length(fingerprint)),
             hint = 'It is sha256(body), or up to 64 bytes of another kind, or null where nothing is compared.';
     end if;
-    if retention is null or retention <= interval '0' or extract(year from retention) not between -200 and 200
-        or (
-            retention > interval '366 days'
-            and retention > coalesce(
-                (select c.retention from oncely.consumers as c where c.consumer = check_call.consumer), interval '0'
+    -- In seconds: see oncely.checked_time.
+    if (
+        seconds > 0 and (
+            seconds <= extract(epoch from interval '366 days')
+            or seconds <= (
+                select extract(epoch from c.retention) from oncely.consumers as c
+                where c.consumer = check_call.consumer
             )
         )
-    then
+    ) is not true then
         raise exception using errcode = 'ONC11',
             message = 'oncely: retention is not a time to come, of 366 days or the consumer''s retention at most',
             hint = 'Such as interval ''7 days''. An operator lengthens the consumer''s: oncely retention set.';
@@ -73,9 +77,11 @@ begin
     if on_conflict is null or on_conflict not in ('dead_letter', 'duplicate') then
         raise exception using errcode = 'ONC11', message = 'oncely: on_conflict is neither dead_letter nor duplicate';
     end if;
+    return make_interval(secs => seconds::double precision);
 end
 $$;
-comment on function oncely.check_call is 'Refuses what claim and fail can''t work with (SQLSTATE ONC10, ONC11).';
+comment on function oncely.check_call is
+    'Refuses what claim and fail can''t work with (SQLSTATE ONC10, ONC11). Returns the retention in seconds.';
 
 -- from functions/check_short.sql
 create or replace function oncely.check_short(queue text, worker text, trace_id text) returns void
@@ -192,7 +198,7 @@ declare
     known record;
     print bytea := oncely.stored_fingerprint(fingerprint);
 begin
-    perform oncely.check_call(tenant, consumer, key, fingerprint, retention, on_conflict);
+    retention := oncely.check_call(tenant, consumer, key, fingerprint, retention, on_conflict);
     perform oncely.check_right('consume', consumer, tenant);
     ends := clock_timestamp() + oncely.claimed_retention(tenant, retention);
     attempt := 0;
@@ -689,7 +695,7 @@ declare
     is_charged boolean := false;
 begin
     stored := false;
-    perform oncely.check_call(tenant, consumer, key, fingerprint, retention, on_conflict);
+    retention := oncely.check_call(tenant, consumer, key, fingerprint, retention, on_conflict);
     if attempt is null or attempt not between 0 and 10000
         or max_attempts is null or max_attempts not between 1 and 10000
     then
@@ -701,8 +707,8 @@ begin
     if body is not null then
         perform oncely.check_message(queue, exchange, routing_key, properties, headers);
     end if;
-    if delay < interval '0' or delay > interval '366 days' or extract(year from delay) not between -200 and 200 then
-        raise exception using errcode = 'ONC11', message = 'oncely: delay is not between 0 and 366 days';
+    if delay is not null then
+        delay := oncely.checked_time('delay', delay, interval '0', interval '366 days');
     end if;
     perform oncely.check_right('consume', consumer, tenant);
     ends := clock_timestamp() + oncely.claimed_retention(tenant, retention);
@@ -892,7 +898,7 @@ revoke execute on function oncely.settle_claim from public;
 -- A message that does harm is set aside by hand: its key is given up before the message comes again, which then becomes
 -- a dead letter without having run.
 create or replace function oncely.park(
-    tenant text, consumer text, key text, why text, out outcome text, out known_reason text
+    tenant text, consumer text, key text, why text, os_user text, out outcome text, out known_reason text
 )
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -914,7 +920,7 @@ begin
         on conflict (tenant, consumer, key) do nothing;
         if found then
             outcome := 'parked';
-            return;
+            exit;
         end if;
         select i.status, i.reason, i.owner into known
         from oncely.idempotency_keys as i
@@ -937,16 +943,25 @@ begin
                 where i.tenant = park.tenant and i.consumer = park.consumer and i.key = park.key;
                 outcome := 'parked';
         end case;
-        return;
+        exit;
     end loop;
-    raise exception using errcode = 'ONC14', message = 'oncely: the key changes faster than it can be parked',
-        hint = 'Try again.';
+    if outcome is null then
+        raise exception using errcode = 'ONC14', message = 'oncely: the key changes faster than it can be parked',
+            hint = 'Try again.';
+    end if;
+    if outcome = 'parked' then
+        perform oncely.record_action(
+            park.tenant, 'park',
+            jsonb_build_object('tenant', park.tenant, 'consumer', park.consumer, 'key', park.key), 1, park.why,
+            park.os_user
+        );
+    end if;
 end
 $$;
 comment on function oncely.park is
     'Sets a message aside by hand: its key is given up with the reason parked, so that the next delivery is '
     'dead-lettered without having run. Outcome: parked; completed (it took effect), given_up (before, for '
-    'known_reason) or held (a run has it by a lease), and nothing was changed.';
+    'known_reason) or held (a run has it by a lease), and nothing was changed. Recorded in operator_actions.';
 revoke execute on function oncely.park from public;
 
 -- from functions/mirror_again.sql
@@ -1064,12 +1079,10 @@ begin
         raise exception using errcode = 'ONC11',
             message = 'oncely: seed_keys takes from 1 to 10000 tenants, and as many keys and times';
     end if;
-    if seed_keys.retention <= interval '0' or seed_keys.retention > interval '36525 days'
-        or extract(year from seed_keys.retention) not between -200 and 200
-    then
-        raise exception using errcode = 'ONC11',
-            message = 'oncely: retention is not a time to come, of 100 years at most',
-            hint = 'Such as interval ''7 days''; or null, where the retention of a worker''s consumer counts.';
+    if seed_keys.retention is not null then
+        retention := oncely.checked_time(
+            'retention', seed_keys.retention, interval '1 microsecond', interval '36525 days'
+        );
     end if;
     select u.tenant, u.key, u.completed into wrong
     from unnest(seed_keys.tenants, seed_keys.keys, times) as u (tenant, key, completed)
@@ -1274,6 +1287,7 @@ begin
         select a.tenant, a.consumer
         from oncely.audit as a
         where of_tenant is null and hashtextextended(a.key, 0) = hashtextextended(of_key, 0) and a.key = of_key
+            and (visible is null or a.tenant = any (visible))
         -- Not decided, so not in the trail: claimed and left, at work, parked. Few, and the partial indexes hold them.
         union
         select k.tenant, k.consumer from oncely.idempotency_keys as k
@@ -1284,6 +1298,8 @@ begin
         union
         select k.tenant, k.consumer from oncely.idempotency_keys as k
         where k.tenant = of_tenant and k.key = of_key
+            -- Also of a read that finds nothing a session's counters tell.
+            and (visible is null or of_tenant = any (visible))
     ) as n
     join oncely.idempotency_keys as i on i.tenant = n.tenant and i.consumer = n.consumer and i.key = of_key
     where (visible is null or i.tenant = any (visible))

@@ -86,11 +86,13 @@ begin
             hint = 'There are identity, letter and mirror.';
     end if;
     -- Most processes have read it by then; the others ask.
-    if coalesce(rotate_secret.signs_in, '-1') not between interval '5 seconds' and interval '30 days'
-        or rotate_secret.accepted_for not between interval '0' and interval '3650 days'
-    then
-        raise exception using errcode = 'ONC11',
-            message = 'oncely: a new key signs after 5 seconds to 30 days, and old ones count for 0 to 3650 days';
+    signs_in := oncely.checked_time(
+        'the time until a new key signs', rotate_secret.signs_in, interval '5 seconds', interval '30 days'
+    );
+    if rotate_secret.accepted_for is not null then
+        accepted_for := oncely.checked_time(
+            'the time for which old keys count', rotate_secret.accepted_for, interval '0', interval '3650 days'
+        );
     end if;
     -- One after the other.
     perform from oncely.secrets as s where s.purpose = rotate_secret.purpose for update;

@@ -27,5 +27,4 @@ drop function oncely.steps_begun;
 drop function oncely.lease_is_lost;
 drop function oncely.is_held;
 drop function oncely.hold_lease;
-drop function oncely.check_lease_time;
 drop function oncely.lease_protocol_version;

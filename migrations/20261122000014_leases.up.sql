@@ -20,25 +20,6 @@ comment on function oncely.lease_protocol_version is
     'Version of oncely.claim_lease and of the functions that take its token. Within a version parameters with defaults '
     'and columns are only added.';
 
--- from functions/check_lease_time.sql
-create or replace function oncely.check_lease_time(name text, given interval, least_time interval, most interval)
-returns void
-language plpgsql immutable
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-    -- In seconds: an interval of months less days may be longer than it looks.
-    if (
-        extract(epoch from given) between extract(epoch from least_time) and extract(epoch from most)
-        and given between least_time and most and extract(year from given) between -200 and 200
-    ) is not true then
-        raise exception using errcode = 'ONC11',
-            message = format('oncely: %s is not between %s and %s', name, least_time, most);
-    end if;
-end
-$$;
-comment on function oncely.check_lease_time is 'Refuses a time that is out of bounds (SQLSTATE ONC11).';
-
 -- from functions/hold_lease.sql
 -- Two runs at once of one key: the second waits here until the first one's statement is over, then reads the row anew.
 create or replace function oncely.hold_lease(tenant text, consumer text, key text, token bigint)
@@ -220,14 +201,12 @@ comment on function oncely.asking_since is 'Since when this session claims by le
 revoke execute on function oncely.asking_since from public;
 
 -- from functions/check_claim.sql
-create or replace function oncely.check_claim(lease interval, max_run interval, max_crashes integer) returns void
+create or replace function oncely.check_claim(max_crashes integer) returns void
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-    perform oncely.check_isolation(),
-        oncely.check_lease_time('lease', lease, interval '1 second', interval '1 day'),
-        oncely.check_lease_time('max_run', max_run, lease, interval '30 days');
+    perform oncely.check_isolation();
     if max_crashes is null or max_crashes not between 1 and 10000 then
         raise exception using errcode = 'ONC11', message = 'oncely: max_crashes is 1 to 10000';
     end if;
@@ -277,7 +256,9 @@ declare
     -- The key as it was granted.
     granted record;
 begin
-    perform oncely.check_claim(lease, max_run, max_crashes), oncely.check_argument('owner', owner);
+    perform oncely.check_claim(max_crashes), oncely.check_argument('owner', owner);
+    lease := oncely.checked_time('lease', lease, interval '1 second', interval '1 day');
+    max_run := oncely.checked_time('max_run', max_run, lease, interval '30 days');
     perform oncely.check_short(queue, worker, trace_id);
     taken_over := false;
     crashes := 0;
@@ -494,7 +475,9 @@ declare
     -- Places of the keys that nobody had.
     fresh bigint[];
 begin
-    perform oncely.check_claim(lease, max_run, max_crashes), oncely.asking_since();
+    perform oncely.check_claim(max_crashes), oncely.asking_since();
+    lease := oncely.checked_time('lease', lease, interval '1 second', interval '1 day');
+    max_run := oncely.checked_time('max_run', max_run, lease, interval '30 days');
     with asked as materialized (
         select q.tenant, q.key, q.print, q.owner, q.place
         from unnest(tenants, keys, prints, owners) with ordinality as q (tenant, key, print, owner, place)
@@ -576,8 +559,8 @@ set lock_timeout = '100ms'
 as $$
 #variable_conflict use_variable
 begin
-    perform oncely.check_call(tenant, consumer, key, fingerprint, retention, on_conflict);
-    if max_run > retention then
+    retention := oncely.check_call(tenant, consumer, key, fingerprint, retention, on_conflict);
+    if extract(epoch from max_run) > extract(epoch from retention) then
         raise exception using errcode = 'ONC11', message = 'oncely: max_run is longer than retention',
             hint = 'The key must outlive its run.';
     end if;
@@ -616,7 +599,7 @@ declare
     held oncely.idempotency_keys;
     ends timestamptz;
 begin
-    perform oncely.check_lease_time('lease', lease, interval '1 second', interval '1 day');
+    lease := oncely.checked_time('lease', lease, interval '1 second', interval '1 day');
     held := oncely.hold_lease(tenant, consumer, key, token);
     -- Past max_run nothing is renewed, though nobody has taken the key over yet.
     if not oncely.is_held(held, token) or held.run_ends_at <= clock_timestamp() then
@@ -900,7 +883,7 @@ begin
     );
     perform oncely.check_short(queue, worker, trace_id);
     if delay is not null then
-        perform oncely.check_lease_time('delay', delay, interval '0', interval '366 days');
+        delay := oncely.checked_time('delay', delay, interval '0', interval '366 days');
     end if;
     held := oncely.hold_lease(tenant, consumer, key, token);
     at := clock_timestamp();
@@ -1107,7 +1090,7 @@ declare
     said_again boolean;
 begin
     perform oncely.check_argument('step', step);
-    perform oncely.check_lease_time('lease', lease, interval '1 second', interval '1 day');
+    lease := oncely.checked_time('lease', lease, interval '1 second', interval '1 day');
     if repeat is null or repeat not in ('always', 'within', 'ask', 'never') then
         raise exception using errcode = 'ONC11',
             message = 'oncely: whether a step may be called again is always, within, ask or never';
@@ -1118,7 +1101,7 @@ begin
             hint = 'It is how long the other side knows a key again, such as interval ''24 hours''.';
     end if;
     if "window" is not null then
-        perform oncely.check_lease_time('window', "window", interval '1 second', interval '3650 days');
+        "window" := oncely.checked_time('window', "window", interval '1 second', interval '3650 days');
     end if;
     held := oncely.hold_lease(tenant, consumer, key, token);
     at := clock_timestamp();
@@ -1196,7 +1179,7 @@ declare
     known jsonb;
 begin
     perform oncely.check_argument('step', step);
-    perform oncely.check_lease_time('lease', lease, interval '1 second', interval '1 day');
+    lease := oncely.checked_time('lease', lease, interval '1 second', interval '1 day');
     perform oncely.check_json(
         'result', result, 'Keep what is large in a table of your own, and let its id be the result.'
     );
@@ -1253,7 +1236,7 @@ declare
     next_round integer;
 begin
     perform oncely.check_argument('step', step);
-    perform oncely.check_lease_time('lease', lease, interval '1 second', interval '1 day');
+    lease := oncely.checked_time('lease', lease, interval '1 second', interval '1 day');
     held := oncely.hold_lease(tenant, consumer, key, token);
     if oncely.is_held(held, token) then
         known := held.steps -> step;

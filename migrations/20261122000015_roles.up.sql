@@ -143,7 +143,7 @@ begin
             ('oncely_operator', 'select (purpose, id, created_at, signs_from, accepted_until) on oncely.secrets'),
             ('oncely_operator', 'update (not_before) on oncely.idempotency_keys'),
             -- Their state, and nothing of the messages.
-            ('oncely_operator', 'update (state, updated_at, swept_at) on oncely.dead_letters'),
+            ('oncely_operator', 'update (swept_at) on oncely.dead_letters'),
             ('oncely_operator', 'execute on function ' || listing),
             ('oncely_operator', 'execute on function oncely.take_lock, oncely.try_session_lock, '
                 'oncely.release_session_lock, '
@@ -156,7 +156,8 @@ begin
                 'oncely.set_retention, oncely.set_tenant_retention, '
                 'oncely.record_action, oncely.letter_memories, oncely.count_letters, oncely.limit_tenant, '
                 'oncely.limit_events, '
-                'oncely.free_keys, oncely.forget_processes, oncely.settle_claim, oncely.revoke_lease, oncely.park, '
+                'oncely.decide_letters, oncely.finish_requeue, oncely.free_keys, oncely.forget_processes, '
+                'oncely.settle_claim, oncely.revoke_lease, oncely.park, '
                 'oncely.grant_right, oncely.revoke_rights, '
                 'oncely.mirror_again, oncely.seed_keys, oncely.pause_consumer, oncely.resume_consumer, '
                 -- It requeues, and looks for what is mirrored.

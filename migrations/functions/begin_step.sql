@@ -24,7 +24,7 @@ declare
     said_again boolean;
 begin
     perform oncely.check_argument('step', step);
-    perform oncely.check_lease_time('lease', lease, interval '1 second', interval '1 day');
+    lease := oncely.checked_time('lease', lease, interval '1 second', interval '1 day');
     if repeat is null or repeat not in ('always', 'within', 'ask', 'never') then
         raise exception using errcode = 'ONC11',
             message = 'oncely: whether a step may be called again is always, within, ask or never';
@@ -35,7 +35,7 @@ begin
             hint = 'It is how long the other side knows a key again, such as interval ''24 hours''.';
     end if;
     if "window" is not null then
-        perform oncely.check_lease_time('window', "window", interval '1 second', interval '3650 days');
+        "window" := oncely.checked_time('window', "window", interval '1 second', interval '3650 days');
     end if;
     held := oncely.hold_lease(tenant, consumer, key, token);
     at := clock_timestamp();

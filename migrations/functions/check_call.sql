@@ -1,10 +1,12 @@
 create or replace function oncely.check_call(
     tenant text, consumer text, key text, fingerprint bytea, retention interval, on_conflict text
 )
-returns void
+returns interval
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
 as $$
+declare
+    seconds constant numeric := extract(epoch from retention);
 begin
     perform oncely.check_isolation();
     perform oncely.check_argument('tenant', tenant), oncely.check_argument('consumer', consumer),
@@ -14,14 +16,16 @@ begin
             message = format('oncely: fingerprint has %s bytes', octet_length(fingerprint)),
             hint = 'It is sha256(body), or up to 64 bytes of another kind, or null where nothing is compared.';
     end if;
-    if retention is null or retention <= interval '0' or extract(year from retention) not between -200 and 200
-        or (
-            retention > interval '366 days'
-            and retention > coalesce(
-                (select c.retention from oncely.consumers as c where c.consumer = check_call.consumer), interval '0'
+    -- In seconds: see oncely.checked_time.
+    if (
+        seconds > 0 and (
+            seconds <= extract(epoch from interval '366 days')
+            or seconds <= (
+                select extract(epoch from c.retention) from oncely.consumers as c
+                where c.consumer = check_call.consumer
             )
         )
-    then
+    ) is not true then
         raise exception using errcode = 'ONC11',
             message = 'oncely: retention is not a time to come, of 366 days or the consumer''s retention at most',
             hint = 'Such as interval ''7 days''. An operator lengthens the consumer''s: oncely retention set.';
@@ -29,6 +33,8 @@ begin
     if on_conflict is null or on_conflict not in ('dead_letter', 'duplicate') then
         raise exception using errcode = 'ONC11', message = 'oncely: on_conflict is neither dead_letter nor duplicate';
     end if;
+    return make_interval(secs => seconds::double precision);
 end
 $$;
-comment on function oncely.check_call is 'Refuses what claim and fail can''t work with (SQLSTATE ONC10, ONC11).';
+comment on function oncely.check_call is
+    'Refuses what claim and fail can''t work with (SQLSTATE ONC10, ONC11). Returns the retention in seconds.';

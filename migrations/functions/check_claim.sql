@@ -1,11 +1,9 @@
-create or replace function oncely.check_claim(lease interval, max_run interval, max_crashes integer) returns void
+create or replace function oncely.check_claim(max_crashes integer) returns void
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-    perform oncely.check_isolation(),
-        oncely.check_lease_time('lease', lease, interval '1 second', interval '1 day'),
-        oncely.check_lease_time('max_run', max_run, lease, interval '30 days');
+    perform oncely.check_isolation();
     if max_crashes is null or max_crashes not between 1 and 10000 then
         raise exception using errcode = 'ONC11', message = 'oncely: max_crashes is 1 to 10000';
     end if;

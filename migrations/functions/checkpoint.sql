@@ -17,7 +17,7 @@ declare
     known jsonb;
 begin
     perform oncely.check_argument('step', step);
-    perform oncely.check_lease_time('lease', lease, interval '1 second', interval '1 day');
+    lease := oncely.checked_time('lease', lease, interval '1 second', interval '1 day');
     perform oncely.check_json(
         'result', result, 'Keep what is large in a table of your own, and let its id be the result.'
     );

@@ -27,7 +27,7 @@ declare
     known record;
     print bytea := oncely.stored_fingerprint(fingerprint);
 begin
-    perform oncely.check_call(tenant, consumer, key, fingerprint, retention, on_conflict);
+    retention := oncely.check_call(tenant, consumer, key, fingerprint, retention, on_conflict);
     perform oncely.check_right('consume', consumer, tenant);
     ends := clock_timestamp() + oncely.claimed_retention(tenant, retention);
     attempt := 0;

@@ -29,8 +29,8 @@ set lock_timeout = '100ms'
 as $$
 #variable_conflict use_variable
 begin
-    perform oncely.check_call(tenant, consumer, key, fingerprint, retention, on_conflict);
-    if max_run > retention then
+    retention := oncely.check_call(tenant, consumer, key, fingerprint, retention, on_conflict);
+    if extract(epoch from max_run) > extract(epoch from retention) then
         raise exception using errcode = 'ONC11', message = 'oncely: max_run is longer than retention',
             hint = 'The key must outlive its run.';
     end if;

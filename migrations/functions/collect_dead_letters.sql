@@ -19,7 +19,8 @@ begin
     with old as (
         select d.tenant, d.id
         from oncely.dead_letters as d
-        where d.state in ('requeued', 'discarded') and d.updated_at < before and d.swept_at is not null
+        where d.state in ('requeued', 'discarded') and d.updated_at < before and d.dead_lettered_at < before
+            and d.swept_at is not null
         order by d.updated_at
         limit most
         for update skip locked

@@ -1,7 +1,6 @@
 -- Who collects has this instead of a right to delete: a key that is gone too early is a message that runs again, and
 -- with a right to delete a login may lock the whole table. By the clock as far as it is explained
--- (oncely.observe_clock). Never what a run holds. What is needed for longer, the collection asks
--- oncely.may_be_forgotten.
+-- (oncely.observe_clock). Never what a run holds, and nothing that may not be forgotten.
 create or replace function oncely.delete_keys(places tid[], status oncely.key_status default null) returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -21,27 +20,31 @@ begin
         -- Asked again of the new version of a row that this had to wait for.
         and i.status = coalesce(delete_keys.status, i.status)
         and (i.owner is null or i.not_before <= clock_timestamp())
-        and case when i.expires_at is null then coalesce(i.completed_at, i.created_at) else i.created_at end <= (
-            select oncely.forgotten_before(
-                at,
-                coalesce(
-                    i.expires_at - i.created_at,
-                    oncely.tenant_retention(
-                        at, oncely.effective_retention(at, c.retention, c.former_retention, c.former_until),
-                        c.redelivery_horizon, longest_entry, l.retention, l.former_retention, l.former_until
-                    )
-                ),
-                coalesce(c.paused, '{}')
+        and oncely.may_be_forgotten(
+            i.tenant, i.consumer, i.key, i.status, i.reason, i.created_at, i.completed_at, i.not_before, i.expires_at,
+            i.fencing_token, at,
+            (
+                select oncely.forgotten_before(
+                    at,
+                    coalesce(
+                        i.expires_at - i.created_at,
+                        oncely.tenant_retention(
+                            at, oncely.effective_retention(at, c.retention, c.former_retention, c.former_until),
+                            c.redelivery_horizon, longest_entry, l.retention, l.former_retention, l.former_until
+                        )
+                    ),
+                    coalesce(c.paused, '{}')
+                )
+                from (values (i.consumer, i.tenant)) as k (consumer, tenant)
+                left join oncely.consumers as c on c.consumer = k.consumer
+                left join oncely.tenant_limits as l on l.tenant = k.tenant
             )
-            from (values (i.consumer, i.tenant)) as k (consumer, tenant)
-            left join oncely.consumers as c on c.consumer = k.consumer
-            left join oncely.tenant_limits as l on l.tenant = k.tenant
         );
     get diagnostics gone = row_count;
     return gone;
 end
 $$;
 comment on function oncely.delete_keys is
-    'Deletes the keys at these places of the table that are past their retention and that no run holds; those of one '
-    'status alone, where it is given. Returns how many that is. For the garbage collection.';
+    'Deletes the keys at these places of the table that may be forgotten (oncely.may_be_forgotten) and that no run '
+    'holds; those of one status alone, where it is given. Returns how many that is. For the garbage collection.';
 revoke execute on function oncely.delete_keys from public;

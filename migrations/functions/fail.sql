@@ -43,7 +43,7 @@ declare
     is_charged boolean := false;
 begin
     stored := false;
-    perform oncely.check_call(tenant, consumer, key, fingerprint, retention, on_conflict);
+    retention := oncely.check_call(tenant, consumer, key, fingerprint, retention, on_conflict);
     if attempt is null or attempt not between 0 and 10000
         or max_attempts is null or max_attempts not between 1 and 10000
     then
@@ -55,8 +55,8 @@ begin
     if body is not null then
         perform oncely.check_message(queue, exchange, routing_key, properties, headers);
     end if;
-    if delay < interval '0' or delay > interval '366 days' or extract(year from delay) not between -200 and 200 then
-        raise exception using errcode = 'ONC11', message = 'oncely: delay is not between 0 and 366 days';
+    if delay is not null then
+        delay := oncely.checked_time('delay', delay, interval '0', interval '366 days');
     end if;
     perform oncely.check_right('consume', consumer, tenant);
     ends := clock_timestamp() + oncely.claimed_retention(tenant, retention);

@@ -35,7 +35,7 @@ begin
     );
     perform oncely.check_short(queue, worker, trace_id);
     if delay is not null then
-        perform oncely.check_lease_time('delay', delay, interval '0', interval '366 days');
+        delay := oncely.checked_time('delay', delay, interval '0', interval '366 days');
     end if;
     held := oncely.hold_lease(tenant, consumer, key, token);
     at := clock_timestamp();

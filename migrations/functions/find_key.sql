@@ -22,6 +22,7 @@ begin
         select a.tenant, a.consumer
         from oncely.audit as a
         where of_tenant is null and hashtextextended(a.key, 0) = hashtextextended(of_key, 0) and a.key = of_key
+            and (visible is null or a.tenant = any (visible))
         -- Not decided, so not in the trail: claimed and left, at work, parked. Few, and the partial indexes hold them.
         union
         select k.tenant, k.consumer from oncely.idempotency_keys as k
@@ -32,6 +33,8 @@ begin
         union
         select k.tenant, k.consumer from oncely.idempotency_keys as k
         where k.tenant = of_tenant and k.key = of_key
+            -- Also of a read that finds nothing a session's counters tell.
+            and (visible is null or of_tenant = any (visible))
     ) as n
     join oncely.idempotency_keys as i on i.tenant = n.tenant and i.consumer = n.consumer and i.key = of_key
     where (visible is null or i.tenant = any (visible))

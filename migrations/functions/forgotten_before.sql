@@ -6,8 +6,9 @@ language plpgsql immutable strict
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    -- In seconds: a day is one of 24 hours, whatever the session's time zone says.
-    seconds constant double precision := extract(epoch from retention);
+    -- In seconds: a day is one of 24 hours, whatever the session's time zone says. Of a row that says it lasts for no
+    -- time, or for ages, one is bounded like the other: a collection must not fail by it.
+    seconds constant double precision := least(greatest(extract(epoch from retention), 0), 31557600000);
     before timestamptz := at - make_interval(secs => seconds);
     -- Looked at from here on: a collection asks for each key, and years of pauses are not sorted each time.
     horizon timestamptz := at - make_interval(secs => 2 * seconds);

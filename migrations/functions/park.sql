@@ -1,7 +1,7 @@
 -- A message that does harm is set aside by hand: its key is given up before the message comes again, which then becomes
 -- a dead letter without having run.
 create or replace function oncely.park(
-    tenant text, consumer text, key text, why text, out outcome text, out known_reason text
+    tenant text, consumer text, key text, why text, os_user text, out outcome text, out known_reason text
 )
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -23,7 +23,7 @@ begin
         on conflict (tenant, consumer, key) do nothing;
         if found then
             outcome := 'parked';
-            return;
+            exit;
         end if;
         select i.status, i.reason, i.owner into known
         from oncely.idempotency_keys as i
@@ -46,14 +46,23 @@ begin
                 where i.tenant = park.tenant and i.consumer = park.consumer and i.key = park.key;
                 outcome := 'parked';
         end case;
-        return;
+        exit;
     end loop;
-    raise exception using errcode = 'ONC14', message = 'oncely: the key changes faster than it can be parked',
-        hint = 'Try again.';
+    if outcome is null then
+        raise exception using errcode = 'ONC14', message = 'oncely: the key changes faster than it can be parked',
+            hint = 'Try again.';
+    end if;
+    if outcome = 'parked' then
+        perform oncely.record_action(
+            park.tenant, 'park',
+            jsonb_build_object('tenant', park.tenant, 'consumer', park.consumer, 'key', park.key), 1, park.why,
+            park.os_user
+        );
+    end if;
 end
 $$;
 comment on function oncely.park is
     'Sets a message aside by hand: its key is given up with the reason parked, so that the next delivery is '
     'dead-lettered without having run. Outcome: parked; completed (it took effect), given_up (before, for '
-    'known_reason) or held (a run has it by a lease), and nothing was changed.';
+    'known_reason) or held (a run has it by a lease), and nothing was changed. Recorded in operator_actions.';
 revoke execute on function oncely.park from public;

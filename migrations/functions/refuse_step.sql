@@ -12,7 +12,7 @@ declare
     next_round integer;
 begin
     perform oncely.check_argument('step', step);
-    perform oncely.check_lease_time('lease', lease, interval '1 second', interval '1 day');
+    lease := oncely.checked_time('lease', lease, interval '1 second', interval '1 day');
     held := oncely.hold_lease(tenant, consumer, key, token);
     if oncely.is_held(held, token) then
         known := held.steps -> step;

@@ -12,14 +12,14 @@ declare
     at timestamptz := clock_timestamp();
     who text := concat(session_user, ' (', left(register_consumer.worker, 255), ')');
 begin
-    -- The longest of each stays, so that what is known is never so either.
-    if register_consumer.retention < register_consumer.redelivery_horizon then
-        raise exception using errcode = 'ONC11',
-            message = format(
-                'oncely: the retention is shorter than the redelivery horizon, %s', register_consumer.redelivery_horizon
-            ),
-            hint = 'A copy that may still come would not be recognised.';
-    end if;
+    redelivery_horizon := oncely.checked_time(
+        'the redelivery horizon', register_consumer.redelivery_horizon, interval '1 second', interval '3650 days'
+    );
+    -- A copy that may still come would not be recognised. The longest of each stays, so that what is known is never so
+    -- either.
+    retention := oncely.checked_time(
+        'the retention', register_consumer.retention, register_consumer.redelivery_horizon, interval '3650 days'
+    );
     select c.fingerprint into former_fingerprint
     from oncely.consumers as c
     where c.consumer = register_consumer.consumer

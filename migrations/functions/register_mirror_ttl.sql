@@ -8,9 +8,7 @@ as $$
 declare
     at timestamptz;
 begin
-    if register_mirror_ttl.ttl is null or register_mirror_ttl.ttl not between interval '0' and interval '3650 days' then
-        raise exception using errcode = 'ONC11', message = 'oncely: mirror.ttl is not between 0 and 3650 days';
-    end if;
+    ttl := oncely.checked_time('mirror.ttl', register_mirror_ttl.ttl, interval '0', interval '3650 days');
     if exists (
         select from oncely.cell as c
         where c.mirror_ttl = register_mirror_ttl.ttl and c.mirror_ttl_until is null

@@ -9,7 +9,7 @@ declare
     held oncely.idempotency_keys;
     ends timestamptz;
 begin
-    perform oncely.check_lease_time('lease', lease, interval '1 second', interval '1 day');
+    lease := oncely.checked_time('lease', lease, interval '1 second', interval '1 day');
     held := oncely.hold_lease(tenant, consumer, key, token);
     -- Past max_run nothing is renewed, though nobody has taken the key over yet.
     if not oncely.is_held(held, token) or held.run_ends_at <= clock_timestamp() then

@@ -36,12 +36,10 @@ begin
         raise exception using errcode = 'ONC11',
             message = 'oncely: seed_keys takes from 1 to 10000 tenants, and as many keys and times';
     end if;
-    if seed_keys.retention <= interval '0' or seed_keys.retention > interval '36525 days'
-        or extract(year from seed_keys.retention) not between -200 and 200
-    then
-        raise exception using errcode = 'ONC11',
-            message = 'oncely: retention is not a time to come, of 100 years at most',
-            hint = 'Such as interval ''7 days''; or null, where the retention of a worker''s consumer counts.';
+    if seed_keys.retention is not null then
+        retention := oncely.checked_time(
+            'retention', seed_keys.retention, interval '1 microsecond', interval '36525 days'
+        );
     end if;
     select u.tenant, u.key, u.completed into wrong
     from unnest(seed_keys.tenants, seed_keys.keys, times) as u (tenant, key, completed)

@@ -39,7 +39,9 @@ declare
     -- The key as it was granted.
     granted record;
 begin
-    perform oncely.check_claim(lease, max_run, max_crashes), oncely.check_argument('owner', owner);
+    perform oncely.check_claim(max_crashes), oncely.check_argument('owner', owner);
+    lease := oncely.checked_time('lease', lease, interval '1 second', interval '1 day');
+    max_run := oncely.checked_time('max_run', max_run, lease, interval '30 days');
     perform oncely.check_short(queue, worker, trace_id);
     taken_over := false;
     crashes := 0;

@@ -37,7 +37,9 @@ declare
     -- Places of the keys that nobody had.
     fresh bigint[];
 begin
-    perform oncely.check_claim(lease, max_run, max_crashes), oncely.asking_since();
+    perform oncely.check_claim(max_crashes), oncely.asking_since();
+    lease := oncely.checked_time('lease', lease, interval '1 second', interval '1 day');
+    max_run := oncely.checked_time('max_run', max_run, lease, interval '30 days');
     with asked as materialized (
         select q.tenant, q.key, q.print, q.owner, q.place
         from unnest(tenants, keys, prints, owners) with ordinality as q (tenant, key, print, owner, place)

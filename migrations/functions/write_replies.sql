@@ -11,6 +11,13 @@ as $$
 declare
     written bigint;
 begin
+    -- As in oncely.emit: RabbitMQ takes these two for lists of routing keys.
+    if exists (
+        select from unnest(headers) as h (value)
+        where jsonb_typeof(h.value) <> 'object' or h.value ?| array['CC', 'BCC']
+    ) then
+        raise exception using errcode = 'ONC05', message = 'the headers of a reply can''t be sent';
+    end if;
     -- A reply's body is rendered here, from the stored response, for the first run and for a duplicate alike: the same
     -- bytes. One that was encrypted before replies were turned on is nothing for whoever asks.
     insert into oncely.events (

@@ -173,11 +173,14 @@ fn every_statement_that_deletes_keys_asks_whether_they_may_be_forgotten() {
             _ => continue,
         };
         if text.contains("oncely.delete_keys(") || text.contains("delete from oncely.idempotency_keys") {
-            assert!(text.contains("oncely.may_be_forgotten("), "{}: it does not ask", path.display());
+            let asks = text.contains("oncely.may_be_forgotten(") || text.contains("oncely.delete_keys(");
+            assert!(asks, "{}: it does not ask", path.display());
             seen += 1;
         }
     }
     assert_eq!(seen, 6, "the files have moved");
+    let function = Path::new(env!("CARGO_MANIFEST_DIR")).join("migrations/functions/delete_keys.sql");
+    assert!(code(&function).contains("oncely.may_be_forgotten("), "{}: it does not ask", function.display());
 }
 
 #[test]
@@ -305,9 +308,9 @@ async fn each_role_can_do_its_work_and_no_more() {
         ("oncely_relay", "delete from oncely.processes", false),
         ("oncely_emitter", "select oncely.leave(gen_random_uuid())", false),
         ("oncely_auditor", "select * from oncely.processes", true),
-        ("oncely_auditor", "select oncely.park('a', 'b', 'c', null)", false),
-        ("oncely_worker", "select oncely.park('a', 'b', 'c', null)", false),
-        ("oncely_operator", "select oncely.park('a', 'b', 'c', null)", true),
+        ("oncely_auditor", "select oncely.park('a', 'b', 'c', null, 'ana')", false),
+        ("oncely_worker", "select oncely.park('a', 'b', 'c', null, 'ana')", false),
+        ("oncely_operator", "select oncely.park('a', 'b', 'c', null, 'ana')", true),
         ("oncely_operator", "insert into oncely.mirror_queue select * from oncely.mirror_queue", false),
         ("oncely_auditor", "select oncely.mirror_again('payments', now(), 1, now(), null, null)", false),
         ("oncely_worker", "select oncely.mirror_again('payments', now(), 1, now(), null, null)", false),
@@ -414,7 +417,18 @@ async fn each_role_can_do_its_work_and_no_more() {
         (
             "oncely_operator",
             "update oncely.dead_letters set state = 'discarded' where state = 'waiting'",
+            false,
+        ),
+        (
+            "oncely_operator",
+            "select oncely.decide_letters('discard', '{}', '{}', '{}', '{}', null, 'me')",
             true,
+        ),
+        ("oncely_operator", "select oncely.finish_requeue('{}', '{}', '{}')", true),
+        (
+            "oncely_worker",
+            "select oncely.decide_letters('discard', '{}', '{}', '{}', '{}', null, 'me')",
+            false,
         ),
         ("oncely_operator", "update oncely.dead_letters set body = ''", false),
         ("oncely_operator", "update oncely.dead_letters set fingerprint = '', queue = 'another'", false),

@@ -165,7 +165,7 @@ async fn a_key_is_remembered_from_the_last_word_on_it() {
          where key in ('settled', 'requeued');
          insert into oncely.dead_letters (tenant, id, consumer, key, dead_lettered_at, reason, attempt, queue, worker,
              state, generation, times, failure_group, exchange, routing_key, body_size, updated_at)
-         values ('acme', gen_random_uuid(), 'payments', 'requeued', now() - interval '8 days', 'outcome_unknown', 1, 'q', 'w', 'waiting',
+         values ('acme', gen_random_uuid(), 'payments', 'requeued', now() - interval '8 days', 'outcome_unknown', 1, 'q', 'w', 'requeueing',
              1, 1, 'g', '', '', 0, now() - interval '8 days');
          select oncely.free_keys(array_agg(d.tenant), array_agg(d.id), true) from oncely.dead_letters as d;
          delete from oncely.dead_letters;

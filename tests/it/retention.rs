@@ -278,7 +278,7 @@ async fn the_longest_horizon_that_a_worker_has_started_with_wins_until_an_operat
     let action =
         "select concat_ws('|', filter ->> 'redelivery_horizon_from', filter ->> 'redelivery_horizon_to')
         from oncely.operator_actions where verb = 'set retention' and filter ? 'consumer'";
-    assert_eq!(world.text(action).await.as_deref(), Some("72:00:00|01:00:00"));
+    assert_eq!(world.text(action).await.as_deref(), Some("3 days|01:00:00"));
     gc(&world, 0).await;
     assert_eq!(world.count(KEYS).await, 1);
 }

@@ -175,3 +175,25 @@ async fn worker_relay_and_verbs_work_whatever_the_database_s_settings_are() {
         assert!(!log.contains("ERROR"), "{log}");
     }
 }
+
+#[tokio::test]
+async fn no_session_of_a_program_compiles_its_statements() {
+    let mut world = World::new().await;
+    let name = world.database.url().rsplit('/').next().unwrap().to_owned();
+    for setting in ["jit = on", "jit_above_cost = 0"] {
+        world.sql.execute(AssertSqlSafe(format!("alter database {name} set {setting}"))).await.unwrap();
+    }
+    let tells = "create function app.tell(message oncely.message) returns jsonb language plpgsql as $$
+        begin
+            insert into app.effects (tenant, consumer, key, attempt)
+                values (message.tenant, message.consumer, current_setting('jit'), message.attempt);
+            return null;
+        end $$";
+    world.sql.execute(tells).await.unwrap();
+    world.consumer("payments", "handler = { function = \"app.tell\" }");
+    world.apply_topology().await;
+    let worker = world.start("worker");
+    world.publish("payments", message("acme", "k"), "{}").await;
+    world.wait_for("select count(*) from app.effects where key = 'off'", 1).await;
+    world.stop(worker).await;
+}

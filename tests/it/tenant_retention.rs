@@ -78,7 +78,7 @@ async fn each_tenants_keys_go_by_its_own_retention_in_bounded_batches() {
     }
     assert_eq!(done["consumers"].as_array().unwrap().len(), 1);
     let action = "select concat_ws('|', tenant, verb, filter ->> 'to', reason) from oncely.operator_actions where tenant = 'long'";
-    assert_eq!(world.text(action).await.as_deref(), Some("long|set retention|480:00:00|contract"));
+    assert_eq!(world.text(action).await.as_deref(), Some("long|set retention|20 days|contract"));
     // What is said of letters leaves it as it is, and the other way round.
     limit(&world, &["long", "--letters", "5"]).await;
     let (said, _) = limit(&world, &["long", "--retention", "15d"]).await;

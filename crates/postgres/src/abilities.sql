@@ -1,6 +1,7 @@
 -- What the session's user may do, by its rights to what each action needs.
 select session_user::text as "login!",
-    has_column_privilege('oncely.dead_letters', 'state', 'update')
+    has_function_privilege('oncely.decide_letters(text, text[], uuid[], integer[], jsonb, text, text)', 'execute')
+        and has_function_privilege('oncely.finish_requeue(text[], uuid[], integer[])', 'execute')
         and has_function_privilege('oncely.free_keys(text[], uuid[], boolean)', 'execute')
         and has_function_privilege('oncely.record_action(text, text, jsonb, bigint, text, text)', 'execute')
         and has_function_privilege('oncely.signing_keys()', 'execute') as "change_letters!",

@@ -1,19 +1,15 @@
 -- One bounded batch of keys that took effect before $2, through the partial index. By ctid, because that is five times
 -- cheaper than by key; in a file of its own, because Citus needs the form by key.
 -- From $4 on, where the batch before ended: the index still holds what that one deleted, and each batch would walk over it.
--- Which of them go at $7, oncely.may_be_forgotten says; oncely.delete_keys, which does it, deletes none that is not past its retention. That
--- none is whose mirror record may still be pending stands here, too: where the relay is away, these are not looked at.
--- Of all tenants but $5, or of these alone ($6): those have a retention of their own. What is looked at is bounded, and not what is found:
+-- oncely.delete_keys decides which of them go. That none goes whose mirror record may still be pending stands here, too: where the relay
+-- is away, these are not looked at. Of all tenants but $5, or of these alone ($6): those have a retention of their own. What is looked at is bounded, and not what is found:
 -- keys that stay may be many.
 -- It waits for a transaction that holds one of the rows, and then asks status and age of the row's new version: a key that was taken again stays.
 -- (Servers from before the minor releases of November 2025 do not ask for the place again: "Add missing EPQ recheck for TID Scan".) A place
 -- is no other row's meanwhile: as long as this statement sees the row, nothing takes its place.
 with walked as materialized (
     select i.ctid as place, completed_at as at,
-        (i.tenant = any ($5)) = $6 and oncely.may_be_forgotten(
-            i.tenant, i.consumer, i.key, i.status, i.reason, i.created_at, i.completed_at, i.not_before, i.expires_at,
-            i.fencing_token, $7, $2
-        ) as is_due
+        (i.tenant = any ($5)) = $6 as is_due
     from oncely.idempotency_keys as i
     where status = 'COMPLETED' and consumer = $1 and expires_at is null
       and completed_at >= coalesce($4::timestamptz, '-infinity')

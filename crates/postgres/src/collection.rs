@@ -41,7 +41,7 @@ pub struct CollectedBatch {
 /// Selects a file's statement for one batch. Each state has its own, since each walks the partial index of its state; completed keys have a
 /// second one, because locking each row first costs a third more.
 macro_rules! batch {
-    ($file:literal, $memory:expr, $limit:expr, $from:expr) => {
+    ($file:literal, $memory:expr, $limit:expr, $from:expr $(, $at:expr)?) => {
         sqlx::query_file_as!(
             CollectionRow,
             $file,
@@ -50,8 +50,8 @@ macro_rules! batch {
             $limit,
             $from,
             &$memory.tenants,
-            $memory.is_own,
-            $memory.at
+            $memory.is_own
+            $(, $at)?
         )
     };
 }
@@ -78,10 +78,14 @@ pub async fn collect_batch(
                 .await?
         }
         KeyStatus::Failed => {
-            batch!("src/collect_failed.sql", memory, limit, from).fetch_one(&mut *transaction).await?
+            batch!("src/collect_failed.sql", memory, limit, from, memory.at)
+                .fetch_one(&mut *transaction)
+                .await?
         }
         KeyStatus::InProgress => {
-            batch!("src/collect_in_progress.sql", memory, limit, from).fetch_one(&mut *transaction).await?
+            batch!("src/collect_in_progress.sql", memory, limit, from, memory.at)
+                .fetch_one(&mut *transaction)
+                .await?
         }
     };
     transaction.commit().await?;

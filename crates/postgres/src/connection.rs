@@ -84,6 +84,8 @@ impl PgSettings {
             .application_name(application)
             .options(limits.iter().map(|(name, value)| (*name, value)))
             .options(search_path.map(|path| ("search_path", path)))
+            // By outdated statistics a statement of milliseconds may seem so expensive that PostgreSQL compiles it, which takes seconds.
+            .options([("jit", "off")])
             // Statement texts hold no data, but at their default level they would drown all other log lines.
             .log_statements(tracing::log::LevelFilter::Trace);
         let connected = async {

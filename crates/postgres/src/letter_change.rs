@@ -1,9 +1,11 @@
 //! Operators' changes of dead letters: the plan of a change, the change, and the data for a sweep of their queue.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
+use serde_json::Value;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
@@ -110,19 +112,56 @@ fn columns(letters: &[TenantLetter]) -> (Vec<String>, Vec<Uuid>, Vec<i32>) {
     )
 }
 
-/// Changes letters in one of the states `from` to the state `to`; returns those changed.
-pub async fn change(
+/// An operator's decision about letters, recorded with it.
+#[derive(Clone, Copy, Debug)]
+pub struct LetterDecision<'a> {
+    /// `requeue` or `discard`.
+    pub verb: &'a str,
+    /// The operating system's user.
+    pub user: &'a str,
+    pub filter: &'a Value,
+    pub reason: Option<&'a str>,
+}
+
+/// Decides about letters that are open, and records it, in the caller's transaction; returns those changed.
+pub async fn decide_letters(
     connection: &mut PgConnection,
-    now: DateTime<Utc>,
     letters: &[TenantLetter],
-    from: &[&str],
-    to: &str,
+    decision: LetterDecision<'_>,
 ) -> Result<Vec<TenantLetter>, sqlx::Error> {
     let (tenants, ids, generations) = columns(letters);
-    let from: Vec<String> = from.iter().map(|state| (*state).to_owned()).collect();
-    let rows = sqlx::query_file!("src/letters_change.sql", &tenants, &ids, &generations, &from, to, now)
-        .fetch_all(connection)
-        .await?;
+    let LetterDecision { verb, user, filter, reason } = decision;
+    let rows = sqlx::query!(
+        r#"select d.tenant as "tenant!", d.id as "id!", d.generation as "generation!"
+        from oncely.decide_letters($1, $2, $3, $4, $5, $6, $7) as d"#,
+        verb,
+        &tenants,
+        &ids,
+        &generations,
+        filter,
+        reason,
+        user
+    )
+    .fetch_all(connection)
+    .await?;
+    Ok(rows.into_iter().map(|row| (row.tenant, letter(row.id, row.generation))).collect())
+}
+
+/// Closes letters that are being requeued: they were published, or took effect. Returns those changed.
+pub async fn finish_requeue(
+    connection: &mut PgConnection,
+    letters: &[TenantLetter],
+) -> Result<Vec<TenantLetter>, sqlx::Error> {
+    let (tenants, ids, generations) = columns(letters);
+    let rows = sqlx::query!(
+        r#"select d.tenant as "tenant!", d.id as "id!", d.generation as "generation!"
+        from oncely.finish_requeue($1, $2, $3) as d"#,
+        &tenants,
+        &ids,
+        &generations
+    )
+    .fetch_all(connection)
+    .await?;
     Ok(rows.into_iter().map(|row| (row.tenant, letter(row.id, row.generation))).collect())
 }
 
@@ -135,7 +174,7 @@ pub struct RequeueDecision {
     pub closed: Vec<TenantLetter>,
 }
 
-/// Decides, in the caller's transaction, that letters are published again, and makes their keys runnable. A letter with a forgotten key is
+/// Decides, in the caller's transaction, that letters are published again, records it, and makes their keys runnable. A letter with a forgotten key is
 /// left unchanged, unless it is unknown whether it took effect and `even_if_forgotten` is set.
 ///
 /// No key is collected between its check and the commit (`past_requeues` in collection.rs); after the commit the letter's state keeps it.
@@ -144,6 +183,7 @@ pub async fn begin_requeue(
     connection: &mut PgConnection,
     now: DateTime<Utc>,
     letters: &[TenantLetter],
+    decision: LetterDecision<'_>,
     even_if_forgotten: bool,
     repeat_unknown: bool,
 ) -> Result<RequeueDecision, sqlx::Error> {
@@ -163,9 +203,11 @@ pub async fn begin_requeue(
             LetterKeyState::TookEffect | LetterKeyState::Forgotten => {}
         }
     }
-    let open = ["waiting", "requeueing"];
-    let taken = change(connection, now, &run, &open, "requeueing").await?;
-    let closed = change(connection, now, &over, &open, "requeued").await?;
+    let over: HashSet<TenantLetter> = over.into_iter().collect();
+    run.extend(over.iter().cloned());
+    let decided = decide_letters(connection, &run, decision).await?;
+    let (closed, taken): (Vec<_>, Vec<_>) = decided.into_iter().partition(|named| over.contains(named));
+    let closed = finish_requeue(connection, &closed).await?;
     let (tenants, ids, _) = columns(&taken);
     sqlx::query_file!("src/letters_free_keys.sql", &tenants, &ids, repeat_unknown)
         .fetch_one(connection)

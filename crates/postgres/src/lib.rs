@@ -138,9 +138,9 @@ pub use lease::{
 pub use lease_client::{ClientClaim, claim_lease, known_lease, renew_lease};
 pub use lease_list::{HeldCount, HeldLease, LeaseFilter, LeaseStep, held_counts, held_leases, revoke_lease};
 pub use letter_change::{
-    KeyUse, LetterState, PlannedLetter, RequeueDecision, StoredMessage, TenantLetter, announce_requeue,
-    begin_requeue, came_back as came_back_letters, change as change_letters, count as count_letters,
-    is_requeue_under_way, keys_in_use, lock_free_requeueing as lock_free_requeueing_letters,
+    KeyUse, LetterDecision, LetterState, PlannedLetter, RequeueDecision, StoredMessage, TenantLetter,
+    announce_requeue, begin_requeue, came_back as came_back_letters, count as count_letters, decide_letters,
+    finish_requeue, is_requeue_under_way, keys_in_use, lock_free_requeueing as lock_free_requeueing_letters,
     lock_requeueing as lock_requeueing_letters, mark_swept, messages, plan as plan_letters, standings,
 };
 pub use letter_list::{LetterFilter, LetterGroup, LetterRow, letter_groups, letters};

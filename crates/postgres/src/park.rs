@@ -17,19 +17,21 @@ pub enum ParkOutcome {
     GivenUp(String),
 }
 
-/// Gives a key up before its message comes, in the caller's transaction. Waits up to `lock_timeout` for an open transaction that has the
-/// key.
+/// Gives a key up before its message comes, and records that `user` of the operating system did it, in the caller's transaction. Waits up to
+/// `lock_timeout` for an open transaction that has the key.
 pub async fn park(
     connection: &mut PgConnection,
     identity: &Identity,
     why: Option<&str>,
+    user: &str,
 ) -> Result<ParkOutcome, sqlx::Error> {
     let row = sqlx::query!(
-        r#"select p.outcome as "outcome!", p.known_reason from oncely.park($1, $2, $3, $4) as p"#,
+        r#"select p.outcome as "outcome!", p.known_reason from oncely.park($1, $2, $3, $4, $5) as p"#,
         identity.tenant.as_str(),
         identity.consumer.as_str(),
         identity.key.as_str(),
-        why
+        why,
+        user
     )
     .fetch_one(connection)
     .await?;

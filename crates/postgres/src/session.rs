@@ -211,11 +211,11 @@ pub(crate) async fn plan_as_usual(connection: &mut PgConnection) -> Result<(), s
 }
 
 /// Configures a session for interactive queries. Their filters differ each time, and a generic plan would read whole tables; so would
-/// outdated statistics, or a limit that makes the planner start anywhere. Plans are not compiled: that takes longer than the queries.
+/// outdated statistics, or a limit that makes the planner start anywhere.
 pub async fn read_by_index(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
     sqlx::query!(
         "select set_config('plan_cache_mode', 'force_custom_plan', false) as plans,
-            set_config('enable_seqscan', 'off', false) as whole, set_config('jit', 'off', false) as compiled"
+            set_config('enable_seqscan', 'off', false) as whole"
     )
     .fetch_one(connection)
     .await?;

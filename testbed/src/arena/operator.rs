@@ -7,7 +7,7 @@ use super::Arena;
 use crate::checker::FRAGILE;
 
 /// For one command.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 /// From one look at the others to the next, while it runs.
 const LOOK: Duration = Duration::from_millis(200);
 

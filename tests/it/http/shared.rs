@@ -36,7 +36,7 @@ async fn what_the_workers_of_a_queue_have_said_of_it_stays() {
     let known = world.text(KNOWN).await;
     assert_eq!(
         known.as_deref(),
-        Some("72:00:00 01:00:00 canonical_json duplicate"),
+        Some("3 days 01:00:00 canonical_json duplicate"),
         "no answer is forgotten early"
     );
     let by = "select changed_by like '% (http)' from oncely.consumers";
@@ -47,7 +47,7 @@ async fn what_the_workers_of_a_queue_have_said_of_it_stays() {
 async fn a_door_that_is_there_before_its_queue_leaves_the_word_to_the_workers() {
     let mut world = World::new().await;
     asked(&world, Duration::from_secs(86_400)).await;
-    assert_eq!(world.text(KNOWN).await.as_deref(), Some("24:00:00 00:00:01 body dead_letter"));
+    assert_eq!(world.text(KNOWN).await.as_deref(), Some("1 day 00:00:01 body dead_letter"));
     let said =
         "select oncely.register_consumer('payments', '2 days', '1 hour', 'canonical_json', 'duplicate', 'w')";
     world.sql.execute(said).await.unwrap();
@@ -61,7 +61,7 @@ async fn a_layer_of_its_own_says_how_old_a_copy_may_be() {
     let hour = |settings: oncely::http::Settings| settings.redelivery_horizon(Duration::from_secs(3_600));
     let server = Server::start(pool, hour).await;
     assert_eq!(server.client.ask(&Ask::pay("k", "{}")).await.status, 201);
-    assert_eq!(world.text(KNOWN).await.as_deref(), Some("168:00:00 01:00:00 http_request dead_letter"));
+    assert_eq!(world.text(KNOWN).await.as_deref(), Some("7 days 01:00:00 http_request dead_letter"));
 }
 
 #[tokio::test]

@@ -229,6 +229,9 @@ async fn a_key_is_kept_no_longer_than_a_year_or_its_consumers_retention() {
         ("new", "366 days 1 second", Some("ONC11")),
         ("long", "500 days", None),
         ("long", "501 days", Some("ONC11")),
+        // They compare as another time than they are when they are added.
+        ("new", "200 years -71634 days", Some("ONC11")),
+        ("new", "-199 years 71641 days", Some("ONC11")),
     ] {
         let claim = format!(
             "select oncely.claim('acme', '{consumer}', gen_random_uuid()::text, null, '{retention}')"
@@ -237,6 +240,77 @@ async fn a_key_is_kept_no_longer_than_a_year_or_its_consumers_retention() {
     }
     sql.close().await.unwrap();
     login.drop_now(&mut world).await;
+}
+
+/// Longer than ten days as PostgreSQL compares intervals, and in the past where it is subtracted; and the other way round.
+const CROOKED: [&str; 4] = [
+    "-1000 years 363650 days",
+    "5000000 years -1799996350 days",
+    "1000 years -356000 days",
+    "11 months -329 days",
+];
+
+#[tokio::test]
+async fn no_interval_is_another_time_when_it_is_added_than_when_it_is_compared() {
+    let mut world = World::new().await;
+    run(
+        &mut world,
+        "select oncely.register_consumer('payments', '10 days', '1 day', 'body', 'dead_letter', 'w');
+         select oncely.set_tenant_retention('acme', '20 days', 'me', 'a test');
+         insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at, completed_at)
+         select tenant, 'payments', 'k', 'COMPLETED', 1, now(), now() from (values ('acme'), ('other')) as v (tenant)",
+    )
+    .await;
+    let (worker, relay, operator) = (
+        Login::create(&mut world, "oncely_worker").await,
+        Login::create(&mut world, "oncely_relay").await,
+        Login::create(&mut world, "oncely_operator").await,
+    );
+    for time in CROOKED {
+        for (login, call) in [
+            (
+                &worker,
+                format!(
+                    "oncely.register_consumer('payments', '{time}', '1 day', 'body', 'dead_letter', 'w')"
+                ),
+            ),
+            (
+                &worker,
+                format!("oncely.register_consumer('more', '10 days', '{time}', 'body', 'dead_letter', 'w')"),
+            ),
+            (&relay, format!("oncely.register_mirror_ttl('{time}')")),
+            (&operator, format!("oncely.set_retention('payments', '{time}', null, 'me', 'why')")),
+            (&operator, format!("oncely.set_tenant_retention('acme', '{time}', 'me', 'why')")),
+        ] {
+            let mut sql = login.connect().await;
+            // What is not refused is what it is in seconds.
+            let _ = code_of(&mut sql, &format!("select {call}")).await;
+            sql.close().await.unwrap();
+        }
+    }
+    let crooked = "select count(*) from (
+            select retention from oncely.consumers union all select redelivery_horizon from oncely.consumers
+            union all select retention from oncely.tenant_limits union all select mirror_ttl from oncely.cell
+        ) as i
+        where extract(epoch from now() + retention - now()) <> extract(epoch from retention)";
+    assert_eq!(world.count(crooked).await, 0);
+    for login in [&relay, &operator] {
+        let mut sql = login.connect().await;
+        let deletes = "select oncely.delete_keys(array(select ctid from oncely.idempotency_keys))";
+        assert_eq!(code_of(&mut sql, deletes).await, None);
+        sql.close().await.unwrap();
+    }
+    assert_eq!(world.count("select count(*) from oncely.idempotency_keys").await, 2);
+    // A collection does not fail by what is there, whatever it is.
+    run(
+        &mut world,
+        "select oncely.forgotten_before(now(), i::interval, '{[2026-01-01,2026-02-01)}')
+         from unnest(array['-1000 years', '-1 second', '100000 years', '178000000 years']) as i",
+    )
+    .await;
+    for login in [worker, relay, operator] {
+        login.drop_now(&mut world).await;
+    }
 }
 
 #[tokio::test]
@@ -465,8 +539,16 @@ async fn an_operator_opens_no_key_but_by_the_functions_and_leaves_its_name() {
         ("select oncely.claim('acme', 'payments', 'next', null)", "42501"),
         ("select oncely.emit('', 'q', 'x')", "42501"),
         ("set role oncely_worker", "42501"),
+        // A letter is decided about with a record.
+        ("update oncely.dead_letters set state = 'discarded'", "42501"),
+        ("update oncely.dead_letters set updated_at = '1970-01-01'", "42501"),
+        ("select oncely.decide_letters('empty', '{}', '{}', '{}', '{}', null, 'me')", "ONC11"),
     ];
     try_all(&mut world, &login, &attacks).await;
+    let freed = "select oncely.free_keys(array(select tenant from oncely.dead_letters), array(select id from oncely.dead_letters))";
+    let mut sql = login.connect().await;
+    assert_eq!(sqlx::query_scalar::<_, i64>(freed).fetch_one(&mut sql).await.unwrap(), 0, "none is requeued");
+    sql.close().await.unwrap();
     let others: Vec<_> = ANYBODYS
         .iter()
         .copied()

@@ -119,8 +119,15 @@ async fn who_collects_deletes_no_key_that_is_still_remembered() {
              ('payments', 'old', 'COMPLETED', '11 days', null),
              ('payments', 'old and failed', 'FAILED', '11 days', null),
              ('payments', 'old and left', 'IN_PROGRESS', '11 days', null),
-             ('unknown', 'ended', 'COMPLETED', '1 hour', now() - interval '1 minute')
-         ) as v (consumer, key, status, age, ends)",
+             ('unknown', 'ended', 'COMPLETED', '1 hour', now() - interval '1 minute'),
+             ('payments', 'waits', 'IN_PROGRESS', '11 days', null),
+             ('payments', 'leased lately', 'IN_PROGRESS', '11 days', null),
+             ('payments', 'parked', 'FAILED', '11 days', null)
+         ) as v (consumer, key, status, age, ends);
+         update oncely.idempotency_keys set not_before = now() + interval '5 days' where key = 'waits';
+         update oncely.idempotency_keys set reason = 'parked' where key = 'parked';
+         update oncely.idempotency_keys set fencing_token = extract(epoch from now()) * 1000000,
+             steps = '{\"charge\": {\"state\": \"started\"}}' where key = 'leased lately'",
     )
     .await;
     for role in ["oncely_relay", "oncely_operator"] {
@@ -134,12 +141,12 @@ async fn who_collects_deletes_no_key_that_is_still_remembered() {
         let left = "select string_agg(key, ', ' order by key) from oncely.idempotency_keys";
         assert_eq!(
             world.text(left).await.as_deref(),
-            Some("old, said so, young, young and at work, young and failed"),
+            Some("leased lately, old, parked, said so, waits, young, young and at work, young and failed"),
             "{role}"
         );
         run(&mut world, "rollback").await;
     }
-    assert_eq!(world.count("select count(*) from oncely.idempotency_keys").await, 9);
+    assert_eq!(world.count("select count(*) from oncely.idempotency_keys").await, 12);
 }
 
 #[tokio::test]

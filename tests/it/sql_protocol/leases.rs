@@ -25,15 +25,18 @@ pub(super) struct Lease {
 }
 
 pub(super) async fn hold(sql: &mut PgConnection, key: &str, owner: &str) -> Lease {
-    let row = sqlx::query(
-        "select *, delay > interval '0' as waits
-         from oncely.claim_lease('acme', 'payments', $1, sha256('{}'), $2)",
-    )
-    .bind(key)
-    .bind(owner)
-    .fetch_one(sql)
-    .await
-    .unwrap();
+    let row = loop {
+        let claim = sqlx::query(
+            "select *, delay > interval '0' as waits
+             from oncely.claim_lease('acme', 'payments', $1, sha256('{}'), $2)",
+        );
+        match claim.bind(key).bind(owner).fetch_one(&mut *sql).await {
+            // Another transaction claims it.
+            Err(error)
+                if error.as_database_error().and_then(|error| error.code()).as_deref() == Some("55P03") => {}
+            row => break row.unwrap(),
+        }
+    };
     Lease {
         outcome: row.get("outcome"),
         token: row.get("token"),

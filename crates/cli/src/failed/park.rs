@@ -7,7 +7,6 @@ use anyhow::Context as _;
 use chrono::{DateTime, Utc};
 use clap::Args;
 use serde_json::{Value, json};
-use sqlx::{Connection as _, PgConnection};
 
 use super::super::consent::{self, Consent, Proposal, SingleAgreement};
 use super::super::output::{self, Times, age, counted, safe};
@@ -75,8 +74,8 @@ pub(super) async fn run(file: &Path, arguments: ParkArguments, _times: Times) ->
     if let Consent::Over(code) = agreement.seek(&plan)? {
         return Ok(code);
     }
-    let mut transaction = session.connection.begin().await?;
-    let parked = match pg::park(&mut transaction, &plan.identity, agreement.note.as_deref()).await {
+    let (why, user) = (agreement.note.as_deref(), consent::user());
+    let parked = match pg::park(&mut session.connection, &plan.identity, why, &user).await {
         // lock_not_available
         Err(error) if error.as_database_error().and_then(|e| e.code()).as_deref() == Some("55P03") => {
             output::note("somebody has this key in an open transaction: nothing was changed; try again");
@@ -84,10 +83,6 @@ pub(super) async fn run(file: &Path, arguments: ParkArguments, _times: Times) ->
         }
         parked => parked?,
     };
-    if parked == ParkOutcome::Done {
-        plan.record(&mut transaction, agreement.note.as_deref()).await?;
-    }
-    transaction.commit().await?;
     session.close().await;
     let (outcome, code) = match &parked {
         ParkOutcome::Done => ("parked".to_owned(), ExitCode::SUCCESS),
@@ -121,14 +116,6 @@ fn consumer(config: &Config, named: Option<&str>) -> Option<IdentityPart> {
 }
 
 impl ParkPlan {
-    /// Records the parking among the operators' actions.
-    async fn record(&self, connection: &mut PgConnection, reason: Option<&str>) -> sqlx::Result<()> {
-        let (filter, user) = (self.filter(), consent::user());
-        let tenant = self.identity.tenant.as_str();
-        let action = pg::Action { tenant, verb: "park", user: &user, filter: &filter, count: 1, reason };
-        pg::record_action(connection, &action).await
-    }
-
     fn filter(&self) -> Value {
         let Identity { tenant, consumer, key } = &self.identity;
         json!({ "tenant": tenant.as_str(), "consumer": consumer.as_str(), "key": key.as_str() })

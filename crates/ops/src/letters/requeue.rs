@@ -5,7 +5,7 @@
 
 use anyhow::Context as _;
 use serde_json::Value;
-use sqlx::{Connection as _, PgConnection};
+use sqlx::Connection as _;
 
 use super::copy::{self, CopySource};
 use super::outcome::LetterOutcome;
@@ -89,21 +89,9 @@ pub(super) struct ChangeAuthor<'a> {
 }
 
 impl ChangeAuthor<'_> {
-    async fn record(
-        &self,
-        connection: &mut PgConnection,
-        change: Change,
-        done: &[TenantLetter],
-    ) -> Result<(), sqlx::Error> {
-        let action = pg::Action {
-            tenant: pg::one_tenant(done.iter().map(|(tenant, _)| tenant.as_str())),
-            verb: change.verb(),
-            user: self.user,
-            filter: self.filter,
-            count: i64::try_from(done.len()).unwrap_or(i64::MAX),
-            reason: self.reason,
-        };
-        pg::record_action(connection, &action).await
+    fn decides(&self, change: Change) -> pg::LetterDecision<'_> {
+        let Self { user, filter, reason } = *self;
+        pg::LetterDecision { verb: change.verb(), user, filter, reason }
     }
 }
 
@@ -116,13 +104,7 @@ pub(super) async fn discard(
     letters: &[TenantLetter],
     decision: ChangeAuthor<'_>,
 ) -> Result<Vec<TenantLetter>, sqlx::Error> {
-    let now = session.clock.now();
-    let mut transaction = session.connection.begin().await?;
-    let done =
-        pg::change_letters(&mut transaction, now, letters, Change::Discard.open(), "discarded").await?;
-    decision.record(&mut transaction, Change::Discard, &done).await?;
-    transaction.commit().await?;
-    Ok(done)
+    pg::decide_letters(&mut session.connection, letters, decision.decides(Change::Discard)).await
 }
 
 /// Prerequisites of a requeue.
@@ -171,12 +153,11 @@ impl Requeue {
             &mut transaction,
             now,
             letters,
+            decision.decides(Change::Requeue),
             self.overrides.even_if_forgotten,
             self.overrides.repeat_unknown,
         )
         .await?;
-        let done: Vec<TenantLetter> = begun.taken.iter().chain(&begun.closed).cloned().collect();
-        decision.record(&mut transaction, Change::Requeue, &done).await?;
         transaction.commit().await?;
         Ok(begun)
     }
@@ -220,8 +201,7 @@ impl Requeue {
                 Err(error) => outcomes.push((named, LetterOutcome::Failed(error.to_string()))),
             }
         }
-        let now = session.clock.now();
-        pg::change_letters(&mut transaction, now, &arrived, &["requeueing"], "requeued").await?;
+        pg::finish_requeue(&mut transaction, &arrived).await?;
         transaction.commit().await?;
         outcomes.extend(arrived.into_iter().map(|named| (named, LetterOutcome::Published)));
         Ok(outcomes)

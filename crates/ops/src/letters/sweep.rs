@@ -243,8 +243,7 @@ impl SweepWalk<'_> {
             .filter(|(.., verdict)| matches!(verdict, SweepDecision::Return | SweepDecision::Close));
         let closed: Vec<TenantLetter> =
             closed.filter_map(|(_, named, _)| named.as_ref().ok().cloned().flatten()).collect();
-        let now = session.clock.now();
-        pg::change_letters(&mut transaction, now, &closed, &["requeueing"], "requeued").await?;
+        pg::finish_requeue(&mut transaction, &closed).await?;
         transaction.commit().await?;
         for (taken, named, verdict) in done {
             self.reader.acknowledge(taken.tag).await?;

@@ -200,8 +200,8 @@ impl Desk {
 
     async fn until_done(&self, browser: &mut Browser, operation: &str, letters: u64) {
         let begun = Instant::now();
-        // A sweep goes through the whole queue, sixteen letters at a time, also while servers are struck.
-        let limit = PATIENCE * 2 + Duration::from_secs(letters / SWEPT);
+        // A sweep goes through the whole queue of some thousand copies, sixteen at a time, also while servers are struck.
+        let limit = PATIENCE * 6 + Duration::from_secs(letters / SWEPT);
         while begun.elapsed() < limit {
             match self.look(browser, operation).await {
                 None => return,
