@@ -82,8 +82,8 @@ language plpgsql immutable strict
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    -- In seconds: a day is one of 24 hours, whatever the session's time zone says. Of a row that says it lasts for no
-    -- time, or for ages, one is bounded like the other: a collection must not fail by it.
+    -- In seconds: a day is one of 24 hours, whatever the session's time zone says. Between 0 and 1000 years: no stored row
+    -- may make a collection fail.
     seconds constant double precision := least(greatest(extract(epoch from retention), 0), 31557600000);
     before timestamptz := at - make_interval(secs => seconds);
     -- Looked at from here on: a collection asks for each key, and years of pauses are not sorted each time.
@@ -183,10 +183,11 @@ begin
     redelivery_horizon := oncely.checked_time(
         'the redelivery horizon', register_consumer.redelivery_horizon, interval '1 second', interval '3650 days'
     );
-    -- A copy that may still come would not be recognised. The longest of each stays, so that what is known is never so
-    -- either.
+    -- Shorter than the horizon, a copy that may still come would not be recognised. The longest of each stays, so the
+    -- stored retention is not shorter than the stored horizon either.
     retention := oncely.checked_time(
-        'the retention', register_consumer.retention, register_consumer.redelivery_horizon, interval '3650 days'
+        'the retention (at least the redelivery horizon)', register_consumer.retention,
+        register_consumer.redelivery_horizon, interval '3650 days'
     );
     select c.fingerprint into former_fingerprint
     from oncely.consumers as c

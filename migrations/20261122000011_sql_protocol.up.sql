@@ -1298,7 +1298,7 @@ begin
         union
         select k.tenant, k.consumer from oncely.idempotency_keys as k
         where k.tenant = of_tenant and k.key = of_key
-            -- Also of a read that finds nothing a session's counters tell.
+            -- Asked before the index is read: the session's counters would tell whether the key exists.
             and (visible is null or of_tenant = any (visible))
     ) as n
     join oncely.idempotency_keys as i on i.tenant = n.tenant and i.consumer = n.consumer and i.key = of_key

@@ -142,7 +142,7 @@ begin
             -- Everything but the secrets.
             ('oncely_operator', 'select (purpose, id, created_at, signs_from, accepted_until) on oncely.secrets'),
             ('oncely_operator', 'update (not_before) on oncely.idempotency_keys'),
-            -- Their state, and nothing of the messages.
+            -- To lock them, and to note that a queue was swept. Their state changes by functions, which record it.
             ('oncely_operator', 'update (swept_at) on oncely.dead_letters'),
             ('oncely_operator', 'execute on function ' || listing),
             ('oncely_operator', 'execute on function oncely.take_lock, oncely.try_session_lock, '

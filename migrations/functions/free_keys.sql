@@ -14,7 +14,7 @@ begin
         steps = case when i.reason = 'outcome_unknown' then oncely.reopen_steps(i.steps, true) else i.steps end
     from unnest(tenants, letters) as l (tenant, id)
     join oncely.dead_letters as d on d.tenant = l.tenant and d.id = l.id
-    -- That its letter is requeued was decided, and recorded (oncely.decide_letters).
+    -- oncely.decide_letters has recorded that it is requeued.
     where d.state = 'requeueing'
       and i.tenant = d.tenant and i.consumer = d.consumer and i.key = d.key and i.status = 'FAILED'
       and coalesce(oncely.same_payload(i.fingerprint, d.fingerprint), true)
@@ -25,7 +25,6 @@ end
 $$;
 comment on function oncely.free_keys is
     'Makes the keys of dead letters that are being requeued runnable again: only where a key was given up, with this '
-    'very payload; with '
-    'repeat_unknown also what was given up as outcome_unknown, whose call outside may then happen again. The one way '
-    'from a final state back to IN_PROGRESS, but for settle_claim. For operators.';
+    'very payload; with repeat_unknown also what was given up as outcome_unknown, whose call outside may then happen '
+    'again. The one way from a final state back to IN_PROGRESS, but for settle_claim. For operators.';
 revoke execute on function oncely.free_keys from public;

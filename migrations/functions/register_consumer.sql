@@ -15,10 +15,11 @@ begin
     redelivery_horizon := oncely.checked_time(
         'the redelivery horizon', register_consumer.redelivery_horizon, interval '1 second', interval '3650 days'
     );
-    -- A copy that may still come would not be recognised. The longest of each stays, so that what is known is never so
-    -- either.
+    -- Shorter than the horizon, a copy that may still come would not be recognised. The longest of each stays, so the
+    -- stored retention is not shorter than the stored horizon either.
     retention := oncely.checked_time(
-        'the retention', register_consumer.retention, register_consumer.redelivery_horizon, interval '3650 days'
+        'the retention (at least the redelivery horizon)', register_consumer.retention,
+        register_consumer.redelivery_horizon, interval '3650 days'
     );
     select c.fingerprint into former_fingerprint
     from oncely.consumers as c

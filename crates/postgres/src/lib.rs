@@ -159,7 +159,7 @@ pub use migration_plan::{PlannedLock, measure_locked, pending_locks};
 pub use mirror_again::{KeyPlace, mirror_again, mirrored_sample};
 pub use mirror_queue::{MirrorContent, MirrorRecord, append_mirror, delete as delete_mirrored, take_mirror};
 pub use observed::{ConflictingKey, ObservedCount, conflicting_keys, observed_counts};
-pub use operator_action::{Action, ActionRow, one_tenant, recent_actions, record_action};
+pub use operator_action::{Action, ActionRow, recent_actions, record_action};
 pub use ordering_key::collect_ordering_keys;
 pub use park::{ParkOutcome, park};
 pub use partition::{audit_floor, drop_oldest as drop_partition, make as make_partition};

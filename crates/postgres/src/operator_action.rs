@@ -34,14 +34,6 @@ pub async fn record_action(connection: &mut PgConnection, action: &Action<'_>) -
     Ok(())
 }
 
-/// Returns the tenant of an action; empty if there are several.
-pub fn one_tenant<'a>(mut tenants: impl Iterator<Item = &'a str>) -> &'a str {
-    match tenants.next() {
-        Some(first) if tenants.all(|tenant| tenant == first) => first,
-        _ => "",
-    }
-}
-
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ActionRow {
     pub tenant: String,

@@ -94,7 +94,7 @@ pub struct Call {
     pub token: i64,
     /// When it came, in seconds since 1970.
     pub at: f64,
-    /// When its whole answer was written, as far as it was.
+    /// When its whole answer to a request was written, as `at`; `None` if it was not, or by another protocol.
     pub answered: Option<f64>,
     /// What it came to.
     pub answer: Answer,

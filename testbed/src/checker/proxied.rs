@@ -117,7 +117,7 @@ impl Proxied {
             let answers: BTreeSet<bool> = calls.iter().map(|call| call.answer == Answer::Done).collect();
             let is_late = |call: &&Call| call.answered.is_none_or(|answered| answered - call.at > IN_TIME);
             let died = |call: &&Call| self.deaths.iter().any(|at| (call.at..call.at + STORED).contains(at));
-            // Each call had its whole answer in time, and whoever made it lived on: sooner or later that is stored.
+            // Each call had its whole answer in time, and its gateway lived on: the answer is stored in the end.
             if row.reason == "outcome_unknown"
                 && answers == [true].into()
                 && !calls.iter().copied().any(|call| died(&call) || is_late(&call))

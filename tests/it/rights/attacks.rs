@@ -283,7 +283,7 @@ async fn no_interval_is_another_time_when_it_is_added_than_when_it_is_compared()
             (&operator, format!("oncely.set_tenant_retention('acme', '{time}', 'me', 'why')")),
         ] {
             let mut sql = login.connect().await;
-            // What is not refused is what it is in seconds.
+            // A call may be refused, or store its time in seconds.
             let _ = code_of(&mut sql, &format!("select {call}")).await;
             sql.close().await.unwrap();
         }
@@ -301,7 +301,7 @@ async fn no_interval_is_another_time_when_it_is_added_than_when_it_is_compared()
         sql.close().await.unwrap();
     }
     assert_eq!(world.count("select count(*) from oncely.idempotency_keys").await, 2);
-    // A collection does not fail by what is there, whatever it is.
+    // No stored retention makes a collection fail.
     run(
         &mut world,
         "select oncely.forgotten_before(now(), i::interval, '{[2026-01-01,2026-02-01)}')

@@ -35,8 +35,8 @@ pub(crate) struct ProcessRights {
     transactions: Arc<RwLock<()>>,
     /// Held shared by runs under leases, which may last: a transaction never waits for it.
     runs: Arc<RwLock<()>>,
-    /// Held by the suspect at work, until it ends: also while others run beside it again. Of two suspects side by side one would be charged
-    /// with the other's crash.
+    /// Held by the suspect at work until it ends, also while others run beside it again: of two suspects side by side, one would be charged
+    /// with the other's crash. Only its holder waits for the other two alone.
     suspects: Arc<Mutex<()>>,
 }
 
@@ -83,16 +83,16 @@ impl Permits {
                 (PermitLock::Shared(transactions.read_owned().await), None, None)
             }
             Isolation::Exclusive => {
+                let runs = || Arc::clone(&self.process.runs).try_write_owned().ok();
+                // A run that lasts, a suspect's too, makes waiting futile: neither this lane nor a transaction waits for it.
+                drop(runs()?);
                 let suspects = Arc::clone(&self.process.suspects).lock_owned();
                 let suspect = tokio::time::timeout(LONGEST_WAIT_ALONE, suspects).await.ok()?;
-                let runs = || Arc::clone(&self.process.runs).try_write_owned().ok();
-                // Before it keeps transactions waiting, in vain.
-                drop(runs()?);
                 let alone =
                     tokio::time::timeout(LONGEST_WAIT_ALONE, transactions.write_owned()).await.ok()?;
-                let runs = runs()?;
-                let hold = |guard| PermitLock::Alone(ExclusiveLock::hold(guard, self.alone));
-                (hold(alone), Some(hold(runs)), Some(suspect))
+                let runs = PermitLock::Alone(ExclusiveLock::hold(runs()?, self.alone));
+                let process = PermitLock::Alone(ExclusiveLock::hold(alone, self.alone));
+                (process, Some(runs), Some(suspect))
             }
         };
         let (lanes, process) = (Some(lanes), Some(process));
@@ -115,9 +115,10 @@ impl Permits {
         let runs = runs.await.map_err(|_| NotAlone::Others)?;
         let transactions = Arc::clone(&self.process.transactions).write_owned();
         let transactions = tokio::time::timeout(MOMENT, transactions).await.map_err(|_| NotAlone::Others)?;
-        let hold =
-            |guard| Some(PermitLock::Alone(ExclusiveLock::hold(guard, self.alone.min(ALONE_AMONG_RUNS))));
-        let (process, runs) = (hold(transactions), hold(runs));
+        let alone = self.alone.min(ALONE_AMONG_RUNS);
+        let process = Some(PermitLock::Alone(ExclusiveLock::hold(transactions, alone)));
+        // Then it is a run like the others, for which no lane's suspect waits.
+        let runs = Some(PermitLock::Alone(ExclusiveLock::hold_and_share(runs, alone)));
         Ok(Permit { exclusive: true, _lanes: None, _process: process, _runs: runs, _suspect: Some(suspect) })
     }
 }
@@ -142,32 +143,52 @@ enum PermitLock {
 /// Exclusive hold of the lanes or the process, until it is dropped or its time is over.
 #[derive(Debug)]
 struct ExclusiveLock {
-    guard: Arc<StdMutex<Option<OwnedRwLockWriteGuard<()>>>>,
+    held: Arc<StdMutex<HeldGuard>>,
     timer: JoinHandle<()>,
 }
 
+#[derive(Debug)]
+enum HeldGuard {
+    Alone(OwnedRwLockWriteGuard<()>),
+    Shared(#[expect(dead_code, reason = "held")] OwnedRwLockReadGuard<()>),
+    Nothing,
+}
+
 impl ExclusiveLock {
+    /// Holds nothing when its time is over.
     fn hold(guard: OwnedRwLockWriteGuard<()>, limit: Duration) -> Self {
-        let guard = Arc::new(StdMutex::new(Some(guard)));
-        let held = Arc::clone(&guard);
+        Self::hold_until(guard, limit, |_| HeldGuard::Nothing)
+    }
+
+    /// Shares the lock with others when its time is over.
+    fn hold_and_share(guard: OwnedRwLockWriteGuard<()>, limit: Duration) -> Self {
+        Self::hold_until(guard, limit, |guard| HeldGuard::Shared(guard.downgrade()))
+    }
+
+    fn hold_until(
+        guard: OwnedRwLockWriteGuard<()>,
+        limit: Duration,
+        then: fn(OwnedRwLockWriteGuard<()>) -> HeldGuard,
+    ) -> Self {
+        let held = Arc::new(StdMutex::new(HeldGuard::Alone(guard)));
+        let timed = Arc::clone(&held);
         let timer = tokio::spawn(async move {
             tokio::time::sleep(limit).await;
-            release(&held);
+            let mut held = timed.lock().unwrap_or_else(PoisonError::into_inner);
+            if let HeldGuard::Alone(guard) = std::mem::replace(&mut *held, HeldGuard::Nothing) {
+                *held = then(guard);
+            }
         });
-        Self { guard, timer }
+        Self { held, timer }
     }
 }
 
 impl Drop for ExclusiveLock {
     fn drop(&mut self) {
         // At once, and not when the task ends: the next suspect would find it still held.
-        release(&self.guard);
+        *self.held.lock().unwrap_or_else(PoisonError::into_inner) = HeldGuard::Nothing;
         self.timer.abort();
     }
-}
-
-fn release(guard: &StdMutex<Option<OwnedRwLockWriteGuard<()>>>) {
-    guard.lock().unwrap_or_else(PoisonError::into_inner).take();
 }
 
 #[cfg(test)]
@@ -235,6 +256,21 @@ mod tests {
         drop(alone);
         let of_lanes = lanes.take(Isolation::Exclusive, false).await;
         assert!(of_lanes.is_some() && leased.take_for_run().now_or_never().is_none());
+    }
+
+    #[tokio::test]
+    async fn a_suspect_that_lasts_under_a_lease_keeps_no_lane_waiting() {
+        let process = ProcessRights::default();
+        let leased = Permits { alone: Duration::from_millis(10), ..Permits::new(process.clone()) };
+        let lanes = Permits::new(process);
+        let lasting = leased.take_among_runs().await.unwrap();
+        let beside = tokio::time::timeout(Duration::from_secs(30), leased.take_for_run()).await;
+        drop(beside.expect("it is alone for a moment"));
+        let suspect = lanes.take(Isolation::Exclusive, false).now_or_never();
+        assert!(suspect.is_some_and(|none| none.is_none()), "a lane's suspect waits aside at once");
+        assert!(lanes.take(Isolation::None, false).now_or_never().flatten().is_some());
+        drop(lasting);
+        assert!(lanes.take(Isolation::Exclusive, false).await.is_some());
     }
 
     #[tokio::test]

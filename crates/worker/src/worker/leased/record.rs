@@ -89,10 +89,11 @@ impl Runner {
     }
 }
 
-/// Converts an interrupt to an outage, which is tried again: it passes, or the message stays unacknowledged.
+/// Converts an interrupt to an error that is tried again: it passes, or the message stays unacknowledged. Only an outage says that the server
+/// can't be reached (`LeaseSessions::ask`).
 fn interrupted(interrupt: Interrupt) -> sqlx::Error {
     let text = match interrupt {
-        Interrupt::Outage(outage) => outage.to_string(),
+        Interrupt::Outage(outage) => return sqlx::Error::Io(std::io::Error::other(outage.to_string())),
         Interrupt::Known => "a key is known".to_owned(),
         Interrupt::NotNow(fault)
         | Interrupt::Held(fault)
@@ -100,4 +101,22 @@ fn interrupted(interrupt: Interrupt) -> sqlx::Error {
         | Interrupt::Tainted(fault) => fault.to_string(),
     };
     sqlx::Error::Configuration(text.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use oncely_core::fault::{Fault, FaultClass};
+    use oncely_postgres::is_outage;
+
+    #[test]
+    fn only_an_outage_says_that_the_server_cannot_be_reached() {
+        let broken = || sqlx::Error::Io(std::io::Error::other("connection reset"));
+        let away = interrupted(Interrupt::of_ours(broken()));
+        assert!(matches!(away, sqlx::Error::Io(_)), "{away:?}");
+        let fault = Fault::new(FaultClass::Contention, Some("55P03".to_owned()), "lock timeout");
+        let held = interrupted(Interrupt::Held(fault));
+        assert!(matches!(held, sqlx::Error::Configuration(_)), "{held:?}");
+        assert!(is_outage(&away) && is_outage(&held), "both are tried again");
+    }
 }

@@ -27,8 +27,9 @@ const MOST_TRIES: u32 = 8;
 /// Longest wait in the worker before a key is claimed again: its holder may be done long before the lease is over.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
-/// Wait of a suspect for another one.
+/// Wait of a suspect for another one; and for how long that counts as no try.
 const NEXT_SUSPECT: Duration = Duration::from_millis(500);
+const UNCOUNTED: Duration = Duration::from_secs(60);
 
 /// Other runs beside a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,12 +109,15 @@ impl Runner {
         }
     }
 
-    /// Puts a suspect aside until it can be alone. The time for which another one is at work counts as no try.
+    /// Puts a suspect aside until it can be alone. Waiting for another suspect counts as no try for [`UNCOUNTED`]: several are at work one
+    /// after another, and a run may last.
     pub(super) fn waits_alone(&self, candidate: &Candidate, why: NotAlone) -> MessageDecision {
         let since = self.shared.progress.waits_alone(&candidate.identity, Instant::now());
         match why {
-            NotAlone::Suspect => MessageDecision::Aside(Cause::Held, NEXT_SUSPECT, since),
-            NotAlone::Others => self.waits(candidate, FaultClass::Contention),
+            NotAlone::Suspect if since.elapsed() < UNCOUNTED => {
+                MessageDecision::Aside(Cause::Held, NEXT_SUSPECT, since)
+            }
+            NotAlone::Suspect | NotAlone::Others => self.waits(candidate, FaultClass::Contention),
         }
     }
 
