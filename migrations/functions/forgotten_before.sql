@@ -6,8 +6,8 @@ language plpgsql immutable strict
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    -- In seconds: a day is one of 24 hours, whatever the session's time zone says. Between 0 and 1000 years: no stored row
-    -- may make a collection fail.
+    -- In seconds: a day is one of 24 hours, whatever the session's time zone says. Between 0 and 1000 years: no stored
+    -- row may make a collection fail.
     seconds constant double precision := least(greatest(extract(epoch from retention), 0), 31557600000);
     before timestamptz := at - make_interval(secs => seconds);
     -- Looked at from here on: a collection asks for each key, and years of pauses are not sorted each time.
