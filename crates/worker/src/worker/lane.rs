@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::batch::precheck::precheck;
-use super::batch::prepare::{names_unknown_key, prepare};
+use super::batch::prepare::{names_unknown_key, prepare_all};
 use super::candidate::{Candidate, PartialIdentity};
 use crate::worker::abandoned::AbandonedBatch;
 use crate::worker::gone::{abandon_deliveries, postponed};
@@ -150,8 +150,6 @@ impl Lane {
         #[allow(clippy::cast_precision_loss)] // half of prefetch at most
         metrics.aside.set(self.arrivals.aside.len() as f64);
         let began = Instant::now();
-        let mut candidates = Vec::with_capacity(deliveries.len());
-        let mut rejected = Vec::new();
         // A delivery of a lost channel comes again on the next one.
         let (gone, deliveries): (Vec<_>, Vec<_>) =
             deliveries.into_iter().partition(|delivery| delivery.channel.is_over());
@@ -159,12 +157,7 @@ impl Lane {
         if shared.keys.are_stale() || deliveries.iter().any(|delivery| names_unknown_key(&shared, delivery)) {
             self.decider.attempts.learn_keys(began.into_std()).await?;
         }
-        for delivery in deliveries {
-            match prepare(&shared, delivery) {
-                Ok(candidate) => candidates.push(candidate),
-                Err(rejection) => rejected.push(rejection),
-            }
-        }
+        let (mut candidates, rejected) = prepare_all(&shared, deliveries).await;
         shared.passed(self.decider.attempts.trace(), Stage::Prepare, began.into_std());
         if !rejected.is_empty() {
             let mut settled = rejected

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
-use super::batch::prepare::prepare;
+use super::batch::prepare::{ReadingStretch, prepare};
 use super::candidate::{Candidate, PartialIdentity, RejectedDelivery, text};
 use super::shared::ConsumerContext;
 use oncely_amqp::{ChannelLife, Delivery};
@@ -107,11 +107,12 @@ pub(super) async fn shadow(shared: Arc<ConsumerContext>, mut arriving: mpsc::Rec
         }
         // Paused: the deliveries taken come again with their channel.
         let Some(_at_work) = shared.gate.begin() else { continue };
-        let mut looked: Vec<ObservedMessage> = batch
-            .into_iter()
-            .filter(|delivery| !delivery.channel.is_over())
-            .map(|delivery| observe(&shared, delivery))
-            .collect();
+        let mut looked = Vec::with_capacity(batch.len());
+        let mut read = ReadingStretch::default();
+        for delivery in batch.into_iter().filter(|delivery| !delivery.channel.is_over()) {
+            read.add(delivery.message.body.len()).await;
+            looked.push(observe(&shared, delivery));
+        }
         beat.expect(shared.postgres.client_timeout().saturating_mul(4) + LONGEST_PAUSE);
         while !looked.is_empty() {
             match notebook.note(&mut looked).await {

@@ -9,7 +9,7 @@ use chrono::{DateTime, Utc};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::batch::prepare::prepare;
+use super::batch::prepare::identity_of;
 use super::intake::arrivals::{Arrivals, BatchOrigin};
 use super::lane::Lane;
 use super::leased::{self, LeasedTrial};
@@ -19,6 +19,7 @@ use super::shared::{ConsumerContext, ProcessContext};
 use super::{Worker, WorkerError};
 use oncely_amqp::Delivery;
 use oncely_config::ConsumerSettings;
+use oncely_core::identity::Identity;
 use oncely_core::outcome::Outcome;
 use oncely_failpoint as failpoint;
 use oncely_handler::ConsumerHandler;
@@ -248,8 +249,9 @@ impl TrialConsumer {
 
     /// Returns the database's record of a message's key.
     pub(crate) async fn key(&self, delivery: &Delivery) -> Result<Option<KeyDetails>, String> {
-        let Ok(candidate) = prepare(&self.shared, Box::new(delivery.clone())) else { return Ok(None) };
-        let (tenant, key) = (candidate.identity.tenant, candidate.identity.key);
+        let Ok(Identity { tenant, key, .. }) = identity_of(&self.shared, &mut delivery.clone()) else {
+            return Ok(None);
+        };
         let opened = self.shared.door.open(&self.shared.application()).await;
         let mut session = opened.map_err(|error| error.to_string())?;
         let asked = pg::key_details(

@@ -4,17 +4,13 @@ use crate::worker::candidate::{Candidate, PartialIdentity, RejectedDelivery};
 use crate::worker::shared::ConsumerContext;
 use oncely_amqp::{Delivery, MOST_HEADER_VALUES, header};
 use oncely_core::extract::{self, UnidentifiedMessage, identify};
-use oncely_core::identity::IdentityPart;
+use oncely_core::identity::{Identity, IdentityPart};
 use oncely_core::json::JsonText;
 use oncely_core::message::HeaderValue;
 use oncely_core::own_headers;
 use oncely_core::reason::{Reason, Rejection};
 use oncely_core::signing::{SignatureError, SignedIdentity};
 use oncely_handler::{ConsumerHandler, JsonPolicy};
-
-fn reject(delivery: Box<Delivery>, rejection: Rejection, known: PartialIdentity) -> Box<RejectedDelivery> {
-    Box::new(RejectedDelivery { delivery, rejection, known })
-}
 
 /// Returns whether it names an unknown key, in its signed identity or in the mark of the dead letter that it was. If so, the keys are read
 /// before it is judged: another process may have signed it with a new one.
@@ -25,30 +21,104 @@ pub(crate) fn names_unknown_key(shared: &ConsumerContext, delivery: &Delivery) -
     (identity.is_some() || mark.is_some()) && shared.keys.now().signing.misses(identity, mark)
 }
 
-/// Determines a delivery's identity.
+/// Prepares a delivery: determines its identity, and reads its body as its consumer wants it.
 pub(crate) fn prepare(
     shared: &ConsumerContext,
     mut delivery: Box<Delivery>,
 ) -> Result<Candidate, Box<RejectedDelivery>> {
     let consumer = &shared.consumer;
+    let identity = match identity_of(shared, &mut delivery) {
+        Ok(identity) => identity,
+        Err(UnidentifiedMessage { rejection, tenant }) => {
+            let known = PartialIdentity { tenant, key: None };
+            return Err(Box::new(RejectedDelivery { delivery, rejection, known }));
+        }
+    };
+    let (needs_json, wants_json) = match &shared.run {
+        ConsumerHandler::Sql(handler) => {
+            let json = handler.function.json;
+            (json == JsonPolicy::Required, json != JsonPolicy::Off)
+        }
+        ConsumerHandler::Rust(_) | ConsumerHandler::RustBatch(_) | ConsumerHandler::Leased(_) => {
+            (false, false)
+        }
+    };
+    let is_json = wants_json && JsonText::parse(&delivery.message.body).is_ok();
+    if needs_json && !is_json {
+        let detail = "the body is not JSON, and the handler needs it (handler.json = \"required\")";
+        let (rejection, known) =
+            (Rejection::new(Reason::InvalidJson, detail), PartialIdentity::from(&identity));
+        return Err(Box::new(RejectedDelivery { delivery, rejection, known }));
+    }
+    let lock = consumer.lock_order.as_ref().and_then(|source| extract::value(&delivery.message, source));
+    Ok(Candidate {
+        lock,
+        fingerprint: consumer.fingerprint.fingerprint(&delivery.message.body),
+        identity,
+        is_json,
+        delivery,
+    })
+}
+
+/// Prepares a batch's deliveries.
+pub(crate) async fn prepare_all(
+    shared: &ConsumerContext,
+    deliveries: Vec<Box<Delivery>>,
+) -> (Vec<Candidate>, Vec<Box<RejectedDelivery>>) {
+    let mut candidates = Vec::with_capacity(deliveries.len());
+    let mut rejected = Vec::new();
+    let mut read = ReadingStretch::default();
+    for delivery in deliveries {
+        read.add(delivery.message.body.len()).await;
+        match prepare(shared, delivery) {
+            Ok(candidate) => candidates.push(candidate),
+            Err(rejection) => rejected.push(rejection),
+        }
+    }
+    (candidates, rejected)
+}
+
+/// Bytes of bodies that were read since other tasks could run. A worker has one thread by default: while a batch of large bodies is read
+/// at a stretch, no heartbeat is sent, and after `worker.watchdog` the process ends.
+#[derive(Debug, Default)]
+pub(crate) struct ReadingStretch(usize);
+
+impl ReadingStretch {
+    /// Longest stretch in bytes: some ten milliseconds.
+    const LONGEST: usize = 1 << 20;
+
+    /// Counts the body that is read next; lets other tasks run before it if the stretch would become too long.
+    pub(crate) async fn add(&mut self, bytes: usize) {
+        if self.0 > 0 && self.0 + bytes > Self::LONGEST {
+            self.0 = 0;
+            tokio::task::yield_now().await;
+        }
+        self.0 += bytes;
+    }
+}
+
+/// Determines a delivery's identity.
+pub(crate) fn identity_of(
+    shared: &ConsumerContext,
+    delivery: &mut Delivery,
+) -> Result<Identity, UnidentifiedMessage> {
+    let consumer = &shared.consumer;
+    let unidentified =
+        |reason, detail| UnidentifiedMessage { rejection: Rejection::new(reason, detail), tenant: None };
     // Before the body is read.
     let limit = usize::try_from(consumer.max_body).unwrap_or(usize::MAX);
     let size = delivery.message.body.len();
     if size > limit {
         let detail = format!("the body has {size} bytes; the limit is {limit} (consumers.max_body)");
-        return Err(reject(
-            delivery,
-            Rejection::new(Reason::BodyTooLarge, detail),
-            PartialIdentity::default(),
-        ));
+        return Err(unidentified(Reason::BodyTooLarge, detail));
     }
-    // Headers with too many values are not read at all, so no signed identity is known.
-    let too_many = |delivery| {
+    let too_many = || {
         let detail = format!("the headers hold more than {MOST_HEADER_VALUES} values");
-        Err(reject(delivery, Rejection::new(Reason::HeadersTooLarge, detail), PartialIdentity::default()))
+        unidentified(Reason::HeadersTooLarge, detail)
     };
+    // Headers with too many values are not read at all, so no signed identity is known.
     if delivery.message.headers.contains_key(own_headers::UNREAD) {
-        return too_many(delivery);
+        return Err(too_many());
     }
     let opened = match delivery.message.headers.get(own_headers::IDENTITY) {
         Some(HeaderValue::Text(value)) => {
@@ -66,50 +136,15 @@ pub(crate) fn prepare(
         Ok(None) => None,
         Err(why) => {
             let detail = format!("the signed identity (header {}) {why}", own_headers::IDENTITY);
-            return Err(reject(
-                delivery,
-                Rejection::new(Reason::SignatureInvalid, detail),
-                PartialIdentity::default(),
-            ));
+            return Err(unidentified(Reason::SignatureInvalid, detail));
         }
     };
-    let identity = match signed {
-        Some(identity) => identity,
+    match signed {
+        Some(identity) => Ok(identity),
         // A copy of one with exactly this number holds some more.
-        None if delivery.header_values > MOST_HEADER_VALUES => return too_many(delivery),
-        None => match identify(&delivery.message, &consumer.name, &consumer.tenant, &consumer.key) {
-            Ok(identity) => identity,
-            Err(UnidentifiedMessage { rejection, tenant }) => {
-                return Err(reject(delivery, rejection, PartialIdentity { tenant, key: None }));
-            }
-        },
-    };
-    let (needs_json, wants_json) = match &shared.run {
-        ConsumerHandler::Sql(handler) => {
-            let json = handler.function.json;
-            (json == JsonPolicy::Required, json != JsonPolicy::Off)
-        }
-        ConsumerHandler::Rust(_) | ConsumerHandler::RustBatch(_) | ConsumerHandler::Leased(_) => {
-            (false, false)
-        }
-    };
-    let is_json = wants_json && JsonText::parse(&delivery.message.body).is_ok();
-    if needs_json && !is_json {
-        let detail = "the body is not JSON, and the handler needs it (handler.json = \"required\")";
-        return Err(reject(
-            delivery,
-            Rejection::new(Reason::InvalidJson, detail),
-            PartialIdentity::from(&identity),
-        ));
+        None if delivery.header_values > MOST_HEADER_VALUES => Err(too_many()),
+        None => identify(&delivery.message, &consumer.name, &consumer.tenant, &consumer.key),
     }
-    let lock = consumer.lock_order.as_ref().and_then(|source| extract::value(&delivery.message, source));
-    Ok(Candidate {
-        lock,
-        fingerprint: consumer.fingerprint.fingerprint(&delivery.message.body),
-        identity,
-        is_json,
-        delivery,
-    })
 }
 
 /// Returns a delivery's tenant, before it is prepared; `None` if it is unknown.
@@ -126,4 +161,24 @@ pub(crate) fn tenant_of(shared: &ConsumerContext, delivery: &Delivery) -> Option
         }
     }
     extract::value(message, &consumer.tenant)
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt as _;
+
+    use super::ReadingStretch;
+
+    #[test]
+    fn other_tasks_run_between_large_bodies_and_not_between_small_ones() {
+        let mut read = ReadingStretch::default();
+        for _ in 0..1_024 {
+            assert_eq!(read.add(1_024).now_or_never(), Some(()));
+        }
+        assert_eq!(read.add(1).now_or_never(), None, "a mebibyte is read: others first");
+        assert_eq!(read.add(0).now_or_never(), Some(()));
+        let mut read = ReadingStretch::default();
+        assert_eq!(read.add(16 << 20).now_or_never(), Some(()), "nothing is read yet");
+        assert_eq!(read.add(16 << 20).now_or_never(), None);
+    }
 }
