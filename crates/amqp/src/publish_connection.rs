@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use futures::future::join_all;
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::types::{AMQPValue, FieldTable};
-use lapin::{BasicProperties, Channel, Connection};
+use lapin::{BasicProperties, Channel, Connection, PublisherConfirm};
 use tokio::sync::Mutex;
 
 use super::connection::{AmqpError, answer, connect};
@@ -75,6 +75,14 @@ pub struct PublishConnection {
     settings: RabbitSettings,
     connection: Connection,
     channels: Mutex<HashMap<String, Channel>>,
+}
+
+/// Confirms of the messages of one channel.
+struct ChannelConfirms {
+    /// Whether each was acknowledged, and whether its confirm carried a returned message; `None` if it is unknown.
+    confirms: Vec<Option<(bool, bool)>>,
+    /// Names of the returned messages.
+    returned: HashSet<String>,
 }
 
 /// Results of one channel.
@@ -215,60 +223,14 @@ impl PublishConnection {
     /// Publishes messages on one channel and settles all confirms; then identifies the returned messages by their names: lapin pairs
     /// returns with confirms by order, and under load pairs them wrongly.
     async fn once(&self, exchange: &str, messages: &[&OutgoingMessage<'_>]) -> ChannelResult {
-        let limit = self.settings.timeout;
         let nothing = || vec![None; messages.len()];
         let channel = match self.channel(exchange).await {
             Ok(channel) => channel,
             Err(error) => return ChannelResult::Away { known: nothing(), error },
         };
-        let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
-        // All messages have the same header.
-        let name_header = messages.first().map_or("", |message| message.header);
-        let mut confirms = Vec::with_capacity(messages.len());
-        let mut failed: Option<AmqpError> = None;
-        for message in messages {
-            let properties = message.properties.clone();
-            let (exchange, key) = (message.exchange.into(), message.routing_key.into());
-            let published = channel.basic_publish(exchange, key, options, message.body, properties);
-            match answer("basic.publish", limit, published).await {
-                Ok(confirm) => confirms.push(confirm),
-                Err(error) => {
-                    failed = Some(error);
-                    break;
-                }
-            }
-        }
-        let mut settled = Vec::with_capacity(messages.len());
-        let mut returned = HashSet::new();
-        let mut silent = matches!(failed, Some(AmqpError::Timeout(..)));
-        for confirm in confirms {
-            if silent {
-                break;
-            }
-            match answer("publisher confirms", limit, confirm).await {
-                Ok(confirmation) => {
-                    let is_ack = confirmation.is_ack();
-                    let message = confirmation.take_message();
-                    settled.push(Some((is_ack, message.is_some())));
-                    if let Some(message) = message
-                        && let Some(name) =
-                            header(message.delivery.properties.headers().as_ref(), name_header)
-                    {
-                        returned.insert(name.to_owned());
-                    }
-                }
-                Err(error) => {
-                    settled.push(None);
-                    silent = matches!(error, AmqpError::Timeout(..));
-                    // The code is in the errors of confirms, not in that of a publish on a closed channel.
-                    if failed.as_ref().is_none_or(|failed| failed.reply_code().is_none()) {
-                        failed = Some(error);
-                    }
-                }
-            }
-        }
-        settled.resize(messages.len(), None);
-        let known = messages.iter().zip(settled).map(|(message, settled)| match settled {
+        let (confirms, mut failed) = self.send(&channel, messages).await;
+        let ChannelConfirms { confirms, returned } = self.settle(confirms, messages, &mut failed).await;
+        let known = messages.iter().zip(confirms).map(|(message, settled)| match settled {
             _ if returned.contains(&message.name) => Some(PublishResult::Unroutable),
             Some((false, _)) => Some(PublishResult::Nacked),
             // A return arrives before its confirm, and each confirm takes the oldest pending return. If it took none, this message was not
@@ -292,6 +254,68 @@ impl PublishConnection {
             }
             _ => ChannelResult::Away { known, error },
         }
+    }
+
+    /// Sends messages until one fails.
+    async fn send(
+        &self,
+        channel: &Channel,
+        messages: &[&OutgoingMessage<'_>],
+    ) -> (Vec<PublisherConfirm>, Option<AmqpError>) {
+        let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
+        let mut confirms = Vec::with_capacity(messages.len());
+        for message in messages {
+            let properties = message.properties.clone();
+            let (exchange, key) = (message.exchange.into(), message.routing_key.into());
+            let published = channel.basic_publish(exchange, key, options, message.body, properties);
+            match answer("basic.publish", self.settings.timeout, published).await {
+                Ok(confirm) => confirms.push(confirm),
+                Err(error) => return (confirms, Some(error)),
+            }
+        }
+        (confirms, None)
+    }
+
+    /// Awaits the confirms of messages, as long as the broker answers; `failed` becomes the error that tells most.
+    async fn settle(
+        &self,
+        confirms: Vec<PublisherConfirm>,
+        messages: &[&OutgoingMessage<'_>],
+        failed: &mut Option<AmqpError>,
+    ) -> ChannelConfirms {
+        // All messages have the same header.
+        let name_header = messages.first().map_or("", |message| message.header);
+        let mut settled = Vec::with_capacity(messages.len());
+        let mut returned = HashSet::new();
+        let mut silent = matches!(failed, Some(AmqpError::Timeout(..)));
+        for confirm in confirms {
+            if silent {
+                break;
+            }
+            match answer("publisher confirms", self.settings.timeout, confirm).await {
+                Ok(confirmation) => {
+                    let is_ack = confirmation.is_ack();
+                    let message = confirmation.take_message();
+                    settled.push(Some((is_ack, message.is_some())));
+                    if let Some(message) = message
+                        && let Some(name) =
+                            header(message.delivery.properties.headers().as_ref(), name_header)
+                    {
+                        returned.insert(name.to_owned());
+                    }
+                }
+                Err(error) => {
+                    settled.push(None);
+                    silent = matches!(error, AmqpError::Timeout(..));
+                    // The code is in the errors of confirms, not in that of a publish on a closed channel.
+                    if failed.as_ref().is_none_or(|failed| failed.reply_code().is_none()) {
+                        *failed = Some(error);
+                    }
+                }
+            }
+        }
+        settled.resize(messages.len(), None);
+        ChannelConfirms { confirms: settled, returned }
     }
 
     async fn channel(&self, exchange: &str) -> Result<Channel, AmqpError> {

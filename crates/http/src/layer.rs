@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
+use http::request::Parts;
 use http::{Request, Response};
 use sqlx::PgPool;
 use tokio_util::task::TaskTracker;
@@ -263,7 +264,19 @@ impl IdempotencyLayer {
                 HandlerAnswer::read(response, most, on_large).await
             })
         });
-        let (settings, in_flight) = (Arc::clone(settings), self.in_flight.clone());
+        self.run(share, asked, parts, body, call).await
+    }
+
+    /// Runs a request in a task of its own, which goes on when the client leaves; waits for its answer.
+    async fn run(
+        &self,
+        share: RequestPermit,
+        asked: RequestIdentity,
+        parts: Parts,
+        body: Bytes,
+        call: HandlerCall,
+    ) -> Response<Body> {
+        let (settings, in_flight) = (Arc::clone(&self.settings), self.in_flight.clone());
         let (reply, answered) = tokio::sync::oneshot::channel();
         match &self.keys {
             BuiltKeyStore::Transactions(store) => {

@@ -187,33 +187,10 @@ impl AnswerCommit<'_> {
         let consumer = &asked.identity.consumer;
         let is_refused = answer.status.is_client_error();
         if is_refused {
-            // The handler's writes are rolled back with its claim. The refusal is stored under a new claim; if another process has claimed
-            // the key by then, that process's answer counts.
-            let claimed = match leave(&mut transaction).await {
-                TransactionState::Whole | TransactionState::Aborted => {
-                    match pg::begin_request_anew(&mut transaction).await {
-                        Ok(()) => claim_in(transaction, self.store, asked).await,
-                        Err(error) => Err(error),
-                    }
-                }
-                TransactionState::Away(error) => Err(error),
-                TransactionState::Ended(error) => {
-                    hold(self.store, asked, transaction, &error).await;
-                    return transaction_misused().into();
-                }
+            (transaction, self.at) = match self.claim_anew(transaction).await {
+                Ok(claimed) => claimed,
+                Err(response) => return response,
             };
-            match claimed {
-                Ok(RequestClaimOutcome::Run(claimed, at)) => (transaction, self.at) = (claimed, at),
-                Ok(RequestClaimOutcome::Done(stored)) => return replay(settings, self.asked_by, stored),
-                Ok(RequestClaimOutcome::Refused(problem)) => return problem.into(),
-                Ok(RequestClaimOutcome::Locked) => {
-                    return ProblemDetails::in_flight(Duration::from_secs(1)).into();
-                }
-                Err(error) => {
-                    tracing::error!(%consumer, error = pg::describe(&error), "a refusal can't be stored");
-                    return ProblemDetails::unavailable().into();
-                }
-            }
         }
         step("http.leave.before");
         let left = leave(&mut transaction).await;
@@ -257,6 +234,49 @@ impl AnswerCommit<'_> {
                 return not_committed().into();
             }
         }
+        self.commit(transaction, answer).await
+    }
+
+    /// Rolls the handler's writes back with its claim, and claims the key anew for a refusal, which is stored. If another process has
+    /// claimed the key by then, that process's answer counts.
+    async fn claim_anew(
+        &self,
+        mut transaction: Transaction<'static, Postgres>,
+    ) -> Result<(Transaction<'static, Postgres>, DateTime<Utc>), Response<Body>> {
+        let asked = self.asked;
+        let claimed = match leave(&mut transaction).await {
+            TransactionState::Whole | TransactionState::Aborted => {
+                match pg::begin_request_anew(&mut transaction).await {
+                    Ok(()) => claim_in(transaction, self.store, asked).await,
+                    Err(error) => Err(error),
+                }
+            }
+            TransactionState::Away(error) => Err(error),
+            TransactionState::Ended(error) => {
+                hold(self.store, asked, transaction, &error).await;
+                return Err(transaction_misused().into());
+            }
+        };
+        Err(match claimed {
+            Ok(RequestClaimOutcome::Run(claimed, at)) => return Ok((claimed, at)),
+            Ok(RequestClaimOutcome::Done(stored)) => replay(self.settings, self.asked_by, stored),
+            Ok(RequestClaimOutcome::Refused(problem)) => problem.into(),
+            Ok(RequestClaimOutcome::Locked) => ProblemDetails::in_flight(Duration::from_secs(1)).into(),
+            Err(error) => {
+                let consumer = &asked.identity.consumer;
+                tracing::error!(%consumer, error = pg::describe(&error), "a refusal can't be stored");
+                ProblemDetails::unavailable().into()
+            }
+        })
+    }
+
+    /// Commits; then returns the answer.
+    async fn commit(
+        &self,
+        transaction: Transaction<'static, Postgres>,
+        answer: HandlerAnswer,
+    ) -> Response<Body> {
+        let consumer = &self.asked.identity.consumer;
         step("http.commit.before");
         // Awaited to its end, however long that takes.
         let mut committing = tokio::spawn(async move { transaction.commit().await });

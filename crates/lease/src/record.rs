@@ -154,15 +154,20 @@ impl Record {
             }
             KeyDecision::Retake | KeyDecision::Leased => {}
         }
-        let was_held = match &known.state {
+        known.take(claim, now, held)
+    }
+
+    /// Takes a record that is not decided, if its time has come.
+    fn take(&self, claim: &Claim<'_>, now: RecordTime, held: RecordState) -> (Option<Self>, ClaimOutcome) {
+        let was_held = match &self.state {
             // The same acquisition after a lost reply: its run has not begun, and gets its full time.
             RecordState::Held { owner, until, .. } if owner == claim.owner => {
                 let run_until = now.at.saturating_add(micros(claim.max_run));
                 let (owner, until) = (owner.clone(), *until);
                 let mut renewed =
-                    Self { state: RecordState::Held { owner, until, run_until }, ..known.clone() };
+                    Self { state: RecordState::Held { owner, until, run_until }, ..self.clone() };
                 renewed.extend(claim.lease, now.at);
-                return (Some(renewed), ClaimOutcome::Granted(known.grant()));
+                return (Some(renewed), ClaimOutcome::Granted(self.grant()));
             }
             RecordState::Held { until, .. } => {
                 let left = until.saturating_add(now.grace).saturating_sub(now.at);
@@ -182,12 +187,12 @@ impl Record {
             RecordState::Completed { .. } | RecordState::Failed { .. } => false,
         };
         let mut taken = Self {
-            token: now.at.max(known.token.saturating_add(1)),
-            crashes: known.crashes.saturating_add(u32::from(was_held)),
+            token: now.at.max(self.token.saturating_add(1)),
+            crashes: self.crashes.saturating_add(u32::from(was_held)),
             state: held,
-            retention,
-            expires_at,
-            ..known.clone()
+            retention: micros(claim.retention),
+            expires_at: now.at.saturating_add(micros(claim.retention)),
+            ..self.clone()
         };
         if was_held && taken.crashes >= claim.max_crashes {
             let detail = format!("{} runs under a lease ended without a word", taken.crashes);

@@ -103,15 +103,21 @@ impl std::fmt::Debug for ConsumerMetrics {
     }
 }
 
+/// Sets the series that tell a consumer's settings.
+fn set_constants(consumer: &ConsumerSettings) {
+    let name = || consumer.name.as_str().to_owned();
+    #[allow(clippy::cast_precision_loss)] // a few thousand
+    let prefetch = (usize::from(consumer.prefetch) * consumer.queues.len()) as f64;
+    gauge!("oncely_prefetch_messages", "consumer" => name()).set(prefetch);
+    gauge!("oncely_redelivery_horizon_seconds", "consumer" => name()).set(consumer.horizon().as_secs_f64());
+}
+
 impl ConsumerMetrics {
     /// Creates all series of the consumer.
     pub fn new(consumer: &ConsumerSettings) -> Self {
         let name = consumer.name.as_str().to_owned();
         let c = || name.clone();
-        #[allow(clippy::cast_precision_loss)] // a few thousand
-        let prefetch = (usize::from(consumer.prefetch) * consumer.queues.len()) as f64;
-        gauge!("oncely_prefetch_messages", "consumer" => c()).set(prefetch);
-        gauge!("oncely_redelivery_horizon_seconds", "consumer" => c()).set(consumer.horizon().as_secs_f64());
+        set_constants(consumer);
         let retry = |delay: String| counter!("oncely_retries_total", "consumer" => c(), "delay" => delay);
         let paused =
             |cause: &'static str| gauge!("oncely_consumer_paused", "consumer" => c(), "cause" => cause);

@@ -74,20 +74,21 @@ pub(super) async fn publish_events(
         );
         let began = Instant::now();
         let pause = match lane.once(&watched.pulse.witnesses).await {
-            Ok(Some(report)) if report.taken > 0 && report.undecided == report.taken => {
-                watched.note(&report, began.elapsed());
-                let error = "no event arrives (`oncely outbox list`): no attempt is spent".to_owned();
-                watched.pulse.failed(Target::Rabbitmq, error);
-                total.failed += report.failed;
-                backoff.next_pause()
-            }
             Ok(Some(report)) => {
-                backoff.reset();
                 watched.note(&report, began.elapsed());
                 total.published += report.published;
                 total.failed += report.failed;
                 total.parked += report.parked;
+                let none_arrives = report.taken > 0 && report.undecided == report.taken;
+                if !none_arrives {
+                    backoff.reset();
+                }
                 match (report.taken, &lane.cursor) {
+                    _ if none_arrives => {
+                        let error = "no event arrives (`oncely outbox list`): no attempt is spent".to_owned();
+                        watched.pulse.failed(Target::Rabbitmq, error);
+                        backoff.next_pause()
+                    }
                     // Many keys wait, and not all of them were read.
                     (0, Some(_)) => SHORTEST,
                     (taken, _) => idle.after(taken, batch),
@@ -116,12 +117,7 @@ pub(super) async fn publish_events(
         }
     }
     log_total(&mut total);
-    if let Some(sessions) = lane.sessions {
-        sessions.close().await;
-    }
-    if let Some(connection) = lane.connection {
-        connection.close().await;
-    }
+    lane.close().await;
 }
 
 impl LaneReporter {
@@ -188,6 +184,15 @@ impl EventLane {
     }
 
     /// Closes the failed connection.
+    async fn close(self) {
+        if let Some(sessions) = self.sessions {
+            sessions.close().await;
+        }
+        if let Some(connection) = self.connection {
+            connection.close().await;
+        }
+    }
+
     fn give_up(&mut self, error: &EventError) {
         match error {
             // Messages published on a blocked connection are still on their way; another connection would publish them again.

@@ -46,6 +46,15 @@ pub(crate) struct EventReport {
     pub(crate) oldest: Option<(DateTime<Utc>, DateTime<Utc>)>,
 }
 
+impl EventReport {
+    /// Counts failures.
+    fn count(&mut self, failures: &[EventFailure<'_>]) {
+        self.parked = failures.iter().filter(|failure| failure.again_at.is_none()).count();
+        self.failed = failures.len() - self.parked;
+        self.undecided = failures.iter().filter(|failure| !failure.is_charged()).count();
+    }
+}
+
 /// Reason why a batch, or a part of it, stays.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum EventError {
@@ -161,9 +170,7 @@ impl EventBatch<'_> {
                 pg::within(client_timeout, pg::fail_events(&mut transaction, now, &failures)).await?;
             expect(counted, failures.len())?;
             step("events.fail.after");
-            report.parked = failures.iter().filter(|failure| failure.again_at.is_none()).count();
-            report.failed = failures.len() - report.parked;
-            report.undecided = failures.iter().filter(|failure| !failure.is_charged()).count();
+            report.count(&failures);
             log_failures(&failures);
         }
         step("events.commit.before");

@@ -80,6 +80,13 @@ pub struct TriedBatch {
     pub result: Result<(), Fault>,
 }
 
+impl TriedMessage {
+    /// Creates the result of a message that did not run.
+    fn unrun(known: PartialIdentity, outcome: Outcome) -> Self {
+        Self { known, outcome, effect: None, leader: None, database: None, is_session_lost: false }
+    }
+}
+
 impl DryRun<'_> {
     /// Tries the messages of one consumer.
     ///
@@ -108,16 +115,7 @@ impl DryRun<'_> {
         let first: Vec<usize> = (0..candidates.len()).filter(|&index| leader_of[index].is_none()).collect();
         let records =
             rehearsal.look_up(&first.iter().map(|&index| identities[index]).collect::<Vec<_>>()).await?;
-        let mut runs = Vec::with_capacity(first.len());
-        for &index in &first {
-            let plan = BatchPlan::ByItself { witness: false, first: false };
-            let run = rehearsal.run(plan, &[candidates[index]], self.attempt).await;
-            runs.push(run.map_err(|why| DryRunError { at: Some(positions[index]), why })?);
-            if self.one_by_one {
-                rehearsal.take_back().await;
-            }
-        }
-        rehearsal.take_back().await;
+        let runs = self.run_each(&mut rehearsal, &candidates, &positions, &first).await?;
         let witness = runs.iter().any(|run| run.result.is_ok());
         for ((&index, run), record) in first.iter().zip(runs).zip(records) {
             let RehearsedRun { result, is_session_lost } = run;
@@ -143,14 +141,8 @@ impl DryRun<'_> {
             let Some(first) = &messages[positions[leader]] else { continue };
             let outcome = self.follow(&first.outcome, candidates[leader], candidates[index]);
             let known = PartialIdentity::from(&candidates[index].identity);
-            messages[positions[index]] = Some(TriedMessage {
-                known,
-                outcome,
-                effect: None,
-                leader: Some(positions[leader]),
-                database: None,
-                is_session_lost: false,
-            });
+            let leader = Some(positions[leader]);
+            messages[positions[index]] = Some(TriedMessage { leader, ..TriedMessage::unrun(known, outcome) });
         }
         let batches = match self.one_by_one {
             true => Vec::new(),
@@ -168,16 +160,30 @@ impl DryRun<'_> {
         rehearsal.close().await;
         let messages = prepared.into_iter().zip(messages).filter_map(|(one, tried)| match one {
             Ok(_) => tried,
-            Err(rejected) => Some(TriedMessage {
-                known: rejected.known,
-                outcome: Outcome::rejected(rejected.rejection),
-                effect: None,
-                leader: None,
-                database: None,
-                is_session_lost: false,
-            }),
+            Err(rejected) => Some(TriedMessage::unrun(rejected.known, Outcome::rejected(rejected.rejection))),
         });
         Ok(DryRunReport { messages: messages.collect(), batches })
+    }
+
+    /// Runs these candidates one after another, each in a transaction that sees the earlier ones, unless each is tried by itself.
+    async fn run_each(
+        &self,
+        rehearsal: &mut Rehearsal,
+        candidates: &[&Candidate],
+        positions: &[usize],
+        chosen: &[usize],
+    ) -> Result<Vec<RehearsedRun>, DryRunError> {
+        let mut runs = Vec::with_capacity(chosen.len());
+        for &index in chosen {
+            let plan = BatchPlan::ByItself { witness: false, first: false };
+            let run = rehearsal.run(plan, &[candidates[index]], self.attempt).await;
+            runs.push(run.map_err(|why| DryRunError { at: Some(positions[index]), why })?);
+            if self.one_by_one {
+                rehearsal.take_back().await;
+            }
+        }
+        rehearsal.take_back().await;
+        Ok(runs)
     }
 
     /// Runs the same messages as a worker runs them first: many in one call.

@@ -9,6 +9,7 @@ use tokio::time::Instant;
 use super::batch::precheck::precheck;
 use super::batch::prepare::{names_unknown_key, prepare_all};
 use super::candidate::{Candidate, PartialIdentity};
+use super::round::{DecidedRound, Round, RoundOutcomes};
 use crate::worker::abandoned::AbandonedBatch;
 use crate::worker::gone::{abandon_deliveries, postponed};
 use crate::worker::intake::arrivals::{Arrivals, BatchOrigin, BusyLane};
@@ -21,13 +22,10 @@ use crate::worker::settle::settle;
 use crate::worker::shared::ConsumerContext;
 use crate::worker::transaction::attempts::Attempts;
 use crate::worker::transaction::decider::Decider;
-use crate::worker::transaction::record::audit_record;
-use crate::worker::transaction::replies::wants_reply;
 use oncely_amqp::{ChannelLife, Delivery};
-use oncely_core::decide::leaders;
 use oncely_core::fault::{Fault, FaultClass};
 use oncely_core::identity::Identity;
-use oncely_core::outcome::{DuplicateSource, Outcome};
+use oncely_core::outcome::Outcome;
 use oncely_failpoint::step;
 use oncely_postgres as pg;
 use oncely_process::metrics::Stage;
@@ -40,19 +38,6 @@ const LETS_PASS: Duration = Duration::from_millis(50);
 
 /// Time after which an idle lane takes back its remaining marks: its session is gone, so they would count as crashes.
 const MARKS_OWED: Duration = Duration::from_secs(1);
-
-/// Outcomes of the messages of a round, by position.
-struct RoundOutcomes {
-    outcomes: Vec<(usize, Outcome)>,
-    /// To be put aside: each has to run alone in the process, and lets others pass.
-    later: Vec<usize>,
-}
-
-impl RoundOutcomes {
-    fn all(outcomes: impl IntoIterator<Item = (usize, Outcome)>) -> Self {
-        Self { outcomes: outcomes.into_iter().collect(), later: Vec::new() }
-    }
-}
 
 /// One lane.
 pub(crate) struct Lane {
@@ -184,112 +169,31 @@ impl Lane {
         candidates: Vec<Candidate>,
     ) -> Result<Vec<Candidate>, AbandonedBatch> {
         let shared = Arc::clone(&self.shared);
-        let attempts = &mut self.decider.attempts;
-        let leader_of = leaders(candidates.iter().map(|candidate| &candidate.identity));
-        let first: Vec<usize> = (0..candidates.len()).filter(|&index| leader_of[index].is_none()).collect();
-        let mut outcomes: Vec<Option<Outcome>> = vec![None; candidates.len()];
-
-        let leading: Vec<&Candidate> = first.iter().map(|&index| &candidates[index]).collect();
-        attempts.begin_round();
-        let began = Instant::now();
-        let known = match attempts.prediction.needs_precheck(&leading) {
-            true => match precheck(&shared, &mut attempts.session, &leading).await {
-                Some((known, epoch)) => {
-                    if known.contains(&true) {
-                        attempts.decided_on(epoch);
-                        attempts.prediction.mirror_knew();
-                    }
-                    known
-                }
-                None => vec![false; leading.len()],
-            },
-            false => vec![false; leading.len()],
-        };
-        shared.passed(attempts.trace(), Stage::Precheck, began.into_std());
-        let mut listed = Vec::new();
-        for (&index, known) in first.iter().zip(known) {
-            // A reply's content is in PostgreSQL alone.
-            if known && !wants_reply(&shared, &candidates[index]) {
-                let outcome = Outcome::Duplicate(DuplicateSource::Mirror);
-                if shared.list_duplicates {
-                    listed.push(index);
-                }
-                outcomes[index] = Some(outcome);
-            }
-        }
-        let open: Vec<usize> = first.into_iter().filter(|&index| outcomes[index].is_none()).collect();
-        let work: Vec<&Candidate> = open.iter().map(|&index| &candidates[index]).collect();
-        let mut let_pass = vec![false; candidates.len()];
+        let mut round = Round::new(candidates);
+        self.precheck(&mut round).await;
+        let open = round.open();
+        let work: Vec<&Candidate> = open.iter().map(|&index| round.candidate(index)).collect();
         let decided = self.decide(taken, &work).await?;
-        for (position, outcome) in decided.outcomes {
-            outcomes[open[position]] = Some(outcome);
-        }
-        for position in decided.later {
-            let_pass[open[position]] = true;
-        }
-
-        // The others follow the first of their identity.
-        for (index, leader) in leader_of.iter().enumerate() {
-            let Some(leader) = *leader else { continue };
-            // A new copy of a message that has to run alone has to do so as well, and waits with it.
-            let_pass[index] = let_pass[leader];
-            if candidates[leader].fingerprint != candidates[index].fingerprint {
-                continue;
-            }
-            let Some(outcome) = outcomes[leader].as_ref().and_then(Outcome::of_copy) else { continue };
-            if matches!(outcome, Outcome::Duplicate(_)) {
-                if wants_reply(&shared, &candidates[index]) {
-                    continue;
-                }
-                if shared.list_duplicates {
-                    listed.push(index);
-                }
-            }
-            outcomes[index] = Some(outcome);
-        }
-        if !listed.is_empty() {
-            let records: Vec<_> = listed
-                .iter()
-                .filter_map(|&index| Some(audit_record(&candidates[index], outcomes[index].as_ref()?)))
-                .collect();
+        round.decide(&open, decided);
+        round.decide_copies(&shared);
+        let records = round.audit_records();
+        if !records.is_empty() {
             self.decider.attempts.write_audit(&records).await?;
         }
         // A failover has happened in between, and may have undone earlier decisions: all are made again.
         if !self.decider.attempts.is_of_one_epoch().await? {
             tracing::warn!(consumer = %shared.consumer.name, "the database has changed during a batch: it is decided anew");
-            return Ok(candidates);
+            return Ok(round.into_candidates());
         }
-        let goes_on = outcomes.iter().flatten().any(Outcome::completes);
-        let mut again = Vec::new();
-        let mut undecided = Vec::new();
-        let mut settled = Vec::with_capacity(candidates.len());
-        let lets_others_pass = let_pass.contains(&true);
-        for ((mut candidate, outcome), lets_pass) in candidates.into_iter().zip(outcomes).zip(let_pass) {
-            if let Some(outcome) = &outcome {
-                shared.journal.note(&candidate.delivery, outcome);
-            }
-            match outcome {
-                Some(Outcome::Undecided { fault, .. }) if fault.class == FaultClass::Crashed => {
-                    candidate.delivery.message.redelivered = true;
-                    again.push(candidate);
-                }
-                Some(Outcome::Undecided { fault, .. }) => undecided.push((candidate, fault)),
-                Some(outcome) => {
-                    let known = PartialIdentity::from(&candidate.identity);
-                    settled.push((candidate.delivery, known, outcome));
-                }
-                None if lets_pass => {
-                    candidate.delivery.message.redelivered = true;
-                    let (now, tenant) = (Instant::now(), candidate.identity.tenant);
-                    self.arrivals.aside.put(now + LETS_PASS, now, Cause::Suspect, tenant, candidate.delivery);
-                }
-                None => again.push(candidate),
-            }
+        let DecidedRound { mut settled, again, undecided, suspects, completed } = round.end(&shared);
+        let is_aside = !suspects.is_empty() || !undecided.is_empty();
+        for Candidate { delivery, identity, .. } in suspects {
+            let now = Instant::now();
+            self.arrivals.aside.put(now + LETS_PASS, now, Cause::Suspect, identity.tenant, delivery);
         }
         *at_work = None;
-        let is_aside = lets_others_pass || !undecided.is_empty();
         if !undecided.is_empty() {
-            settled.extend(self.put_aside(undecided, goes_on));
+            settled.extend(self.put_aside(undecided, completed));
         }
         if is_aside {
             // Deliveries settled behind waiting ones are acknowledged all the same.
@@ -301,6 +205,27 @@ impl Lane {
         }
         self.settle(settled).await?;
         Ok(again)
+    }
+
+    /// Asks the mirror about the round's identities, if that is worth a round trip.
+    async fn precheck(&mut self, round: &mut Round) {
+        let shared = Arc::clone(&self.shared);
+        let attempts = &mut self.decider.attempts;
+        attempts.begin_round();
+        let began = Instant::now();
+        let open = round.open();
+        let leading: Vec<&Candidate> = open.iter().map(|&index| round.candidate(index)).collect();
+        if attempts.prediction.needs_precheck(&leading)
+            && let Some((known, epoch)) = precheck(&shared, &mut attempts.session, &leading).await
+            && known.contains(&true)
+        {
+            attempts.decided_on(epoch);
+            attempts.prediction.mirror_knew();
+            for (index, _) in open.into_iter().zip(known).filter(|(_, known)| *known) {
+                round.known_to_mirror(&shared, index);
+            }
+        }
+        shared.passed(attempts.trace(), Stage::Precheck, began.into_std());
     }
 
     /// Puts aside messages with failures that are not attributed yet. Returns those that have waited longest if there is no room for all:

@@ -22,6 +22,7 @@ mod observe;
 mod prediction;
 mod progress;
 mod register;
+mod round;
 mod run;
 mod settle;
 mod shadow;

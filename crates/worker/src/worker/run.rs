@@ -16,7 +16,9 @@ use super::observe::{Consumers, WorkerObserver};
 use super::register::register;
 use super::shared::{ConsumerContext, Precheck, ProcessContext};
 use super::tasks::Tasks;
+use oncely_config::{Config, ConsumerSettings};
 use oncely_doctor::{check_mirror, preflight_worker};
+use oncely_handler::ConsumerHandler;
 use oncely_mirror::{DatabaseStatus, EpochWatch, Mirror, MirrorWatch};
 use oncely_postgres::{self as pg, DatabaseClock, Pause, Readiness, Secrets, Session, Timelines};
 use oncely_process::heartbeat::Heartbeat;
@@ -82,14 +84,7 @@ impl Worker {
         let (vitals, stop) = (&lifecycle.vitals, &lifecycle.stop);
         let mirror = config.mirror.as_ref().map(Mirror::open).transpose()?;
         let mut initial = InitialState::read(session, config.postgres.client_timeout()).await;
-        let watch = EpochWatch::start(
-            initial.status.take(),
-            config.postgres.clone(),
-            format!("oncely worker {} epoch", config.worker.name),
-            initial.clock.clone(),
-            initial.timelines.clone(),
-            stop.clone(),
-        );
+        let watch = initial.watch(config, stop);
         if let Some(mirror) = &mirror {
             mirror.warm_up().await;
         }
@@ -103,10 +98,7 @@ impl Worker {
         );
         let mut traces = Traces::start("worker", config)?;
         let mut tasks = Tasks::default();
-        for consumer in &config.consumers {
-            let Some(run) = self.runs.get(consumer.name.as_str()) else {
-                continue;
-            };
+        for (consumer, run) in self.runnable() {
             let precheck = config.mirror.as_ref().zip(mirror.clone()).map(|(settings, mirror)| Precheck {
                 mirror,
                 mode: consumer.precheck.unwrap_or(settings.precheck),
@@ -118,13 +110,10 @@ impl Worker {
             initial.set(&shared);
             tasks.start(Arc::new(shared));
         }
-        vitals.report_by({
-            let consumers = tasks.consumers.clone();
-            move || {
-                let reports: Vec<ConsumerReport> =
-                    consumers.iter().map(|consumer| consumer.report()).collect();
-                serde_json::to_value(reports).unwrap_or_default()
-            }
+        let consumers = tasks.consumers.clone();
+        vitals.report_by(move || {
+            let reports: Vec<ConsumerReport> = consumers.iter().map(|consumer| consumer.report()).collect();
+            serde_json::to_value(reports).unwrap_or_default()
         });
         let observer = WorkerObserver {
             vitals: Arc::clone(vitals),
@@ -133,14 +122,10 @@ impl Worker {
             mirror: mirror.map(|mirror| MirrorWatch::start(mirror, stop.clone())),
             metrics: vitals.with_registry(MirrorMetrics::new),
         };
-        let heartbeat = Heartbeat::start(
-            Arc::clone(vitals),
-            &config.postgres,
-            &config.cell,
-            common.clock.clone(),
-            common.timelines.clone(),
-            Consumers(tasks.consumers.clone()),
-        );
+        let (clock, timelines) = (common.clock.clone(), common.timelines.clone());
+        let reporting = Consumers(tasks.consumers.clone());
+        let heartbeat =
+            Heartbeat::start(Arc::clone(vitals), &config.postgres, &config.cell, clock, timelines, reporting);
         let all_well = supervise(&mut tasks, &observer, stop).await;
         vitals.set_readiness(Readiness::Stopping);
         let finished = finish(&mut tasks, &common, config.worker.shutdown).await;
@@ -153,6 +138,12 @@ impl Worker {
             StopOutcome::Clean if !all_well => StopOutcome::Failed,
             finished => finished,
         })
+    }
+
+    /// Returns the consumers with a handler.
+    fn runnable(&self) -> impl Iterator<Item = (&ConsumerSettings, &ConsumerHandler)> {
+        let run = |consumer: &ConsumerSettings| self.runs.get(consumer.name.as_str());
+        self.config.consumers.iter().filter_map(move |consumer| Some((consumer, run(consumer)?)))
     }
 
     /// Opens a session once all servers answer and hold the objects that the configuration names.
@@ -177,6 +168,18 @@ impl Worker {
 }
 
 impl InitialState {
+    /// Starts to watch the database's epoch, from this state on.
+    fn watch(&mut self, config: &Config, stop: &CancellationToken) -> EpochWatch {
+        EpochWatch::start(
+            self.status.take(),
+            config.postgres.clone(),
+            format!("oncely worker {} epoch", config.worker.name),
+            self.clock.clone(),
+            self.timelines.clone(),
+            stop.clone(),
+        )
+    }
+
     /// Reads it, and closes the session. Values that can't be read within `limit` are learned later.
     async fn read(mut session: Session, limit: Duration) -> Self {
         let clock = session.clock.clone();

@@ -8,6 +8,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use chrono::{DateTime, Utc};
+use sqlx::PgConnection;
 use tokio::sync::mpsc;
 
 use super::batch::prepare::{ReadingStretch, prepare};
@@ -18,7 +20,7 @@ use oncely_core::backoff::Backoff;
 use oncely_core::decide::{KeyDecision, KeyRecord, KeyStatus, decide, leaders};
 use oncely_core::fault::{Fault, FaultClass};
 use oncely_core::fingerprint::Fingerprint;
-use oncely_core::identity::Identity;
+use oncely_core::identity::{Identity, IdentityPart};
 use oncely_core::outcome::{DuplicateSource, Outcome};
 use oncely_core::reason::Rejection;
 use oncely_failpoint::step;
@@ -233,24 +235,12 @@ impl ObservationLog {
             first.iter().map(|&place| (named[place].1, named[place].2)).collect();
         let mut transaction = pg::begin(&mut session.connection).await?;
         let mut records: Vec<Option<KeyRecord>> = vec![None; named.len()];
-        if !claims.is_empty() {
-            let mut is_won = vec![false; claims.len()];
-            for position in pg::claim(&mut transaction, consumer, now, &claims).await? {
-                is_won[position] = true;
-            }
-            let lost: Vec<usize> = (0..claims.len()).filter(|&position| !is_won[position]).collect();
-            if !lost.is_empty() {
-                let identities: Vec<&Identity> = lost.iter().map(|&position| claims[position].0).collect();
-                // A statement of its own: it sees the row to which the claim has lost.
-                let found = pg::look_up(&mut transaction, consumer, &identities).await?;
-                for (position, record) in lost.into_iter().zip(found) {
-                    let Some(record) = record else {
-                        transaction.rollback().await?;
-                        return Ok(None);
-                    };
-                    records[first[position]] = Some(record);
-                }
-            }
+        let Some(known) = claim_or_read(&mut transaction, consumer, now, &claims).await? else {
+            transaction.rollback().await?;
+            return Ok(None);
+        };
+        for (place, record) in first.into_iter().zip(known) {
+            records[place] = record;
         }
         let mut sights: Vec<Observation> = looked
             .iter()
@@ -291,6 +281,31 @@ impl ObservationLog {
         step("observe.commit.after");
         Ok(Some(sights))
     }
+}
+
+/// Claims keys; returns the records of those that are known, by position. Returns `None` if one of these was collected meanwhile.
+async fn claim_or_read(
+    transaction: &mut PgConnection,
+    consumer: &IdentityPart,
+    now: DateTime<Utc>,
+    claims: &[(&Identity, Option<Fingerprint>)],
+) -> Result<Option<Vec<Option<KeyRecord>>>, sqlx::Error> {
+    let mut records = vec![None; claims.len()];
+    if claims.is_empty() {
+        return Ok(Some(records));
+    }
+    let won = pg::claim(transaction, consumer, now, claims).await?;
+    let lost: Vec<usize> = (0..claims.len()).filter(|position| !won.contains(position)).collect();
+    if !lost.is_empty() {
+        let identities: Vec<&Identity> = lost.iter().map(|&position| claims[position].0).collect();
+        // A statement of its own: it sees the row to which the claim has lost.
+        let found = pg::look_up(transaction, consumer, &identities).await?;
+        for (position, record) in lost.into_iter().zip(found) {
+            let Some(record) = record else { return Ok(None) };
+            records[position] = Some(record);
+        }
+    }
+    Ok(Some(records))
 }
 
 /// Returns the record of a key that this batch has claimed.

@@ -34,26 +34,14 @@ pub(crate) async fn subscribe(
         while left.try_join_next().is_some() {}
         let closings = shared.gate.closings();
         if !shared.gate.is_open() {
-            match shared.gate.pause() {
-                Some(pause) => {
-                    tracing::info!(%consumer, queue, by = pause.paused_by, reason = pause.reason, until = ?pause.paused_until, "paused: not subscribed");
-                }
-                None => tracing::info!(%consumer, queue, "not subscribed before pauses could be read"),
-            }
-            beat.idle();
-            let mut pauses = shared.gate.watch();
-            tokio::select! {
-                () = shared.stop.cancelled() => break,
-                () = pauses.open() => {}
-            }
-            tracing::info!(%consumer, queue, "resumed");
+            wait_for_resumption(&shared, &beat, &queue).await;
             continue;
         }
         if !shared.budget.has_room() {
             beat.idle();
             tracing::warn!(%consumer, queue, buffer = shared.consumer.buffer, "what is unsettled uses up the buffer: nothing is fetched");
             tokio::select! {
-                () = shared.stop.cancelled() => break,
+                () = shared.stop.cancelled() => continue,
                 () = shared.budget.room() => {}
             }
         }
@@ -72,40 +60,35 @@ pub(crate) async fn subscribe(
                 let ended =
                     forward_deliveries(&shared, &beat, closings, &mut subscription, &deliveries).await;
                 beat.expect(LONGEST);
-                if let SubscriptionEnd::Stop = ended {
-                    if let Err(error) = subscription.cancel().await {
-                        tracing::debug!(error = %error, "cancelling a subscription failed");
+                match ended {
+                    SubscriptionEnd::Stop => {
+                        cancel(&mut subscription).await;
+                        subscription.let_go(shared.done.cancelled()).await;
+                        close(subscription).await;
+                        break;
                     }
-                    subscription.let_go(shared.done.cancelled()).await;
-                    if let Err(error) = subscription.channel().release().await {
-                        tracing::debug!(error = %error, "the last acknowledgements did not arrive");
+                    SubscriptionEnd::Paused => {
+                        cancel(&mut subscription).await;
+                        // It lasts until the batches are settled, the pause only until it is ended.
+                        left.spawn(rest(Arc::clone(&shared), subscription, shared.gate.closings()));
+                        beat.idle();
+                        let mut pauses = shared.gate.watch();
+                        tokio::select! {
+                            () = shared.stop.cancelled() => {}
+                            () = pauses.open() => {}
+                            _ = left.join_next() => {}
+                        }
+                        continue;
                     }
-                    subscription.close().await;
-                    break;
-                }
-                if let SubscriptionEnd::Paused = ended {
-                    if let Err(error) = subscription.cancel().await {
-                        tracing::debug!(error = %error, "cancelling a subscription failed");
+                    SubscriptionEnd::Lost { reason, lived } => {
+                        if lived {
+                            backoff.reset();
+                        }
+                        let full = !shared.budget.has_room();
+                        tracing::warn!(%consumer, queue, reason, full, "the subscription is over; a new one is made");
+                        subscription.close().await;
                     }
-                    // It lasts until the batches are settled, the pause only until it is ended.
-                    left.spawn(rest(Arc::clone(&shared), subscription, shared.gate.closings()));
-                    beat.idle();
-                    let mut pauses = shared.gate.watch();
-                    tokio::select! {
-                        () = shared.stop.cancelled() => {}
-                        () = pauses.open() => {}
-                        _ = left.join_next() => {}
-                    }
-                    continue;
                 }
-                if let SubscriptionEnd::Lost { lived: true, .. } = ended {
-                    backoff.reset();
-                }
-                if let SubscriptionEnd::Lost { reason, .. } = ended {
-                    let full = !shared.budget.has_room();
-                    tracing::warn!(%consumer, queue, reason, full, "the subscription is over; a new one is made");
-                }
-                subscription.close().await;
             }
             Err(error) if error.reply_code() == Some(406) => {
                 tracing::error!(
@@ -126,6 +109,38 @@ pub(crate) async fn subscribe(
     while left.join_next().await.is_some() {}
 }
 
+/// Waits until the consumer is not paused any more, or the worker stops.
+async fn wait_for_resumption(shared: &ConsumerContext, beat: &LoopBeat, queue: &str) {
+    let consumer = &shared.consumer.name;
+    match shared.gate.pause() {
+        Some(pause) => {
+            tracing::info!(%consumer, queue, by = pause.paused_by, reason = pause.reason, until = ?pause.paused_until, "paused: not subscribed");
+        }
+        None => tracing::info!(%consumer, queue, "not subscribed before pauses could be read"),
+    }
+    beat.idle();
+    let mut pauses = shared.gate.watch();
+    tokio::select! {
+        () = shared.stop.cancelled() => {}
+        () = pauses.open() => tracing::info!(%consumer, queue, "resumed"),
+    }
+}
+
+/// Lets the broker send no more.
+async fn cancel(subscription: &mut Subscription) {
+    if let Err(error) = subscription.cancel().await {
+        tracing::debug!(error = %error, "cancelling a subscription failed");
+    }
+}
+
+/// Sends the last acknowledgements, and closes the connection.
+async fn close(subscription: Subscription) {
+    if let Err(error) = subscription.channel().release().await {
+        tracing::debug!(error = %error, "the last acknowledgements did not arrive");
+    }
+    subscription.close().await;
+}
+
 /// Ends a paused consumer's subscription, to which the broker sends nothing more: batches at work are settled, and the rest goes back when
 /// the channel is closed. A handler that does not return delays this until its deadline at most: its message comes again then.
 async fn rest(shared: Arc<ConsumerContext>, mut subscription: Subscription, closings: u64) {
@@ -139,10 +154,7 @@ async fn rest(shared: Arc<ConsumerContext>, mut subscription: Subscription, clos
     if subscription.let_go(at_rest).await.is_err() {
         tracing::warn!(consumer = %shared.consumer.name, ?limit, "paused while a batch is at work; its messages come again");
     }
-    if let Err(error) = subscription.channel().release().await {
-        tracing::debug!(error = %error, "the last acknowledgements did not arrive");
-    }
-    subscription.close().await;
+    close(subscription).await;
 }
 
 enum SubscriptionEnd {
@@ -162,6 +174,25 @@ async fn forward_deliveries(
     deliveries: &mpsc::Sender<Box<Delivery>>,
 ) -> SubscriptionEnd {
     let mut lived = false;
+    match forward(shared, beat, closings, subscription, deliveries, &mut lived).await {
+        Ok(end) => end,
+        Err(reason) => SubscriptionEnd::Lost { reason, lived },
+    }
+}
+
+/// Forwards deliveries until it has to stop, or to pause; sets `lived` with the first one.
+///
+/// # Errors
+/// A reason why no more come.
+async fn forward(
+    shared: &ConsumerContext,
+    beat: &LoopBeat,
+    closings: u64,
+    subscription: &mut Subscription,
+    deliveries: &mpsc::Sender<Box<Delivery>>,
+    lived: &mut bool,
+) -> Result<SubscriptionEnd, String> {
+    let no_lane = || "no lane takes deliveries any more".to_owned();
     let channel = Arc::clone(subscription.channel());
     let mut looks = tokio::time::interval(LOOK);
     looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -171,29 +202,25 @@ async fn forward_deliveries(
     let mut waiting: Option<Box<Delivery>> = None;
     loop {
         if shared.gate.closings() != closings {
-            return SubscriptionEnd::Paused;
+            return Ok(SubscriptionEnd::Paused);
         }
         let next = tokio::select! {
             biased;
-            () = shared.stop.cancelled() => return SubscriptionEnd::Stop,
-            room = deliveries.reserve(), if waiting.is_some() => match room {
-                Ok(room) => {
-                    if let Some(delivery) = waiting.take() {
-                        room.send(delivery);
-                    }
-                    continue;
+            () = shared.stop.cancelled() => return Ok(SubscriptionEnd::Stop),
+            room = deliveries.reserve(), if waiting.is_some() => {
+                let room = room.map_err(|_| no_lane())?;
+                if let Some(delivery) = waiting.take() {
+                    room.send(delivery);
                 }
-                Err(_) => {
-                    return SubscriptionEnd::Lost { reason: "no lane takes deliveries any more".to_owned(), lived };
-                }
-            },
+                continue;
+            }
             next = subscription.next(), if waiting.is_none() => next,
             () = pauses.changed() => continue,
             _ = looks.tick() => {
                 beat.expect(LOOK + shared.rabbitmq.timeout);
                 // The stream, which would report it, is not polled while a delivery waits.
                 if waiting.is_some() && channel.is_over() {
-                    return SubscriptionEnd::Lost { reason: "the channel was closed".to_owned(), lived };
+                    return Err("the channel was closed".to_owned());
                 }
                 // Held back behind a message that stays at work, they may be the ones that the broker waits for.
                 if let Err(error) = channel.release_where_stuck().await {
@@ -203,36 +230,20 @@ async fn forward_deliveries(
             }
             // Waiting deliveries must not keep others from coming.
             () = channel.crowded() => {
-                if let Err(error) = subscription.renew().await {
-                    return SubscriptionEnd::Lost { reason: error.to_string(), lived };
-                }
+                subscription.renew().await.map_err(|error| error.to_string())?;
                 continue;
             }
             // It can't acknowledge any more.
-            () = channel.ended() => {
-                return SubscriptionEnd::Lost { reason: "an acknowledgement could not be sent".to_owned(), lived };
-            }
+            () = channel.ended() => return Err("an acknowledgement could not be sent".to_owned()),
         };
-        let delivery = match next {
-            None => {
-                return SubscriptionEnd::Lost { reason: "the broker ended it".to_owned(), lived };
-            }
-            Some(Err(error)) => {
-                return SubscriptionEnd::Lost { reason: error.to_string(), lived };
-            }
-            Some(Ok(delivery)) => delivery,
-        };
-        lived = true;
+        let delivery =
+            next.ok_or_else(|| "the broker ended it".to_owned())?.map_err(|error| error.to_string())?;
+        *lived = true;
         shared.counters.delivered(delivery.message.redelivered);
         match deliveries.try_send(delivery) {
             Ok(()) => {}
             Err(TrySendError::Full(delivery)) => waiting = Some(delivery),
-            Err(TrySendError::Closed(_)) => {
-                return SubscriptionEnd::Lost {
-                    reason: "no lane takes deliveries any more".to_owned(),
-                    lived,
-                };
-            }
+            Err(TrySendError::Closed(_)) => return Err(no_lane()),
         }
     }
 }

@@ -216,28 +216,15 @@ impl Attempts {
             let shared = Arc::clone(&self.shared);
             self.session().await?;
             self.at_work_on(work.len());
-            let exclusive = plan.has_turn();
-            if self.hand.permit.as_ref().is_none_or(|permit| exclusive && !permit.exclusive) {
-                // Rolled back first: the rest of a failed transaction must hold no locks that another lane, which has the permit, waits
-                // for.
-                if let Some(session) = &mut self.session
-                    && session.connection.should_flush()
-                    && let Err(error) =
-                        pg::within(shared.postgres.client_timeout(), session.connection.ping()).await
-                {
-                    self.wait_out(Interrupt::of_ours(error)).await?;
-                    continue;
-                }
-                self.hand.permit = None;
-                let isolation = match work {
-                    // It has waited often enough.
-                    [one] if shared.progress.tries(&one.identity) >= MOST_TRIES => Isolation::Marked,
-                    _ => isolation,
-                };
-                self.hand.permit = shared.permits.take(isolation, exclusive).await;
-                if self.hand.permit.is_none() {
+            match self.take_permit(isolation, plan, work).await {
+                Ok(true) => {}
+                Ok(false) => {
                     let text = "others are at work, and it must run alone";
                     return Ok(Err(Setback::Held(Fault::new(FaultClass::Contention, None, text))));
+                }
+                Err(error) => {
+                    self.wait_out(Interrupt::of_ours(error)).await?;
+                    continue;
                 }
             }
             let interrupt = match self.once(&shared, isolation, plan, work).await {
@@ -278,6 +265,36 @@ impl Attempts {
                 other => self.wait_out(other).await?,
             }
         }
+    }
+
+    /// Takes the permit to run this work, unless it is held. Returns whether it is.
+    ///
+    /// # Errors
+    /// When the rest of a failed transaction could not be rolled back.
+    async fn take_permit(
+        &mut self,
+        isolation: Isolation,
+        plan: BatchPlan,
+        work: &[&Candidate],
+    ) -> Result<bool, sqlx::Error> {
+        let exclusive = plan.has_turn();
+        if self.hand.permit.as_ref().is_some_and(|permit| permit.exclusive || !exclusive) {
+            return Ok(true);
+        }
+        // Rolled back first: the rest of a failed transaction must hold no locks that another lane, which has the permit, waits for.
+        if let Some(session) = &mut self.session
+            && session.connection.should_flush()
+        {
+            pg::within(self.shared.postgres.client_timeout(), session.connection.ping()).await?;
+        }
+        self.hand.permit = None;
+        let isolation = match work {
+            // It has waited often enough.
+            [one] if self.shared.progress.tries(&one.identity) >= MOST_TRIES => Isolation::Marked,
+            _ => isolation,
+        };
+        self.hand.permit = self.shared.permits.take(isolation, exclusive).await;
+        Ok(self.hand.permit.is_some())
     }
 
     fn count(&self, interrupt: &Interrupt) {

@@ -13,7 +13,7 @@ use super::plan::BatchPlan;
 use crate::worker::interrupt::Interrupt;
 use oncely_core::fault::{Fault, FaultClass};
 use oncely_handler::{
-    ConsumerHandler, Context, HandlerError, Message, Subtransactions, call_apart, call_together,
+    ConsumerHandler, Context, HandlerError, Message, SqlHandler, Subtransactions, call_apart, call_together,
 };
 use oncely_postgres::{self as pg, LockWait, PgFault, classify};
 
@@ -26,109 +26,130 @@ pub(crate) async fn handle(
     transaction: &mut PgConnection,
     incoming: &[Message<'_>],
 ) -> Result<Results, Interrupt> {
-    let BatchRun { shared, plan, backend, .. } = *batch;
-    let consumer = &shared.consumer.name;
-    let wait = batch.lock_wait();
-    // Time of a server that answers, for a statement of ours.
-    let limit = shared.postgres.client_timeout();
-    match (&shared.run, plan) {
-        (ConsumerHandler::Sql(handler), BatchPlan::Together { .. }) => {
-            let called = async {
-                call_together(transaction, handler, consumer, incoming, wait)
-                    .await
-                    .map_err(Interrupt::of_handler)
-            };
-            until_deadline(shared, backend, HandlerWait::InServer, called).await
-        }
-        (ConsumerHandler::Sql(handler), BatchPlan::Apart { .. } | BatchPlan::ByItself { .. }) => {
-            let subtransactions = match plan {
-                BatchPlan::ByItself { .. } => Subtransactions::Messages,
-                BatchPlan::Apart { unparsed: true, .. } => Subtransactions::UnparsedParts,
-                BatchPlan::Apart { each: true, .. } => Subtransactions::ParsedMessages,
-                _ => Subtransactions::Parts,
-            };
-            let called = async {
-                call_apart(transaction, handler, consumer, incoming, subtransactions)
-                    .await
-                    .map_err(Interrupt::of_handler)
-            };
-            until_deadline(shared, backend, HandlerWait::InServer, called).await
-        }
-        (run, BatchPlan::Together { .. }) => {
-            begin_guard(transaction, wait, limit).await?;
-            let mut results = Results::with_capacity(incoming.len());
-            match run {
-                ConsumerHandler::RustBatch(handler) => {
-                    let called = async {
-                        let context = Context::new(transaction, None);
-                        let done =
-                            catch_panic(async { handler.handle_batch(context, incoming).await }).await?;
-                        or_stop(transaction, done).await
-                    };
-                    let responses = until_deadline(shared, backend, HandlerWait::InProcess, called).await?;
-                    if responses.len() != incoming.len() {
-                        return Err(Interrupt::Failed(wrong_count(responses.len(), incoming.len())));
-                    }
-                    results.extend(responses.iter().map(|response| Ok(response.as_ref().map(pg::json_text))));
-                }
-                _ => {
-                    for message in incoming {
-                        let called = async {
-                            let done = call_one(run, transaction, message).await?;
-                            or_stop(transaction, done).await
-                        };
-                        let response =
-                            until_deadline(shared, backend, HandlerWait::InProcess, called).await?;
-                        // The writes of the next message would be committed without its key.
-                        if !transaction.is_in_transaction() {
-                            return Err(over(None));
-                        }
-                        results.push(Ok(response.as_ref().map(pg::json_text)));
-                    }
-                }
-            }
-            end_guard(transaction, limit).await?;
-            Ok(results)
-        }
+    match (&batch.shared.run, batch.plan) {
+        (ConsumerHandler::Sql(handler), _) => in_server(batch, handler, transaction, incoming).await,
+        (run, BatchPlan::Together { .. }) => together(batch, run, transaction, incoming).await,
         (run, BatchPlan::Apart { .. } | BatchPlan::ByItself { .. }) => {
-            let mut results = Results::with_capacity(incoming.len());
-            let mut was_late = false;
-            for message in incoming {
-                // A message that used up its time leaves none to those behind it, which run in a transaction of their own.
-                if was_late {
-                    let text = "a message before it was out of time";
-                    results.push(Err(Fault::new(FaultClass::Contention, None, text)));
-                    continue;
-                }
-                begin_guard(transaction, wait, limit).await?;
-                let called = async {
-                    let done = call_one(run, transaction, message).await?;
-                    or_stop(transaction, done).await
-                };
-                match until_deadline(shared, backend, HandlerWait::InProcess, called).await {
-                    Ok(response) => match end_guard(transaction, limit).await {
-                        Ok(()) => results.push(Ok(response.as_ref().map(pg::json_text))),
-                        Err(Interrupt::Failed(fault)) => {
-                            undo_to_guard(transaction, limit, &fault).await?;
-                            results.push(Err(fault));
-                        }
-                        Err(other) => return Err(other),
-                    },
-                    // Another transaction may wait for its locks: it ends at once.
-                    Err(Interrupt::Failed(fault)) if fault.class == FaultClass::Contention => {
-                        return Err(Interrupt::Failed(fault));
-                    }
-                    Err(Interrupt::Failed(fault)) => {
-                        was_late = is_late(&fault);
-                        undo_to_guard(transaction, limit, &fault).await?;
-                        results.push(Err(fault));
-                    }
-                    Err(other) => return Err(other),
-                }
-            }
-            Ok(results)
+            apart(batch, run, transaction, incoming).await
         }
     }
+}
+
+/// Calls an SQL function.
+async fn in_server(
+    batch: &BatchRun<'_>,
+    handler: &SqlHandler,
+    transaction: &mut PgConnection,
+    incoming: &[Message<'_>],
+) -> Result<Results, Interrupt> {
+    let BatchRun { shared, plan, backend, .. } = *batch;
+    let consumer = &shared.consumer.name;
+    let called = async {
+        match plan {
+            BatchPlan::Together { .. } => {
+                call_together(transaction, handler, consumer, incoming, batch.lock_wait()).await
+            }
+            BatchPlan::Apart { .. } | BatchPlan::ByItself { .. } => {
+                let subtransactions = match plan {
+                    BatchPlan::ByItself { .. } => Subtransactions::Messages,
+                    BatchPlan::Apart { unparsed: true, .. } => Subtransactions::UnparsedParts,
+                    BatchPlan::Apart { each: true, .. } => Subtransactions::ParsedMessages,
+                    _ => Subtransactions::Parts,
+                };
+                call_apart(transaction, handler, consumer, incoming, subtransactions).await
+            }
+        }
+        .map_err(Interrupt::of_handler)
+    };
+    until_deadline(shared, backend, HandlerWait::InServer, called).await
+}
+
+/// Calls a handler in Rust for all messages in one subtransaction: the first failure ends it.
+async fn together(
+    batch: &BatchRun<'_>,
+    run: &ConsumerHandler,
+    transaction: &mut PgConnection,
+    incoming: &[Message<'_>],
+) -> Result<Results, Interrupt> {
+    let BatchRun { shared, backend, .. } = *batch;
+    let limit = shared.postgres.client_timeout();
+    begin_guard(transaction, batch.lock_wait(), limit).await?;
+    let mut results = Results::with_capacity(incoming.len());
+    if let ConsumerHandler::RustBatch(handler) = run {
+        let called = async {
+            let context = Context::new(transaction, None);
+            let done = catch_panic(async { handler.handle_batch(context, incoming).await }).await?;
+            or_stop(transaction, done).await
+        };
+        let responses = until_deadline(shared, backend, HandlerWait::InProcess, called).await?;
+        if responses.len() != incoming.len() {
+            return Err(Interrupt::Failed(wrong_count(responses.len(), incoming.len())));
+        }
+        results.extend(responses.iter().map(|response| Ok(response.as_ref().map(pg::json_text))));
+    } else {
+        for message in incoming {
+            let called = async {
+                let done = call_one(run, transaction, message).await?;
+                or_stop(transaction, done).await
+            };
+            let response = until_deadline(shared, backend, HandlerWait::InProcess, called).await?;
+            // The writes of the next message would be committed without its key.
+            if !transaction.is_in_transaction() {
+                return Err(over(None));
+            }
+            results.push(Ok(response.as_ref().map(pg::json_text)));
+        }
+    }
+    end_guard(transaction, limit).await?;
+    Ok(results)
+}
+
+/// Calls a handler in Rust for each message in a subtransaction of its own.
+async fn apart(
+    batch: &BatchRun<'_>,
+    run: &ConsumerHandler,
+    transaction: &mut PgConnection,
+    incoming: &[Message<'_>],
+) -> Result<Results, Interrupt> {
+    let BatchRun { shared, backend, .. } = *batch;
+    let limit = shared.postgres.client_timeout();
+    let mut results = Results::with_capacity(incoming.len());
+    let mut was_late = false;
+    for message in incoming {
+        // A message that used up its time leaves none to those behind it, which run in a transaction of their own.
+        if was_late {
+            let text = "a message before it was out of time";
+            results.push(Err(Fault::new(FaultClass::Contention, None, text)));
+            continue;
+        }
+        begin_guard(transaction, batch.lock_wait(), limit).await?;
+        let called = async {
+            let done = call_one(run, transaction, message).await?;
+            or_stop(transaction, done).await
+        };
+        let fault = match until_deadline(shared, backend, HandlerWait::InProcess, called).await {
+            Ok(response) => match end_guard(transaction, limit).await {
+                Ok(()) => {
+                    results.push(Ok(response.as_ref().map(pg::json_text)));
+                    continue;
+                }
+                Err(Interrupt::Failed(fault)) => fault,
+                Err(other) => return Err(other),
+            },
+            // Another transaction may wait for its locks: it ends at once.
+            Err(Interrupt::Failed(fault)) if fault.class == FaultClass::Contention => {
+                return Err(Interrupt::Failed(fault));
+            }
+            Err(Interrupt::Failed(fault)) => {
+                was_late = is_late(&fault);
+                fault
+            }
+            Err(other) => return Err(other),
+        };
+        undo_to_guard(transaction, limit, &fault).await?;
+        results.push(Err(fault));
+    }
+    Ok(results)
 }
 
 fn wrong_count(got: usize, wanted: usize) -> Fault {

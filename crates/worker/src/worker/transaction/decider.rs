@@ -317,17 +317,30 @@ impl Decider {
             }
             outcomes[index] = Some(outcome);
         }
-        // A success that came after their failures shows that these were not all's: the earlier messages are tried once more, and charged.
-        let is_completed = |outcome: &Option<Outcome>| outcome.as_ref().is_some_and(Outcome::completes);
-        if unwitnessed > 0 && outcomes.iter().any(is_completed) {
-            let again = BatchPlan::ByItself { witness: true, first: false };
-            for index in 0..work.len() {
-                let progress = &self.attempts.shared().progress;
-                if matches!(&outcomes[index], Some(Outcome::Undecided { fault, .. }) if !matches!(fault.class, FaultClass::Contention | FaultClass::Crashed))
-                    && progress.has_witness(&work[index].identity, progress.begin(), Instant::now().into())
-                {
-                    outcomes[index] = Some(self.by_itself(isolation, again, work[index]).await?);
-                }
+        if unwitnessed > 0 {
+            self.charge_unwitnessed(isolation, work, outcomes).await?;
+        }
+        Ok(())
+    }
+
+    /// Runs messages with unattributed failures once more, and charges them. A success after their failures shows that the environment is
+    /// not the cause.
+    async fn charge_unwitnessed(
+        &mut self,
+        isolation: Isolation,
+        work: &[&Candidate],
+        outcomes: &mut [Option<Outcome>],
+    ) -> Result<(), AbandonedBatch> {
+        if !outcomes.iter().flatten().any(Outcome::completes) {
+            return Ok(());
+        }
+        let again = BatchPlan::ByItself { witness: true, first: false };
+        for index in 0..work.len() {
+            let progress = &self.attempts.shared().progress;
+            if matches!(&outcomes[index], Some(Outcome::Undecided { fault, .. }) if !matches!(fault.class, FaultClass::Contention | FaultClass::Crashed))
+                && progress.has_witness(&work[index].identity, progress.begin(), Instant::now().into())
+            {
+                outcomes[index] = Some(self.by_itself(isolation, again, work[index]).await?);
             }
         }
         Ok(())

@@ -2,6 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use chrono::{DateTime, Utc};
+use sqlx::PgConnection;
+
 use super::claim::{CLAIM_ROUNDS, held_by_lease, too_quick};
 use super::letters::{GivenUpDelivery, keep_letters};
 use super::record::{audit_records, failure, refusal, refusal_record};
@@ -34,72 +37,13 @@ pub(crate) async fn record_failure(
     let consumer = &shared.consumer;
     let mut transaction = pg::begin(&mut session.connection).await.map_err(Interrupt::of_ours)?;
     pg::limit_lock_wait(&mut transaction, KEYS_LOCK_WAIT).await.map_err(Interrupt::of_ours)?;
-    // Since the rollback the key may have changed: another worker completed it, or it is another payload's.
-    let mut outcome = None;
-    for _ in 0..CLAIM_ROUNDS {
-        let known = pg::look_up(&mut transaction, &consumer.name, &[&candidate.identity]).await;
-        let record = known.map_err(Interrupt::of_ours)?.into_iter().flatten().next();
-        let attempts = match &record {
-            None => 0,
-            Some(record) => match decide(record, candidate.fingerprint.as_ref(), consumer.on_conflict) {
-                KeyDecision::Duplicate => {
-                    pg::await_standby(&mut transaction).await.map_err(Interrupt::of_ours)?;
-                    outcome = Some(Outcome::Duplicate(DuplicateSource::Postgres));
-                    break;
-                }
-                KeyDecision::Reject(rejection) => {
-                    outcome = Some(Outcome::rejected(rejection));
-                    break;
-                }
-                KeyDecision::Leased => {
-                    outcome = Some(match wait(record, now) {
-                        None => Outcome::rejected(leased()),
-                        Some(wait) => match consumer.retry.rung_for(wait) {
-                            Some(delay) => Outcome::Postponed { delay },
-                            None => return Err(Interrupt::Held(held_by_lease())),
-                        },
-                    });
-                    break;
-                }
-                KeyDecision::Retake => record.attempts,
-            },
-        };
-        // Another copy ran and failed since our run was rolled back: this one came too early, and spends nothing.
-        let rung = record
-            .as_ref()
-            .and_then(|record| wait(record, now))
-            .and_then(|wait| consumer.retry.rung_for(wait));
-        if let (None, Some(delay)) = (&counted, rung) {
-            outcome = Some(Outcome::Postponed { delay });
-            break;
+    let mut outcome = match count_failure(shared, &mut transaction, candidate, fault, counted, now).await? {
+        CountedFailure::Now(outcome) => outcome,
+        CountedFailure::Before(outcome) => {
+            transaction.commit().await.map_err(Interrupt::of_ours)?;
+            return Ok(outcome);
         }
-        let mut attempt = *counted.get_or_insert(attempts.saturating_add(1));
-        let mut failed_now = failure_outcome(shared, fault.clone(), attempt);
-        if attempts >= attempt {
-            if matches!(failed_now, Outcome::Retried { .. }) {
-                // Ours, of a COMMIT with a lost reply, or that of a copy that failed at the same time: it is counted, with its audit row.
-                transaction.commit().await.map_err(Interrupt::of_ours)?;
-                return Ok(failed_now);
-            }
-            // A final verdict of ours would be in the row: this is the attempt of a copy, and ours comes after it.
-            attempt = attempts.saturating_add(1);
-            *counted = Some(attempt);
-            failed_now = failure_outcome(shared, fault.clone(), attempt);
-        }
-        let written = match refusal(candidate, &failed_now) {
-            Some(refusal) => pg::refuse(&mut transaction, &consumer.name, now, false, &[refusal]).await,
-            None => {
-                let failure = failure(candidate, &failed_now, now);
-                pg::fail(&mut transaction, &consumer.name, now, false, failure.as_slice()).await
-            }
-        };
-        // Nothing written: the row has changed since the look-up, so it is read again.
-        if written.map_err(Interrupt::of_ours)? == 1 {
-            outcome = Some(failed_now);
-            break;
-        }
-    }
-    let mut outcome = outcome.ok_or_else(too_quick)?;
+    };
     let took = i64::try_from(started.elapsed().as_micros()).unwrap_or(i64::MAX);
     let records = audit_records(shared, took, std::iter::once((candidate, &outcome)));
     pg::append_audit(&mut transaction, &consumer.name, &shared.worker, now, &records)
@@ -113,6 +57,84 @@ pub(crate) async fn record_failure(
     transaction.commit().await.map_err(Interrupt::of_ours)?;
     step("worker.record_failure.after");
     Ok(outcome)
+}
+
+/// A failure in its key's row.
+enum CountedFailure {
+    /// To be recorded in the audit trail.
+    Now(Outcome),
+    /// Ours, of a COMMIT with a lost reply, or that of a copy that failed at the same time: it is counted, with its audit row.
+    Before(Outcome),
+}
+
+/// Writes a failure to its key's row, unless the key has changed since the rollback: another worker completed it, or it is another
+/// payload's.
+async fn count_failure(
+    shared: &ConsumerContext,
+    transaction: &mut PgConnection,
+    candidate: &Candidate,
+    fault: &Fault,
+    counted: &mut Option<u32>,
+    now: DateTime<Utc>,
+) -> Result<CountedFailure, Interrupt> {
+    let consumer = &shared.consumer;
+    for _ in 0..CLAIM_ROUNDS {
+        let known = pg::look_up(transaction, &consumer.name, &[&candidate.identity]).await;
+        let record = known.map_err(Interrupt::of_ours)?.into_iter().flatten().next();
+        let attempts = match &record {
+            None => 0,
+            Some(record) => match decide(record, candidate.fingerprint.as_ref(), consumer.on_conflict) {
+                KeyDecision::Duplicate => {
+                    pg::await_standby(transaction).await.map_err(Interrupt::of_ours)?;
+                    return Ok(CountedFailure::Now(Outcome::Duplicate(DuplicateSource::Postgres)));
+                }
+                KeyDecision::Reject(rejection) => {
+                    return Ok(CountedFailure::Now(Outcome::rejected(rejection)));
+                }
+                KeyDecision::Leased => {
+                    return Ok(CountedFailure::Now(match wait(record, now) {
+                        None => Outcome::rejected(leased()),
+                        Some(wait) => match consumer.retry.rung_for(wait) {
+                            Some(delay) => Outcome::Postponed { delay },
+                            None => return Err(Interrupt::Held(held_by_lease())),
+                        },
+                    }));
+                }
+                KeyDecision::Retake => record.attempts,
+            },
+        };
+        // Another copy ran and failed since our run was rolled back: this one came too early, and spends nothing.
+        let rung = record
+            .as_ref()
+            .and_then(|record| wait(record, now))
+            .and_then(|wait| consumer.retry.rung_for(wait));
+        if let (None, Some(delay)) = (&counted, rung) {
+            return Ok(CountedFailure::Now(Outcome::Postponed { delay }));
+        }
+        let mut attempt = *counted.get_or_insert(attempts.saturating_add(1));
+        let mut failed_now = failure_outcome(shared, fault.clone(), attempt);
+        if attempts >= attempt {
+            if matches!(failed_now, Outcome::Retried { .. }) {
+                return Ok(CountedFailure::Before(failed_now));
+            }
+            // A final verdict of ours would be in the row: this is the attempt of a copy, and ours comes after it.
+            attempt = attempts.saturating_add(1);
+            *counted = Some(attempt);
+            failed_now = failure_outcome(shared, fault.clone(), attempt);
+        }
+        let written = match refusal(candidate, &failed_now) {
+            Some(refusal) => pg::refuse(transaction, &consumer.name, now, false, &[refusal]).await,
+            None => {
+                let failure = failure(candidate, &failed_now, now);
+                pg::fail(transaction, &consumer.name, now, false, failure.as_slice()).await
+            }
+        };
+        // Nothing written: the row has changed since the look-up, so it is read again.
+        if written.map_err(Interrupt::of_ours)? == 1 {
+            return Ok(CountedFailure::Now(failed_now));
+        }
+    }
+    Err(too_quick())
 }
 
 /// Writes audit rows in a transaction of their own, for decisions that needed no other.
