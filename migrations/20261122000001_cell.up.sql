@@ -273,12 +273,15 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
     seconds constant numeric := extract(epoch from given);
+    exact interval;
 begin
     if (seconds between extract(epoch from least_time) and extract(epoch from most)) is not true then
         raise exception using errcode = 'ONC11',
             message = format('oncely: %s is not between %s and %s', name, least_time, most);
     end if;
-    return justify_hours(make_interval(secs => seconds::double precision));
+    exact := make_interval(secs => seconds::double precision);
+    -- A lease of 24 hours is no calendar day, which may have 25.
+    return case when seconds > 86400 then justify_hours(exact) else exact end;
 end
 $$;
 comment on function oncely.checked_time is

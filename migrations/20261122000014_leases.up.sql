@@ -331,7 +331,7 @@ begin
         end if;
         -- No lease is longer than a day: one that is was granted by a clock that was ahead.
         if known.owner is not null and known.not_before > clock_timestamp()
-            and known.not_before <= clock_timestamp() + interval '1 day'
+            and known.not_before <= clock_timestamp() + interval '24 hours'
         then
             outcome := 'in_flight';
             delay := known.not_before - clock_timestamp();
@@ -382,7 +382,7 @@ begin
                 i.not_before is null
                 or i.not_before <= clock_timestamp()
                     + case when i.owner is null then interval '100 milliseconds' else interval '0' end
-                or (i.owner is not null and i.not_before > clock_timestamp() + interval '1 day')
+                or (i.owner is not null and i.not_before > clock_timestamp() + interval '24 hours')
             )
         returning i.fencing_token, i.attempts, i.crash_attempts, i.steps into granted;
         continue when not found;

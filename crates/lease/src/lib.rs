@@ -72,7 +72,7 @@ pub use claim::{Claim, ClaimOutcome, Grant, fingerprint};
 pub use error::StoreError;
 pub use grouped::{
     CallGroup, GroupLimits, GroupedStore, LeaseSessions, RunCompletion, RunTrail, SessionReuse, Statement,
-    StatementError, TagFn, statement,
+    StatementError, TagFn, repeatable, statement,
 };
 pub use held::{BegunStep, FailOutcome, Failure, KeySnapshot, LeaseId, RenewOutcome, StepState};
 pub use memory::{Memory, MemoryClock, MemoryStore};

@@ -14,6 +14,12 @@ const AWAY: Duration = Duration::from_secs(600);
 /// Maximum number of remembered undecided messages.
 const MOST: usize = 20_000;
 
+/// Number of times that one waits to run alone before it runs beside others.
+pub const MOST_TRIES_ALONE: u32 = 8;
+
+/// Time for which a wait behind another one that runs alone is no try.
+const UNCOUNTED: Duration = Duration::from_secs(60);
+
 /// Contention that lasts longer is not caused by a batch.
 const PERSISTS: Duration = Duration::from_secs(60);
 
@@ -54,8 +60,21 @@ struct UndecidedTry {
     tries: u32,
     /// Whether it waits in this process; if not, it has gone to the end of its queue.
     is_here: bool,
-    /// Whether it was at work when processes died, and must be alone.
-    runs_alone: bool,
+    /// If it was at work when processes died, and has to run alone.
+    alone: Option<WaitAlone>,
+}
+
+/// A wait to run alone.
+#[derive(Clone, Copy, Debug)]
+struct WaitAlone {
+    since: Instant,
+    tries: u32,
+}
+
+impl WaitAlone {
+    fn is_over(&self) -> bool {
+        self.tries >= MOST_TRIES_ALONE
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -249,17 +268,24 @@ impl<K: Clone + Eq + Hash> Witnesses<K> {
         (pause.min(Duration::from_secs(30)), one.since)
     }
 
-    /// Records that this one has to run alone, and waits for that; counts no try. Returns the time since which it waits here.
-    pub fn waits_alone(&self, key: &K, now: Instant) -> Instant {
+    /// Records that this one has to run alone, and could not. `behind_another`: another one ran alone; that counts as no try for
+    /// [`UNCOUNTED`], as several run one after another. Returns the time since which it waits for that, and whether the try counts.
+    pub fn could_not_run_alone(&self, key: &K, now: Instant, behind_another: bool) -> (Instant, bool) {
         let mut state = self.lock();
-        let one = state.undecided(key, now);
-        one.runs_alone = true;
-        one.since
+        let alone = state.undecided(key, now).alone.get_or_insert(WaitAlone { since: now, tries: 0 });
+        let counts = !behind_another || now.saturating_duration_since(alone.since) >= UNCOUNTED;
+        alone.tries += u32::from(counts);
+        (alone.since, counts)
     }
 
-    /// Returns whether this one is known to have to run alone.
-    pub fn runs_alone(&self, key: &K) -> bool {
-        self.lock().undecided.get(key).is_some_and(|one| one.runs_alone)
+    /// Returns whether this one has to run alone, as far as known here, and has not tried that [`MOST_TRIES_ALONE`] times.
+    pub fn has_to_run_alone(&self, key: &K) -> bool {
+        self.lock().undecided.get(key).and_then(|one| one.alone).is_some_and(|alone| !alone.is_over())
+    }
+
+    /// Returns whether this one has tried to run alone [`MOST_TRIES_ALONE`] times: it runs beside others.
+    pub fn has_waited_alone(&self, key: &K) -> bool {
+        self.lock().undecided.get(key).and_then(|one| one.alone).is_some_and(|alone| alone.is_over())
     }
 
     /// Returns whether this one has waited for so long that its failure is not momentary.
@@ -295,7 +321,7 @@ impl<K: Clone + Eq + Hash> WitnessState<K> {
         if self.undecided.len() >= MOST {
             self.undecided.clear();
         }
-        let fresh = UndecidedTry { failed: None, since: now, tries: 0, is_here: true, runs_alone: false };
+        let fresh = UndecidedTry { failed: None, since: now, tries: 0, is_here: true, alone: None };
         let one = self.undecided.entry(key.clone()).or_insert(fresh);
         if one.is_forgotten(now) {
             *one = fresh;

@@ -380,3 +380,21 @@ async fn a_key_in_an_open_transaction_is_not_rejected_as_in_flight() {
     running.end().await;
     assert_eq!(world.count("select count(*) from oncely.dead_letters").await, 0);
 }
+
+#[tokio::test]
+async fn a_letter_that_cannot_be_written_is_told_of_and_written_when_it_can() {
+    let mut world = world_with("", RETRY, "").await;
+    let closed = "alter table oncely.dead_letters add constraint closed check (false) not valid";
+    sqlx::raw_sql(closed).execute(&mut world.sql).await.unwrap();
+    let running = Running::start(&world, &Odd::default());
+    world.publish("charges", message("acme", ""), "{}").await;
+    let told = "select count(*) from oncely.processes where state = 'unready' and reason like '%23514%'";
+    world.wait_for(told, 1).await;
+    sqlx::raw_sql("alter table oncely.dead_letters drop constraint closed")
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+    world.wait_for("select count(*) from oncely.dead_letters", 1).await;
+    world.wait_for("select count(*) from oncely.processes where state = 'unready'", 0).await;
+    running.end().await;
+}

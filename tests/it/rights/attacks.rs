@@ -294,6 +294,12 @@ async fn no_interval_is_another_time_when_it_is_added_than_when_it_is_compared()
         ) as i
         where extract(epoch from now() + retention - now()) <> extract(epoch from retention)";
     assert_eq!(world.count(crooked).await, 0);
+    // The night has 25 hours where the session is, and a lease 24.
+    run(&mut world, "set timezone = 'Europe/Berlin'").await;
+    let lease = "select extract(epoch from begins + oncely.checked_time('lease', '1 day', '1 second', '1 day') - begins)::bigint
+        from (values (timestamptz '2026-10-24 12:00')) as v (begins)";
+    assert_eq!(world.count(lease).await, 86_400);
+    run(&mut world, "reset timezone").await;
     for login in [&relay, &operator] {
         let mut sql = login.connect().await;
         let deletes = "select oncely.delete_keys(array(select ctid from oncely.idempotency_keys))";

@@ -191,6 +191,10 @@ pub(crate) const TESTED: &[Tested] = &[
         "any_sqlstate_gives_up_a_key",
         &["lease_stores::postgres::no_sqlstate_that_an_argument_does_not_cause_gives_up_a_key"],
     ),
+    it(
+        "refused_letter_is_not_told",
+        &["leased::blame::a_letter_that_cannot_be_written_is_told_of_and_written_when_it_can"],
+    ),
     it("redis_complete_without_token", &[REDIS]),
     it(
         "redis_callers_clock",

@@ -7,6 +7,6 @@ mod store;
 mod trail;
 
 pub use group::{CallGroup, GroupLimits};
-pub use sessions::{LeaseSessions, SessionReuse, Statement, StatementError, statement};
+pub use sessions::{LeaseSessions, SessionReuse, Statement, StatementError, repeatable, statement};
 pub use store::{GroupedStore, RunCompletion, TagFn};
 pub use trail::RunTrail;

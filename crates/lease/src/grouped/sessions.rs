@@ -65,6 +65,25 @@ pub struct LeaseSessions {
     has_contact: bool,
 }
 
+/// A fault that the statement's own code has classified.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct RepeatableFault(Fault);
+
+/// Creates the error of a statement that is repeated after this fault, whatever its class, and is no outage. An operator learns of it unless
+/// it is another transaction's lock.
+#[doc(hidden)]
+pub fn repeatable(fault: Fault) -> sqlx::Error {
+    sqlx::Error::Configuration(Box::new(RepeatableFault(fault)))
+}
+
+fn repeatable_fault(error: &sqlx::Error) -> Option<&Fault> {
+    match error {
+        sqlx::Error::Configuration(inner) => inner.downcast_ref::<RepeatableFault>().map(|fault| &fault.0),
+        _ => None,
+    }
+}
+
 /// A statement of the lease protocol, to be run in one session.
 pub type Statement<T, E> = Box<dyn for<'c> FnOnce(&'c mut Session) -> BoxFuture<'c, Result<T, E>> + Send>;
 
@@ -242,18 +261,19 @@ impl LeaseSessions {
         if is_lease_lost(&error) {
             return StatementError::Lost;
         }
-        let (fault, is_stalled) = match classify(error) {
+        let (fault, is_outage) = match (repeatable_fault(&error).cloned(), classify(error)) {
+            (Some(fault), _) => (fault, false),
+            (None, PgFault::Outage(outage)) => {
+                (Fault::new(FaultClass::Environment, None, outage.to_string()), true)
+            }
+            (None, PgFault::Fault(fault)) if passes(&fault) => (fault, false),
+            (None, PgFault::Fault(fault)) => return StatementError::Refused(fault),
+        };
+        let is_stalled = match is_outage {
             // A session that was already lost is no evidence about the server: the next one is.
-            PgFault::Outage(outage) => {
-                let fault = Fault::new(FaultClass::Environment, None, outage.to_string());
-                (fault, self.away.is_since(asked))
-            }
+            true => self.away.is_since(asked),
             // A lock of another transaction is not a fault of PostgreSQL.
-            PgFault::Fault(fault) if passes(&fault) => {
-                let is_stalled = fault.class != FaultClass::Contention;
-                (fault, is_stalled)
-            }
-            PgFault::Fault(fault) => return StatementError::Refused(fault),
+            false => fault.class != FaultClass::Contention,
         };
         if is_stalled {
             self.stall(&fault);

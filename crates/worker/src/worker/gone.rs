@@ -2,7 +2,7 @@
 
 use tokio::time::Instant;
 
-use super::batch::prepare::identity_of;
+use super::batch::prepare::{ReadingStretch, identity_of};
 use super::candidate::PartialIdentity;
 use super::shared::ConsumerContext;
 use oncely_amqp::Delivery;
@@ -26,9 +26,11 @@ pub(super) fn postponed(
 
 /// Releases deliveries that come again by another channel. Those that have failed do not wait in this process any more: the consumer does not
 /// stand still for them.
-pub(super) fn abandon_deliveries(shared: &ConsumerContext, deliveries: Vec<Box<Delivery>>) {
+pub(super) async fn abandon_deliveries(shared: &ConsumerContext, deliveries: Vec<Box<Delivery>>) {
     let now = Instant::now();
+    let mut read = ReadingStretch::default();
     for mut delivery in deliveries {
+        read.add(delivery.message.body.len()).await;
         if let Ok(identity) = identity_of(shared, &mut delivery) {
             shared.progress.leaves(&identity, now);
         }

@@ -78,7 +78,7 @@ impl Lane {
             self.decider.attempts.at_work_on(batch.len());
             // Paused: the deliveries taken come again when their channel is closed.
             let Some(_at_work) = shared.gate.begin() else {
-                abandon_deliveries(&shared, batch);
+                abandon_deliveries(&shared, batch).await;
                 continue;
             };
             for batch in split_by_bytes(batch, |delivery| delivery.message.body.len()) {
@@ -138,7 +138,7 @@ impl Lane {
         // A delivery of a lost channel comes again on the next one.
         let (gone, deliveries): (Vec<_>, Vec<_>) =
             deliveries.into_iter().partition(|delivery| delivery.channel.is_over());
-        abandon_deliveries(&shared, gone);
+        abandon_deliveries(&shared, gone).await;
         if shared.keys.are_stale() || deliveries.iter().any(|delivery| names_unknown_key(&shared, delivery)) {
             self.decider.attempts.learn_keys(began.into_std()).await?;
         }

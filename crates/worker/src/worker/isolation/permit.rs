@@ -33,7 +33,7 @@ const ALONE: Duration = Duration::from_secs(5);
 pub(crate) struct ProcessRights {
     /// Held shared by transactions, which are short.
     transactions: Arc<RwLock<()>>,
-    /// Held shared by runs under leases, which may last: a transaction never waits for it.
+    /// Held shared by what may last: runs under leases, and suspects after their time alone. A transaction never waits for it.
     runs: Arc<RwLock<()>>,
     /// Held by the suspect at work until it ends, also while others run beside it again: of two suspects side by side, one would be charged
     /// with the other's crash. Only its holder waits for the other two alone.
@@ -63,9 +63,11 @@ impl Permits {
         Self { lanes: Arc::default(), process, alone: ALONE }
     }
 
-    /// Waits for the permit to run. Returns `None` if a transaction must be alone and others stay at work: it waits aside, and they don't
-    /// wait for it. If `exclusive`, no other lane of the consumer runs beside it, for [`ALONE`] at most.
-    pub(crate) async fn take(&self, isolation: Isolation, exclusive: bool) -> Option<Permit> {
+    /// Waits for the permit to run. If `exclusive`, no other lane of the consumer runs beside it, for [`ALONE`] at most.
+    ///
+    /// # Errors
+    /// If a transaction must be alone and others stay at work: it waits aside, and they don't wait for it.
+    pub(crate) async fn take(&self, isolation: Isolation, exclusive: bool) -> Result<Permit, NotAlone> {
         let alone =
             async { tokio::time::timeout(LONGEST_WAIT_ALONE, Arc::clone(&self.lanes).write_owned()).await };
         // Always in this order: lanes that wait for one of the two can't wait for each other.
@@ -83,20 +85,30 @@ impl Permits {
                 (PermitLock::Shared(transactions.read_owned().await), None, None)
             }
             Isolation::Exclusive => {
-                let runs = || Arc::clone(&self.process.runs).try_write_owned().ok();
-                // A run that lasts, a suspect's too, makes waiting futile: neither this lane nor a transaction waits for it.
-                drop(runs()?);
-                let suspects = Arc::clone(&self.process.suspects).lock_owned();
-                let suspect = tokio::time::timeout(LONGEST_WAIT_ALONE, suspects).await.ok()?;
-                let alone =
-                    tokio::time::timeout(LONGEST_WAIT_ALONE, transactions.write_owned()).await.ok()?;
-                let runs = PermitLock::Alone(ExclusiveLock::hold(runs()?, self.alone));
+                let suspect = self.take_turn_of_suspects().await?;
+                let alone = tokio::time::timeout(LONGEST_WAIT_ALONE, transactions.write_owned()).await;
+                let alone = alone.map_err(|_| NotAlone::Others)?;
+                let runs = Arc::clone(&self.process.runs).try_write_owned().map_err(|_| NotAlone::Others)?;
+                let runs = PermitLock::Alone(ExclusiveLock::hold_and_share(runs, self.alone));
                 let process = PermitLock::Alone(ExclusiveLock::hold(alone, self.alone));
                 (process, Some(runs), Some(suspect))
             }
         };
         let (lanes, process) = (Some(lanes), Some(process));
-        Some(Permit { exclusive, _lanes: lanes, _process: process, _runs: runs, _suspect: suspect })
+        Ok(Permit { exclusive, _lanes: lanes, _process: process, _runs: runs, _suspect: suspect })
+    }
+
+    /// Waits for the suspects before this one, but not for a run that lasts, a suspect's too: `runs` is then shared.
+    async fn take_turn_of_suspects(&self) -> Result<OwnedMutexGuard<()>, NotAlone> {
+        let suspects = Arc::clone(&self.process.suspects);
+        if self.process.runs.try_write().is_err() && self.process.runs.try_read().is_ok() {
+            return Err(match suspects.try_lock_owned() {
+                Ok(_) => NotAlone::Others,
+                Err(_) => NotAlone::Suspect,
+            });
+        }
+        let turn = tokio::time::timeout(LONGEST_WAIT_ALONE, suspects.lock_owned()).await;
+        turn.map_err(|_| NotAlone::Suspect)
     }
 
     /// Takes the permit of a run under a lease. The run may last, so no transaction waits for its permit.
@@ -117,7 +129,6 @@ impl Permits {
         let transactions = tokio::time::timeout(MOMENT, transactions).await.map_err(|_| NotAlone::Others)?;
         let alone = self.alone.min(ALONE_AMONG_RUNS);
         let process = Some(PermitLock::Alone(ExclusiveLock::hold(transactions, alone)));
-        // Then it is a run like the others, for which no lane's suspect waits.
         let runs = Some(PermitLock::Alone(ExclusiveLock::hold_and_share(runs, alone)));
         Ok(Permit { exclusive: true, _lanes: None, _process: process, _runs: runs, _suspect: Some(suspect) })
     }
@@ -197,6 +208,11 @@ mod tests {
 
     use super::*;
 
+    /// Returns whether a transaction gets its permit at once.
+    fn is_taken(permits: &Permits, isolation: Isolation) -> bool {
+        permits.take(isolation, false).now_or_never().is_some_and(|permit| permit.is_ok())
+    }
+
     #[tokio::test]
     async fn a_suspect_is_alone_in_the_process_and_not_for_long() {
         let process = ProcessRights::default();
@@ -204,28 +220,42 @@ mod tests {
         let other = Permits::new(process);
         let alone = one.take(Isolation::Exclusive, false).await.unwrap();
         for isolation in [Isolation::None, Isolation::Marked, Isolation::Exclusive] {
-            assert!(other.take(isolation, false).now_or_never().flatten().is_none());
+            assert!(other.take(isolation, false).now_or_never().is_none());
         }
         let beside =
             tokio::time::timeout(Duration::from_secs(30), other.take(Isolation::None, false)).await.unwrap();
-        assert!(beside.is_some(), "it is still at work, and nobody waits for it");
-        assert!(
-            one.take(Isolation::Exclusive, false).await.is_none(),
-            "who must be alone gives up after a while"
+        assert!(beside.is_ok(), "it is still at work, and nobody waits for it");
+        let next = one.take(Isolation::Exclusive, false).now_or_never();
+        assert_eq!(
+            next.and_then(Result::err),
+            Some(NotAlone::Suspect),
+            "nor does the next one, which would wait long"
         );
-        assert!(
-            other.take(Isolation::None, false).now_or_never().flatten().is_some(),
-            "and is not waited for either"
-        );
+        assert!(is_taken(&other, Isolation::None));
         drop(beside);
         assert_eq!(
             other.take_among_runs().await.err(),
             Some(NotAlone::Suspect),
             "another suspect waits for as long as it is at work"
         );
-        assert!(other.take(Isolation::Exclusive, false).await.is_none());
         drop(alone);
-        assert!(other.take(Isolation::Exclusive, false).await.is_some());
+        assert!(other.take(Isolation::Exclusive, false).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn suspects_of_all_lanes_are_at_work_one_after_another() {
+        let process = ProcessRights::default();
+        let (one, other) = (Permits::new(process.clone()), Permits::new(process));
+        let first = one.take(Isolation::Exclusive, false).await.unwrap();
+        let mut second = std::pin::pin!(other.take(Isolation::Exclusive, false));
+        assert!(second.as_mut().now_or_never().is_none());
+        let third = one.take(Isolation::Exclusive, false);
+        let mut third = std::pin::pin!(third);
+        assert!(third.as_mut().now_or_never().is_none());
+        drop(first);
+        let second = second.await.expect("its turn comes");
+        drop(second);
+        assert!(third.await.is_ok());
     }
 
     #[tokio::test]
@@ -238,24 +268,22 @@ mod tests {
         assert!(suspect.as_mut().now_or_never().is_none(), "it waits for a moment");
         let next = leased.take_among_runs().now_or_never();
         assert!(next.is_some_and(|busy| busy.err() == Some(NotAlone::Suspect)), "one at a time");
-        assert!(lanes.take(Isolation::None, false).now_or_never().flatten().is_some());
+        assert!(is_taken(&lanes, Isolation::None));
         assert_eq!(suspect.await.err(), Some(NotAlone::Others), "and then waits aside");
-        let of_lanes = lanes.take(Isolation::Exclusive, false);
-        assert!(
-            of_lanes.now_or_never().is_some_and(|none| none.is_none()),
+        let of_lanes = lanes.take(Isolation::Exclusive, false).now_or_never();
+        assert_eq!(
+            of_lanes.and_then(Result::err),
+            Some(NotAlone::Others),
             "nobody waits for a run that lasts"
         );
-        assert!(
-            leased.take_for_run().now_or_never().is_some()
-                && lanes.take(Isolation::None, false).now_or_never().flatten().is_some()
-        );
+        assert!(leased.take_for_run().now_or_never().is_some() && is_taken(&lanes, Isolation::None));
         drop(lasting);
         let alone = leased.take_among_runs().await.unwrap();
         assert!(lanes.take(Isolation::None, false).now_or_never().is_none());
         assert!(leased.take_for_run().now_or_never().is_none());
         drop(alone);
         let of_lanes = lanes.take(Isolation::Exclusive, false).await;
-        assert!(of_lanes.is_some() && leased.take_for_run().now_or_never().is_none());
+        assert!(of_lanes.is_ok() && leased.take_for_run().now_or_never().is_none());
     }
 
     #[tokio::test]
@@ -267,20 +295,24 @@ mod tests {
         let beside = tokio::time::timeout(Duration::from_secs(30), leased.take_for_run()).await;
         drop(beside.expect("it is alone for a moment"));
         let suspect = lanes.take(Isolation::Exclusive, false).now_or_never();
-        assert!(suspect.is_some_and(|none| none.is_none()), "a lane's suspect waits aside at once");
-        assert!(lanes.take(Isolation::None, false).now_or_never().flatten().is_some());
+        assert_eq!(
+            suspect.and_then(Result::err),
+            Some(NotAlone::Suspect),
+            "a lane's suspect waits aside at once"
+        );
+        assert!(is_taken(&lanes, Isolation::None));
         drop(lasting);
-        assert!(lanes.take(Isolation::Exclusive, false).await.is_some());
+        assert!(lanes.take(Isolation::Exclusive, false).await.is_ok());
     }
 
     #[tokio::test]
     async fn lanes_that_take_turns_go_one_after_another() {
         let permits = Permits::new(ProcessRights::default());
         let first = permits.take(Isolation::None, true).await.unwrap();
-        assert!(first.exclusive && permits.take(Isolation::None, false).now_or_never().flatten().is_none());
+        assert!(first.exclusive && !is_taken(&permits, Isolation::None));
         drop(first);
         let _one = permits.take(Isolation::None, false).await.unwrap();
-        assert!(permits.take(Isolation::None, false).now_or_never().flatten().is_some());
+        assert!(is_taken(&permits, Isolation::None));
     }
 
     #[tokio::test]
@@ -288,6 +320,6 @@ mod tests {
         let permits = Permits { alone: Duration::from_millis(100), ..Permits::new(ProcessRights::default()) };
         let _long = permits.take(Isolation::None, true).await.unwrap();
         let beside = tokio::time::timeout(Duration::from_secs(30), permits.take(Isolation::None, true)).await;
-        assert!(beside.is_ok_and(|permit| permit.is_some()), "nobody waits for a handler up to its deadline");
+        assert!(beside.is_ok_and(|permit| permit.is_ok()), "nobody waits for a handler up to its deadline");
     }
 }

@@ -9,8 +9,9 @@ use crate::worker::transaction::letters::{GivenUpDelivery, keep_letters};
 use crate::worker::transaction::record::audit_record;
 use crate::worker::transaction::without_handler::{audit_only, reject};
 use oncely_amqp::Delivery;
+use oncely_core::fault::{Fault, FaultClass};
 use oncely_core::outcome::Outcome;
-use oncely_lease::{Statement, StatementError};
+use oncely_lease::{Statement, StatementError, repeatable};
 use oncely_postgres as pg;
 
 /// A delivery that does not run, with its outcome.
@@ -89,25 +90,21 @@ impl Runner {
     }
 }
 
-/// Converts an interrupt to an error that is tried again: it passes, or the message stays unacknowledged. Only an outage says that the server
-/// can't be reached (`LeaseSessions::ask`).
+/// Converts an interrupt to an error with which the statement is repeated.
 fn interrupted(interrupt: Interrupt) -> sqlx::Error {
-    let text = match interrupt {
-        Interrupt::Outage(outage) => return sqlx::Error::Io(std::io::Error::other(outage.to_string())),
-        Interrupt::Known => "a key is known".to_owned(),
+    match interrupt {
+        Interrupt::Outage(outage) => sqlx::Error::Io(std::io::Error::other(outage.to_string())),
+        Interrupt::Known => repeatable(Fault::new(FaultClass::Contention, None, "a key is known")),
         Interrupt::NotNow(fault)
         | Interrupt::Held(fault)
         | Interrupt::Failed(fault)
-        | Interrupt::Tainted(fault) => fault.to_string(),
-    };
-    sqlx::Error::Configuration(text.into())
+        | Interrupt::Tainted(fault) => repeatable(fault),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use oncely_core::fault::{Fault, FaultClass};
-    use oncely_postgres::is_outage;
 
     #[test]
     fn only_an_outage_says_that_the_server_cannot_be_reached() {
@@ -117,6 +114,5 @@ mod tests {
         let fault = Fault::new(FaultClass::Contention, Some("55P03".to_owned()), "lock timeout");
         let held = interrupted(Interrupt::Held(fault));
         assert!(matches!(held, sqlx::Error::Configuration(_)), "{held:?}");
-        assert!(is_outage(&away) && is_outage(&held), "both are tried again");
     }
 }

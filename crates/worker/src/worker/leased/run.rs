@@ -49,7 +49,7 @@ impl Runner {
         let at_work = shared.gate.begin();
         // Paused, or its channel is gone: it is redelivered.
         if at_work.is_none() || delivery.channel.is_over() {
-            return abandon_deliveries(shared, vec![delivery]);
+            return abandon_deliveries(shared, vec![delivery]).await;
         }
         delivery.unpark();
         self.decide_and_settle(delivery, taken, Some(place)).await;

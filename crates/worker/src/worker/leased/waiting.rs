@@ -21,15 +21,11 @@ use oncely_core::outcome::Outcome;
 use oncely_core::own_headers;
 use oncely_core::reason::{Reason, Rejection};
 
-/// Number of times a message waits to be alone in its process before it runs beside others, as in lanes.
-const MOST_TRIES: u32 = 8;
-
 /// Longest wait in the worker before a key is claimed again: its holder may be done long before the lease is over.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
-/// Wait of a suspect for another one; and for how long that counts as no try.
+/// Wait of a suspect for another one.
 const NEXT_SUSPECT: Duration = Duration::from_millis(500);
-const UNCOUNTED: Duration = Duration::from_secs(60);
 
 /// Other runs beside a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,11 +67,11 @@ impl Runner {
     }
 
     /// Returns whether a message must run alone. A message that kills its process does so twice among others (once if `max_crashes` is 2 or
-    /// less); then alone, where neither it nor another message can be charged by mistake. It waits [`MOST_TRIES`] times at most.
+    /// less); then alone, where neither it nor another message can be charged by mistake. Its tries to be alone are limited.
     pub(super) fn is_suspect(&self, candidate: &Candidate, crashes: u32) -> bool {
         let last_but_one = self.shared.consumer.retry.max_crashes.saturating_sub(1);
         let among_others = last_but_one.clamp(1, 2);
-        crashes >= among_others && self.shared.progress.tries(&candidate.identity) < MOST_TRIES
+        crashes >= among_others && !self.shared.progress.has_waited_alone(&candidate.identity)
     }
 
     /// Decides about a message with a key that another run holds.
@@ -109,23 +105,19 @@ impl Runner {
         }
     }
 
-    /// Puts a suspect aside until it can be alone. Waiting for another suspect counts as no try for [`UNCOUNTED`]: several are at work one
-    /// after another, and a run may last.
+    /// Puts a suspect aside until it can be alone.
     pub(super) fn waits_alone(&self, candidate: &Candidate, why: NotAlone) -> MessageDecision {
-        let since = self.shared.progress.waits_alone(&candidate.identity, Instant::now());
-        match why {
-            NotAlone::Suspect if since.elapsed() < UNCOUNTED => {
-                MessageDecision::Aside(Cause::Held, NEXT_SUSPECT, since)
-            }
-            NotAlone::Suspect | NotAlone::Others => self.waits(candidate, FaultClass::Contention),
+        let (progress, behind) = (&self.shared.progress, why == NotAlone::Suspect);
+        match progress.could_not_run_alone(&candidate.identity, Instant::now(), behind) {
+            (since, false) => MessageDecision::Aside(Cause::Held, NEXT_SUSPECT, since),
+            (_, true) => self.waits(candidate, FaultClass::Contention),
         }
     }
 
     /// Returns the isolation in which a run begins. A known suspect holds its key only while it is alone: a crash of the process would count
     /// as its own.
     pub(super) fn isolation(&self, candidate: &Candidate) -> RunIsolation {
-        let (progress, identity) = (&self.shared.progress, &candidate.identity);
-        match progress.runs_alone(identity) && progress.tries(identity) < MOST_TRIES {
+        match self.shared.progress.has_to_run_alone(&candidate.identity) {
             true => RunIsolation::Alone,
             false => RunIsolation::Shared,
         }

@@ -16,7 +16,7 @@ use crate::worker::candidate::{Candidate, PartialIdentity};
 use crate::worker::intake::aside::DeferredDeliveries;
 use crate::worker::interrupt::Interrupt;
 use crate::worker::isolation::marks::Marks;
-use crate::worker::isolation::permit::{Isolation, Permit};
+use crate::worker::isolation::permit::{Isolation, NotAlone, Permit};
 use crate::worker::prediction::{ExpectedKeys, KeyPrediction};
 use crate::worker::shared::ConsumerContext;
 use oncely_amqp::{ChannelLife, Delivery};
@@ -28,9 +28,6 @@ use oncely_postgres::{self as pg, AuditRecord, Session};
 use oncely_process::vitals::LoopBeat;
 use oncely_process::witnesses::Began;
 use oncely_traces::BatchTrace;
-
-/// Number of times a message waits to be alone in its process before it runs beside others.
-const MOST_TRIES: u32 = 8;
 
 /// Reason why a transaction did not decide a batch.
 #[derive(Debug)]
@@ -288,12 +285,21 @@ impl Attempts {
             pg::within(self.shared.postgres.client_timeout(), session.connection.ping()).await?;
         }
         self.hand.permit = None;
+        let progress = &self.shared.progress;
         let isolation = match work {
             // It has waited often enough.
-            [one] if self.shared.progress.tries(&one.identity) >= MOST_TRIES => Isolation::Marked,
+            [one] if progress.has_waited_alone(&one.identity) => Isolation::Marked,
             _ => isolation,
         };
-        self.hand.permit = self.shared.permits.take(isolation, exclusive).await;
+        match self.shared.permits.take(isolation, exclusive).await {
+            Ok(permit) => self.hand.permit = Some(permit),
+            Err(why) => {
+                for one in work {
+                    let behind = why == NotAlone::Suspect;
+                    progress.could_not_run_alone(&one.identity, tokio::time::Instant::now(), behind);
+                }
+            }
+        }
         Ok(self.hand.permit.is_some())
     }
 

@@ -10,6 +10,7 @@ use super::letters::{GivenUpDelivery, keep_letters};
 use super::record::{audit_records, failure, refusal, refusal_record};
 use super::replies::write_replies;
 use super::verdict::failure_outcome;
+use crate::worker::batch::prepare::ReadingStretch;
 use crate::worker::candidate::{Candidate, PartialIdentity};
 use crate::worker::interrupt::Interrupt;
 use crate::worker::shared::ConsumerContext;
@@ -166,13 +167,14 @@ pub(crate) async fn reject(
     pg::append_audit(&mut transaction, &shared.consumer.name, &shared.worker, now, &records)
         .await
         .map_err(Interrupt::of_ours)?;
-    let given_up = rejected.iter_mut().map(|(delivery, known, outcome)| GivenUpDelivery {
-        fingerprint: shared.consumer.fingerprint.fingerprint(&delivery.message.body),
-        delivery,
-        known: known.clone(),
-        outcome,
-    });
-    keep_letters(shared, &mut transaction, now, Interrupt::of_ours, given_up.collect()).await?;
+    let mut given_up = Vec::with_capacity(rejected.len());
+    let mut read = ReadingStretch::default();
+    for (delivery, known, outcome) in rejected {
+        read.add(delivery.message.body.len()).await;
+        let fingerprint = shared.consumer.fingerprint.fingerprint(&delivery.message.body);
+        given_up.push(GivenUpDelivery { fingerprint, delivery, known: known.clone(), outcome });
+    }
+    keep_letters(shared, &mut transaction, now, Interrupt::of_ours, given_up).await?;
     step("worker.reject.before");
     transaction.commit().await.map_err(Interrupt::of_ours)?;
     step("worker.reject.after");
