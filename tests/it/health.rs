@@ -121,16 +121,25 @@ async fn what_becomes_of_messages_is_counted_by_outcome_reason_and_source() {
 }
 
 #[tokio::test]
-async fn a_heartbeat_whose_idle_session_has_ended_goes_on_without_a_warning() {
+async fn a_session_that_the_server_ends_at_rest_is_no_outage() {
     let mut world = world("").await;
     world.apply_topology().await;
     let ends = "do $$ begin execute format('alter database %I set idle_session_timeout = ''1s''', current_database()); end $$";
     world.database.connect().await.unwrap().execute(ends).await.unwrap();
     let worker = world.start("worker");
+    let effects = "select count(*) from app.effects";
+    world.publish("payments", message("acme", "before"), "{}").await;
+    world.wait_for(effects, 1).await;
+    // Longer than the heartbeat's session and the lanes' may rest.
     let beats =
         "select count(*) from oncely.processes where last_seen_at > started_at + interval '9 seconds'";
     world.wait_for(beats, 1).await;
+    world.publish("payments", message("acme", "after"), "{}").await;
+    world.wait_for(effects, 2).await;
     assert!(!worker.output().contains("heartbeat"), "{}", worker.output());
+    let (_, metrics) = get(&address(&worker).await, "/metrics").await.unwrap();
+    let outages = sample(&metrics, r#"oncely_outages_total{consumer="payments"}"#);
+    assert!(outages < 1.0, "{}", worker.output());
     world.stop(worker).await;
 }
 

@@ -21,6 +21,12 @@ impl Outage {
     pub fn is_silence(&self) -> bool {
         matches!(&self.0, sqlx::Error::Io(error) if error.kind() == std::io::ErrorKind::TimedOut)
     }
+
+    /// Returns whether the server has only ended this session, because it was idle (`idle_session_timeout`, 57P05): nothing had begun.
+    #[must_use]
+    pub fn is_idle_end(&self) -> bool {
+        self.0.as_database_error().and_then(DatabaseError::code).as_deref() == Some("57P05")
+    }
 }
 
 /// An error of PostgreSQL.

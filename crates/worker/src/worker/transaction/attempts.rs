@@ -445,6 +445,12 @@ impl Attempts {
     pub(crate) async fn wait_out(&mut self, interrupt: Interrupt) -> Result<(), AbandonedBatch> {
         let shared = Arc::clone(&self.shared);
         let consumer = &shared.consumer.name;
+        if matches!(&interrupt, Interrupt::Outage(outage) if outage.is_idle_end()) {
+            // No outage: the next session does the work, after the shortest pause.
+            self.session = None;
+            self.marks.take_back(&shared, &mut self.session).await;
+            return self.pause().await;
+        }
         shared.counters.outage();
         match interrupt {
             Interrupt::Outage(outage) => {
