@@ -269,7 +269,7 @@ impl<K: Clone + Eq + Hash> Witnesses<K> {
     }
 
     /// Records that this one has to run alone, and could not. `behind_another`: another one ran alone; that counts as no try for
-    /// [`UNCOUNTED`], as several run one after another. Returns the time since which it waits for that, and whether the try counts.
+    /// a minute, as several run one after another. Returns the time since which it waits for that, and whether the try counts.
     pub fn could_not_run_alone(&self, key: &K, now: Instant, behind_another: bool) -> (Instant, bool) {
         let mut state = self.lock();
         let alone = state.undecided(key, now).alone.get_or_insert(WaitAlone { since: now, tries: 0 });
