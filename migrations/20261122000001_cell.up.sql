@@ -264,8 +264,9 @@ $$;
 comment on function oncely.check_argument is 'Refuses a name that can''t be one (SQLSTATE ONC11).';
 
 -- from functions/checked_time.sql
--- An interval of years and months less days compares as another time than it is when it is added: PostgreSQL compares
--- months of 30 days. So each interval that a caller gives becomes one without them, and no other is stored.
+-- A month of an interval is compared as 30 days and added by the calendar, and a day is added in the session's time
+-- zone, where it may have 23 or 25 hours. So a caller's interval becomes one of seconds: a lease of 24 hours ends after
+-- 24. Settings are stored in days, because they are shown, and are read in seconds.
 create or replace function oncely.checked_time(name text, given interval, least_time interval, most interval)
 returns interval
 language plpgsql immutable
@@ -273,19 +274,16 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
     seconds constant numeric := extract(epoch from given);
-    exact interval;
 begin
     if (seconds between extract(epoch from least_time) and extract(epoch from most)) is not true then
         raise exception using errcode = 'ONC11',
             message = format('oncely: %s is not between %s and %s', name, least_time, most);
     end if;
-    exact := make_interval(secs => seconds::double precision);
-    -- A lease of 24 hours is no calendar day, which may have 25.
-    return case when seconds > 86400 then justify_hours(exact) else exact end;
+    return make_interval(secs => seconds::double precision);
 end
 $$;
 comment on function oncely.checked_time is
-    'Returns a time without months; refuses one that is out of bounds, or null (SQLSTATE ONC11).';
+    'Returns a time in seconds; refuses one that is out of bounds, or null (SQLSTATE ONC11).';
 
 -- from functions/try_jsonb.sql
 -- A body as jsonb, or null where PostgreSQL can't hold it: NUL escapes, lone surrogates, huge numbers, deep nesting.

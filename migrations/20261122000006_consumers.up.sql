@@ -180,15 +180,15 @@ declare
     at timestamptz := clock_timestamp();
     who text := concat(session_user, ' (', left(register_consumer.worker, 255), ')');
 begin
-    redelivery_horizon := oncely.checked_time(
+    redelivery_horizon := justify_hours(oncely.checked_time(
         'the redelivery horizon', register_consumer.redelivery_horizon, interval '1 second', interval '3650 days'
-    );
+    ));
     -- Shorter than the horizon, a copy that may still come would not be recognised. The longest of each stays, so the
     -- stored retention is not shorter than the stored horizon either.
-    retention := oncely.checked_time(
+    retention := justify_hours(oncely.checked_time(
         'the retention (at least the redelivery horizon)', register_consumer.retention,
         register_consumer.redelivery_horizon, interval '3650 days'
-    );
+    ));
     select c.fingerprint into former_fingerprint
     from oncely.consumers as c
     where c.consumer = register_consumer.consumer
@@ -239,7 +239,9 @@ as $$
 declare
     at timestamptz;
 begin
-    ttl := oncely.checked_time('mirror.ttl', register_mirror_ttl.ttl, interval '0', interval '3650 days');
+    ttl := justify_hours(
+        oncely.checked_time('mirror.ttl', register_mirror_ttl.ttl, interval '0', interval '3650 days')
+    );
     if exists (
         select from oncely.cell as c
         where c.mirror_ttl = register_mirror_ttl.ttl and c.mirror_ttl_until is null
@@ -295,13 +297,13 @@ begin
         raise exception using errcode = 'ONC11',
             message = format('oncely: no worker of the consumer %s has started here', set_retention.consumer);
     end if;
-    horizon := oncely.checked_time(
+    horizon := justify_hours(oncely.checked_time(
         'the redelivery horizon', coalesce(set_retention.redelivery_horizon, known.redelivery_horizon),
         interval '1 second', interval '3650 days'
-    );
-    retention := oncely.checked_time(
+    ));
+    retention := justify_hours(oncely.checked_time(
         'the retention', set_retention.retention, interval '1 second', interval '3650 days'
-    );
+    ));
     if set_retention.retention < horizon then
         raise exception using errcode = 'ONC11',
             message = format('oncely: the retention would be shorter than the redelivery horizon, %s', horizon),

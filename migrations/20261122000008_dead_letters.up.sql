@@ -446,9 +446,9 @@ declare
 begin
     perform oncely.check_argument('tenant', set_tenant_retention.tenant);
     if set_tenant_retention.retention is not null then
-        retention := oncely.checked_time(
+        retention := justify_hours(oncely.checked_time(
             'a retention', set_tenant_retention.retention, interval '1 second', interval '3650 days'
-        );
+        ));
     end if;
     -- In turn with register_mirror_ttl: a relay that is not counted here has yet to read what is set here.
     select c.mirror_ttl into longest_entry from oncely.cell as c for update;

@@ -12,15 +12,15 @@ declare
     at timestamptz := clock_timestamp();
     who text := concat(session_user, ' (', left(register_consumer.worker, 255), ')');
 begin
-    redelivery_horizon := oncely.checked_time(
+    redelivery_horizon := justify_hours(oncely.checked_time(
         'the redelivery horizon', register_consumer.redelivery_horizon, interval '1 second', interval '3650 days'
-    );
+    ));
     -- Shorter than the horizon, a copy that may still come would not be recognised. The longest of each stays, so the
     -- stored retention is not shorter than the stored horizon either.
-    retention := oncely.checked_time(
+    retention := justify_hours(oncely.checked_time(
         'the retention (at least the redelivery horizon)', register_consumer.retention,
         register_consumer.redelivery_horizon, interval '3650 days'
-    );
+    ));
     select c.fingerprint into former_fingerprint
     from oncely.consumers as c
     where c.consumer = register_consumer.consumer

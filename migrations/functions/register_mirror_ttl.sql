@@ -8,7 +8,9 @@ as $$
 declare
     at timestamptz;
 begin
-    ttl := oncely.checked_time('mirror.ttl', register_mirror_ttl.ttl, interval '0', interval '3650 days');
+    ttl := justify_hours(
+        oncely.checked_time('mirror.ttl', register_mirror_ttl.ttl, interval '0', interval '3650 days')
+    );
     if exists (
         select from oncely.cell as c
         where c.mirror_ttl = register_mirror_ttl.ttl and c.mirror_ttl_until is null

@@ -21,13 +21,13 @@ begin
         raise exception using errcode = 'ONC11',
             message = format('oncely: no worker of the consumer %s has started here', set_retention.consumer);
     end if;
-    horizon := oncely.checked_time(
+    horizon := justify_hours(oncely.checked_time(
         'the redelivery horizon', coalesce(set_retention.redelivery_horizon, known.redelivery_horizon),
         interval '1 second', interval '3650 days'
-    );
-    retention := oncely.checked_time(
+    ));
+    retention := justify_hours(oncely.checked_time(
         'the retention', set_retention.retention, interval '1 second', interval '3650 days'
-    );
+    ));
     if set_retention.retention < horizon then
         raise exception using errcode = 'ONC11',
             message = format('oncely: the retention would be shorter than the redelivery horizon, %s', horizon),

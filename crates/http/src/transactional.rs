@@ -237,8 +237,8 @@ impl AnswerCommit<'_> {
         self.commit(transaction, answer).await
     }
 
-    /// Rolls the handler's writes back with its claim, and claims the key anew for a refusal, which is stored. If another process has
-    /// claimed the key by then, that process's answer counts.
+    /// Rolls back the handler's writes and its claim, and claims the key in a new transaction, which stores the refusal. Another process's
+    /// answer counts if that process has claimed the key by then.
     async fn claim_anew(
         &self,
         mut transaction: Transaction<'static, Postgres>,

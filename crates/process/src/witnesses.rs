@@ -15,7 +15,7 @@ const AWAY: Duration = Duration::from_secs(600);
 const MOST: usize = 20_000;
 
 /// Number of times that one waits to run alone before it runs beside others.
-pub const MOST_TRIES_ALONE: u32 = 8;
+const MOST_TRIES_ALONE: u32 = 8;
 
 /// Time for which a wait behind another one that runs alone is no try.
 const UNCOUNTED: Duration = Duration::from_secs(60);
@@ -278,12 +278,12 @@ impl<K: Clone + Eq + Hash> Witnesses<K> {
         (alone.since, counts)
     }
 
-    /// Returns whether this one has to run alone, as far as known here, and has not tried that [`MOST_TRIES_ALONE`] times.
+    /// Returns whether this one has to run alone, as far as known here, and has not waited for that as often as it may.
     pub fn has_to_run_alone(&self, key: &K) -> bool {
         self.lock().undecided.get(key).and_then(|one| one.alone).is_some_and(|alone| !alone.is_over())
     }
 
-    /// Returns whether this one has tried to run alone [`MOST_TRIES_ALONE`] times: it runs beside others.
+    /// Returns whether this one has waited to run alone as often as it may: it runs beside others.
     pub fn has_waited_alone(&self, key: &K) -> bool {
         self.lock().undecided.get(key).and_then(|one| one.alone).is_some_and(|alone| alone.is_over())
     }
@@ -358,6 +358,28 @@ mod tests {
     /// Returns whether there is a witness for a try that begins now.
     fn has_witness(witnesses: &Witnesses<&str>, key: &'static str, now: Instant) -> bool {
         witnesses.has_witness(&key, witnesses.begin(), now)
+    }
+
+    #[test]
+    fn waits_to_run_alone_are_counted_by_themselves_and_those_behind_another_after_a_minute() {
+        let witnesses = Witnesses::default();
+        let now = Instant::now();
+        for _ in 0..20 {
+            // For a lock, or a key that another run holds.
+            witnesses.undecided(&"one", now, false);
+        }
+        assert!(!witnesses.has_to_run_alone(&"one"));
+        for _ in 0..100 {
+            assert_eq!(witnesses.could_not_run_alone(&"one", now, true), (now, false));
+        }
+        assert!(witnesses.has_to_run_alone(&"one") && !witnesses.has_waited_alone(&"one"));
+        let later = now + UNCOUNTED;
+        for _ in 0..MOST_TRIES_ALONE / 2 {
+            assert!(witnesses.has_to_run_alone(&"one"));
+            assert_eq!(witnesses.could_not_run_alone(&"one", now, false), (now, true));
+            assert_eq!(witnesses.could_not_run_alone(&"one", later, true), (now, true));
+        }
+        assert!(!witnesses.has_to_run_alone(&"one") && witnesses.has_waited_alone(&"one"));
     }
 
     #[test]

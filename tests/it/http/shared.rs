@@ -47,7 +47,7 @@ async fn what_the_workers_of_a_queue_have_said_of_it_stays() {
 async fn a_door_that_is_there_before_its_queue_leaves_the_word_to_the_workers() {
     let mut world = World::new().await;
     asked(&world, Duration::from_secs(86_400)).await;
-    assert_eq!(world.text(KNOWN).await.as_deref(), Some("24:00:00 00:00:01 body dead_letter"));
+    assert_eq!(world.text(KNOWN).await.as_deref(), Some("1 day 00:00:01 body dead_letter"));
     let said =
         "select oncely.register_consumer('payments', '2 days', '1 hour', 'canonical_json', 'duplicate', 'w')";
     world.sql.execute(said).await.unwrap();

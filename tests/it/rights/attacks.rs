@@ -294,11 +294,15 @@ async fn no_interval_is_another_time_when_it_is_added_than_when_it_is_compared()
         ) as i
         where extract(epoch from now() + retention - now()) <> extract(epoch from retention)";
     assert_eq!(world.count(crooked).await, 0);
-    // The night has 25 hours where the session is, and a lease 24.
+    // A day has 25 hours where the session is, and a lease or a run of one day 24.
     run(&mut world, "set timezone = 'Europe/Berlin'").await;
-    let lease = "select extract(epoch from begins + oncely.checked_time('lease', '1 day', '1 second', '1 day') - begins)::bigint
-        from (values (timestamptz '2026-10-24 12:00')) as v (begins)";
-    assert_eq!(world.count(lease).await, 86_400);
+    for (time, seconds) in [("24 hours", 86_400), ("1 day", 86_400), ("30 days", 30 * 86_400)] {
+        let ends = format!(
+            "select extract(epoch from begins + oncely.checked_time('a time', '{time}', '0', '30 days') - begins)::bigint
+             from (values (timestamptz '2026-10-24 12:00')) as v (begins)"
+        );
+        assert_eq!(world.count(&ends).await, seconds, "{time}");
+    }
     run(&mut world, "reset timezone").await;
     for login in [&relay, &operator] {
         let mut sql = login.connect().await;

@@ -294,8 +294,11 @@ async fn claim_or_read(
     if claims.is_empty() {
         return Ok(Some(records));
     }
-    let won = pg::claim(transaction, consumer, now, claims).await?;
-    let lost: Vec<usize> = (0..claims.len()).filter(|position| !won.contains(position)).collect();
+    let mut is_won = vec![false; claims.len()];
+    for position in pg::claim(transaction, consumer, now, claims).await? {
+        is_won[position] = true;
+    }
+    let lost: Vec<usize> = (0..claims.len()).filter(|&position| !is_won[position]).collect();
     if !lost.is_empty() {
         let identities: Vec<&Identity> = lost.iter().map(|&position| claims[position].0).collect();
         // A statement of its own: it sees the row to which the claim has lost.
