@@ -393,7 +393,8 @@ async fn a_key_that_was_given_up_runs_again_when_it_is_made_runnable() {
 #[tokio::test]
 async fn quorum_queues_retry_and_dead_letter_like_classic_ones() {
     let mut world = World::new().await;
-    world.consumer("payments", "queue_type = \"quorum\"");
+    // One lane: the good message runs after the two that fail, and is a witness for both.
+    world.consumer("payments", "queue_type = \"quorum\"\nlanes = 1");
     world.apply_topology().await;
     world.apply_topology().await;
     let worker = world.start("worker");
