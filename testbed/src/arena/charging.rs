@@ -190,7 +190,7 @@ impl Arena {
     /// Waits until everything that was ordered has come to its end; not for ever, because a bug may keep it from that.
     pub async fn until_charged(&mut self) -> anyhow::Result<()> {
         let since = Instant::now();
-        while since.elapsed() < CHARGED && !self.is_charged().await.unwrap_or(false) {
+        while since.elapsed() < CHARGED && !matches!(self.uncharged().await, Ok(None)) {
             self.supervise()?;
             self.look_at_tenants().await?;
             self.publish_witnesses();
@@ -218,29 +218,37 @@ impl Arena {
         Ok(())
     }
 
-    /// Has everything come to its end that was ordered? Notes what is there.
-    pub(super) async fn is_charged(&mut self) -> anyhow::Result<bool> {
+    /// Returns which orders have not come to their end, if any. Notes what is there.
+    pub(super) async fn uncharged(&mut self) -> anyhow::Result<Option<String>> {
         let mut connection = match self.charging {
-            None => return Ok(true),
+            None => return Ok(None),
             Some(_) => self.connect().await?,
         };
-        let Some(charging) = &mut self.charging else { return Ok(true) };
+        let Some(charging) = &mut self.charging else { return Ok(None) };
         let unknown = self.doors.as_ref().map_or(0, Doors::pending_orders);
-        if charging.unpublished() + unknown > 0 || charging.crew.stands_still() {
-            return Ok(false);
+        let unpublished = charging.unpublished();
+        if unpublished + unknown > 0 || charging.crew.stands_still() {
+            let stands = charging.crew.stands_still();
+            return Ok(Some(format!(
+                "{unpublished} unpublished, {unknown} not known, a process stands still: {stands}"
+            )));
         }
         let leases = &mut self.evidence.leases;
         leases.sent = charging.publisher.sent();
         leases.read(&mut connection).await?;
-        if leases.open() > 0 {
-            return Ok(false);
+        let open = leases.open();
+        if !open.is_empty() {
+            return Ok(Some(format!("{} keys without an end, first {:?}", open.len(), open[0])));
         }
         let queue = charging.queue.clone();
-        let mut left = 0;
+        let mut left = Vec::new();
         for queue in std::iter::once(queue.clone()).chain(RUNGS.map(|rung| format!("{queue}.retry.{rung}"))) {
-            left += self.broker().await?.ready(&queue).await?;
+            let ready = self.broker().await?.ready(&queue).await?;
+            if ready > 0 {
+                left.push(format!("{ready} in {queue}"));
+            }
         }
-        Ok(left == 0)
+        Ok((!left.is_empty()).then(|| left.join(", ")))
     }
 
     /// Ends the processes, takes what the queues hold, and the provider's books.

@@ -29,8 +29,8 @@ pub struct ArenaConfig {
     pub watched: bool,
     /// Bodies of dead letters are encrypted.
     pub encrypted: bool,
-    /// PostgreSQL ends sessions that rest for longer.
-    pub idle_sessions: Option<Duration>,
+    /// Settings of PostgreSQL for the sessions of the programs that are struck.
+    pub sessions: Vec<(&'static str, Duration)>,
     /// The consumer's name, and the beginning of its queue's.
     pub consumer: String,
     /// Nothing that only a trial needs: see [`ArenaConfig::plain`].
@@ -87,7 +87,7 @@ impl ArenaConfig {
             neighbours: Vec::new(),
             watched: false,
             encrypted: false,
-            idle_sessions: None,
+            sessions: Vec::new(),
             consumer: CONSUMER.to_owned(),
             plain: false,
             settings: BTreeMap::new(),

@@ -24,8 +24,8 @@ enum Undone {
     /// Messages of the work queue.
     Ready(u32),
     Events,
-    /// Runs under leases.
-    Charges,
+    /// Runs under leases: what is left.
+    Charges(String),
     /// Messages without an end.
     Messages(Violation),
     MirrorQueue(i64),
@@ -130,8 +130,8 @@ impl Arena {
             self.oncely(&["failed", "sweep"]).await?;
         }
         self.take_dead_letters().await?;
-        if !self.is_charged().await? {
-            return Ok(Some(Undone::Charges));
+        if let Some(left) = self.uncharged().await? {
+            return Ok(Some(Undone::Charges(left)));
         }
         let mut connection = self.connect().await?;
         self.evidence.read_tables(&mut connection, &self.config.consumer).await?;

@@ -68,9 +68,7 @@ impl Arena {
         sqlx::raw_sql(checker::SCHEMA).execute(&mut connection).await?;
         if !config.plain {
             sqlx::raw_sql(LOGINS).execute(&mut connection).await?;
-            if let Some(limit) = config.idle_sessions {
-                end_idle_sessions(&mut connection, limit).await?;
-            }
+            set_for_sessions(&mut connection, &config.sessions).await?;
             // A classic queue goes with its node.
             declare_events(&urls.rabbitmq, config.hosts.is_some()).await?;
             if let Some(rabbitmq) = &servers.rabbitmq {
@@ -148,17 +146,21 @@ fn encrypting(config: ArenaConfig, folder: &Path) -> anyhow::Result<ArenaConfig>
     Ok(config.set("encryption", "keys", &format!("{:?}", file.display().to_string())))
 }
 
-/// From now on the server ends what rests for longer, of all programs that are struck.
-async fn end_idle_sessions(connection: &mut PgConnection, limit: Duration) -> anyhow::Result<()> {
+/// Sets these times for all later sessions of the programs that are struck.
+async fn set_for_sessions(
+    connection: &mut PgConnection,
+    settings: &[(&'static str, Duration)],
+) -> anyhow::Result<()> {
     let database: String =
         sqlx::query_scalar("select current_database()").fetch_one(&mut *connection).await?;
     for program in ["worker", "charging", "taking", "gateway", "observer", "relay"] {
-        let millis = limit.as_millis();
-        let ended = format!(
-            "alter role arena_{program} in database {database} set idle_session_timeout = '{millis}ms'"
-        );
-        // Names and numbers of our own.
-        sqlx::query(AssertSqlSafe(ended)).execute(&mut *connection).await?;
+        for (setting, time) in settings {
+            let millis = time.as_millis();
+            let set =
+                format!("alter role arena_{program} in database {database} set {setting} = '{millis}ms'");
+            // Names and numbers of our own.
+            sqlx::query(AssertSqlSafe(set)).execute(&mut *connection).await?;
+        }
     }
     Ok(())
 }

@@ -183,7 +183,7 @@ impl Leases {
 
     /// Keys of confirmed messages that have come to no end yet.
     #[must_use]
-    pub fn open(&self) -> usize {
+    pub fn open(&self) -> Vec<&Key> {
         let ended = |key: &Key| {
             self.rows.get(key).map_or_else(|| self.is_forgotten(key), |row| row.status != "IN_PROGRESS")
         };
@@ -191,7 +191,7 @@ impl Leases {
             .sent
             .keys()
             .filter(|(_, versions)| versions.iter().any(|version| version.class == Class::Confirmed));
-        confirmed.filter(|(key, _)| !ended(key)).count()
+        confirmed.map(|(key, _)| key).filter(|key| !ended(key)).collect()
     }
 
     pub(super) fn judge(&self, found: &mut Findings) {
