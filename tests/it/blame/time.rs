@@ -118,6 +118,45 @@ async fn what_a_handler_defers_to_its_commit_has_a_deadline_and_is_its_messages(
     );
 }
 
+/// One batch of all of them would be out of time, and keep its lane for as long again, while the other lane has nothing.
+#[tokio::test]
+async fn a_slow_handler_gets_small_batches_that_are_in_time_and_one_that_is_fast_again_gets_large_ones() {
+    let mut world = World::new().await;
+    world.consumer("payments", "deadline = \"9s\"");
+    sqlx::raw_sql(
+        "create table app.pace (seconds float8 not null);
+         insert into app.pace values (0.04);
+         grant select on app.pace to public;
+         create function app.linger() returns trigger language plpgsql as $$
+         begin perform pg_sleep(seconds) from app.pace where seconds > 0; return new; end $$;
+         create trigger lingers before insert on app.effects for each row execute function app.linger()",
+    )
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    world.apply_topology().await;
+    let queue = world.queue("payments");
+    let messages = |from: usize, to: usize| {
+        let one = |n| (queue.clone(), message("acme", &format!("k{n}")), b"{}".to_vec());
+        (from..to).map(one).collect::<Vec<_>>()
+    };
+    world.broker.publish_all("", messages(0, 300)).await.unwrap();
+    let worker = world.start("worker");
+    world.wait_for("select count(*) from app.effects", 300).await;
+    let batches =
+        "select count(*) from (select occurred_at from oncely.audit group by occurred_at having count(*)";
+    // Each lane begins before anything is known of the handler's time.
+    assert_eq!(world.count(&format!("{batches} > 64) as batch")).await, 0);
+    assert!(world.count(&format!("{batches} > 40) as batch")).await <= 2);
+    assert_eq!(world.count("select count(*) from oncely.audit where outcome <> 'completed'").await, 0);
+
+    sqlx::query("update app.pace set seconds = 0").execute(&mut world.sql).await.unwrap();
+    world.broker.publish_all("", messages(300, 4_300)).await.unwrap();
+    world.wait_for("select count(*) from app.effects", 4_300).await;
+    assert!(world.count(&format!("{batches} > 200) as batch")).await > 0, "they grow back");
+    world.stop(worker).await;
+}
+
 /// Acknowledgements are held back behind an older message at work; where they are all that the broker waits for, they are sent.
 #[tokio::test]
 async fn a_slow_message_with_a_batch_of_its_own_leaves_the_other_lane_its_share_of_a_small_prefetch() {

@@ -179,6 +179,12 @@ pub(crate) const TESTED: &[Tested] = &[
         "turns_are_not_taken",
         &["blame::hot_rows::a_batch_whose_turn_does_not_come_goes_on_message_by_message"],
     ),
+    it(
+        "batches_at_any_pace",
+        &[
+            "blame::time::a_slow_handler_gets_small_batches_that_are_in_time_and_one_that_is_fast_again_gets_large_ones",
+        ],
+    ),
     it("parts_keep_their_locks", &["blame::hot_rows::a_part_of_a_batch_that_meets_a_lock_ends_the_batch"]),
     it("refusals_run_twice", &["blame::hot_rows::many_refusals_run_no_message_twice"]),
     it("canonical_json_without_bound", &["bounded_memory::no_body_ends_a_worker_in_256_mib"]),

@@ -9,6 +9,7 @@ use super::counters::Counters;
 use super::failure_log::FailureLog;
 use super::health::{Condition, ConsumerReport, Health, LockContention};
 use super::intake::gate::Gate;
+use super::intake::pace::Pace;
 use super::isolation::contention::Contention;
 use super::isolation::permit::{Permits, ProcessRights};
 use super::journal::Journal;
@@ -61,6 +62,8 @@ pub(crate) struct ConsumerContext {
     pub(crate) permits: Permits,
     /// State of collisions of its transactions.
     pub(crate) contention: Contention,
+    /// Time of a message in its handler, if that gets one at a time in batches.
+    pub(crate) pace: Option<Arc<Pace>>,
     pub(crate) progress: ConsumerProgress,
     /// Closed while the consumer is paused.
     pub(crate) gate: Gate,
@@ -150,6 +153,11 @@ impl ConsumerContext {
             ConsumerHandler::Leased(_) => leased::ROOM,
             _ => usize::from(consumer.prefetch / 4).max(1),
         };
+        let gets_one_at_a_time = match &run {
+            ConsumerHandler::Sql(handler) => !handler.function.batch,
+            ConsumerHandler::Rust(_) => true,
+            ConsumerHandler::Leased(_) | ConsumerHandler::RustBatch(_) => false,
+        };
         Self {
             consumer: consumer.clone(),
             run,
@@ -176,6 +184,7 @@ impl ConsumerContext {
             failures: FailureLog::new(consumer.name.clone()),
             permits: Permits::new(common.process.clone()),
             contention: Contention::default(),
+            pace: gets_one_at_a_time.then(Arc::default),
             progress: ConsumerProgress::default(),
             gate: Gate::default(),
             liveness: common.liveness.clone(),

@@ -105,7 +105,7 @@ fn arrivals(
     // A quarter of the bytes that deliveries may hold; as many may be unsettled.
     let bytes = usize::try_from(consumer.buffer / 4).unwrap_or(usize::MAX);
     let room = usize::from(consumer.prefetch / 2);
-    let arrivals = Arrivals::new(receiver, most, capacity, count, (room, bytes));
+    let arrivals = Arrivals::new(receiver, most, capacity, count, (room, bytes)).at_pace(shared.pace.clone());
     if !consumer.fair {
         return arrivals;
     }

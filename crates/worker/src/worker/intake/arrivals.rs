@@ -7,6 +7,7 @@ use tokio::sync::{Mutex, mpsc, watch};
 use tokio::time::Instant;
 
 use super::aside::DeferredDeliveries;
+use super::pace::Pace;
 use super::turns::{TenantFn, TenantTurns};
 use crate::worker::prediction::SMALL;
 
@@ -33,6 +34,8 @@ pub(crate) struct Arrivals<T> {
     at_work: watch::Sender<usize>,
     /// Most messages of a batch.
     most: usize,
+    /// Most messages by the time that the handler takes.
+    pace: Option<Arc<Pace>>,
     /// Messages from which a batch is not waited for: the broker may send no more as long as the other lanes hold theirs.
     full: usize,
     /// Most deliveries aside: half of the messages that the broker sends ahead of one queue.
@@ -85,13 +88,25 @@ impl<T> Arrivals<T> {
     ) -> Self {
         let full = most.min(prefetch / lanes.saturating_mul(2).max(1));
         let arriving = Mutex::new(ArrivalQueue { receiver, turns: None, was_back: false });
-        Self { arriving, aside: Arc::default(), at_work: watch::Sender::new(0), most, full, room, bytes }
+        let at_work = watch::Sender::new(0);
+        Self { arriving, aside: Arc::default(), at_work, most, pace: None, full, room, bytes }
     }
 
     /// Lets tenants take turns within this number of messages, which the broker sends ahead.
     pub(crate) fn in_turns(mut self, ahead: usize, tenant_of: TenantFn<T>) -> Self {
         self.arriving.get_mut().turns = Some(TenantTurns::new(tenant_of, ahead));
         self
+    }
+
+    /// Makes batches smaller where the handler takes long.
+    pub(crate) fn at_pace(mut self, pace: Option<Arc<Pace>>) -> Self {
+        self.pace = pace;
+        self
+    }
+
+    /// Returns the most messages of the next batch.
+    fn most(&self) -> usize {
+        self.pace.as_ref().map_or(self.most, |pace| pace.most().min(self.most))
     }
 
     /// Takes deliveries from aside that must make room, so that those behind them in the queue come.
@@ -116,7 +131,7 @@ impl<T> Arrivals<T> {
             let arrivals = self.aside.arrivals();
             if arriving.was_back && arrivals.is_none_or(|arrivals| arrivals <= Instant::now()) {
                 arriving.was_back = false;
-                arriving.receive_now(batch, self.most);
+                arriving.receive_now(batch, self.most());
                 if !batch.is_empty() {
                     return BatchOrigin::Arrived;
                 }
@@ -131,7 +146,7 @@ impl<T> Arrivals<T> {
                 if let Some(arrivals) = due.arrivals {
                     tokio::time::sleep_until(arrivals).await;
                 }
-                arriving.receive(batch, self.most).await
+                arriving.receive(batch, self.most()).await
             };
             let comes_back = async {
                 match due.next {
@@ -146,7 +161,9 @@ impl<T> Arrivals<T> {
                 () = changed.as_mut() => {}
             }
         }
-        if batch.len() <= SMALL || batch.len() >= self.full {
+        let most = self.most();
+        let full = self.full.min(most);
+        if batch.len() <= SMALL || batch.len() >= full {
             return BatchOrigin::Arrived;
         }
         let mut at_work = self.at_work.subscribe();
@@ -155,8 +172,8 @@ impl<T> Arrivals<T> {
             let _ = at_work.wait_for(|lanes| *lanes == 0).await;
         };
         let enough = async {
-            while batch.len() < self.full {
-                let room = self.most - batch.len();
+            while batch.len() < full {
+                let room = most - batch.len();
                 if arriving.receive(batch, room).await == 0 {
                     break;
                 }

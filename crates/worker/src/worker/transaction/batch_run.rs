@@ -4,9 +4,11 @@ use std::time::Instant;
 
 use chrono::{DateTime, Utc};
 
+use super::deadline::is_late;
 use super::plan::BatchPlan;
 use super::replies::wants_reply;
 use crate::worker::candidate::Candidate;
+use crate::worker::interrupt::Interrupt;
 use crate::worker::prediction::{ExpectedKeys, SMALL};
 use crate::worker::shared::ConsumerContext;
 use oncely_handler::{ConsumerHandler, SqlHandler};
@@ -58,11 +60,13 @@ impl<'a> BatchRun<'a> {
     }
 
     /// Returns the handler if the batch is a transaction of one statement: a small one of a SQL function, with keys expected to be new and
-    /// without requested replies. Everything else goes step by step.
+    /// without requested replies. Everything else goes step by step; also where the handler may be slow, to measure its time without that of
+    /// the commit.
     pub(crate) fn in_one_statement(&self) -> Option<&'a SqlHandler> {
         match (&self.shared.run, self.plan, self.keys) {
             (ConsumerHandler::Sql(handler), BatchPlan::Together { turn: false }, ExpectedKeys::Fresh)
                 if self.candidates.len() <= SMALL
+                    && !self.shared.pace.as_ref().is_some_and(|pace| pace.needs_handler_time())
                     && !self.candidates.iter().any(|one| wants_reply(self.shared, one)) =>
             {
                 Some(handler)
@@ -79,6 +83,18 @@ impl<'a> BatchRun<'a> {
             plan if plan.has_turn() || plan.is_by_itself() => LockWait::Turn,
             _ if self.candidates.len() == 1 || self.shared.consumer.lock_order.is_some() => LockWait::Session,
             _ => LockWait::Batch,
+        }
+    }
+
+    /// Records how long the handler took for these messages. Out of time, it would have taken even longer.
+    pub(crate) fn handled<T>(&self, messages: usize, began: Instant, done: &Result<T, Interrupt>) {
+        let is_measured = match done {
+            Ok(_) => true,
+            Err(Interrupt::Failed(fault)) => is_late(fault),
+            Err(_) => false,
+        };
+        if is_measured && let Some(pace) = &self.shared.pace {
+            pace.record(messages, began.elapsed());
         }
     }
 

@@ -50,7 +50,11 @@ pub(super) async fn commit_in_one_statement(
         let called = commit_fresh(connection, handler, &consumer.name, &incoming, &record).await;
         called.map_err(|error| interrupt_of(error, candidates.len()))
     };
-    until_deadline(shared, run.backend, HandlerWait::InServer, called).await.inspect_err(|interrupt| {
+    let done = until_deadline(shared, run.backend, HandlerWait::InServer, called).await;
+    if let Some(pace) = &shared.pace {
+        pace.record_transaction(candidates.len(), run.started.elapsed());
+    }
+    done.inspect_err(|interrupt| {
         if let Interrupt::Outage(_) = interrupt {
             shared.counters.metrics.commit_unknown.increment(1);
         }

@@ -144,7 +144,9 @@ async fn handled(
     }
     step_with("worker.handle.before", incoming.iter().map(|one| one.identity.key.as_str()));
     let began = Instant::now();
-    let results = handle(run, transaction, &incoming).await?;
+    let done = handle(run, transaction, &incoming).await;
+    run.handled(incoming.len(), began, &done);
+    let results = done?;
     run.passed(Stage::Handle, began);
     check_responses(&run.shared.consumer, results.iter().flatten().flatten())?;
     step("worker.handle.after");
