@@ -13,7 +13,7 @@ use oncely_ops::exit;
 #[command(
     name = "worker",
     version,
-    after_help = "Stops on SIGTERM or Ctrl-C: finishes what has begun, then exits 0. The same as `oncely worker`."
+    after_help = "Stops on SIGTERM or Ctrl-C: finishes work in progress, then exits 0. The same as `oncely worker`."
 )]
 struct WorkerArguments {
     /// The configuration file

@@ -306,5 +306,5 @@ fn arguments_that_lose_messages_are_refused_and_so_are_bindings_to_nothing() {
     }
     let refused =
         parse("", &format!("{function}\ndeclare = false\nqueue_arguments = {{ x-max-priority = 3 }}"));
-    assert!(refused.unwrap_err().contains("says nothing where declare = false"));
+    assert!(refused.unwrap_err().contains("has no effect with declare = false"));
 }

@@ -125,7 +125,7 @@ async fn a_pause_says_who_why_and_until_when_and_is_recorded() {
     let again = world.oncely(&["consumers", "pause", "payments", "--reason", "longer"]).await;
     assert!(again.status.success());
     let text = told(&again);
-    assert!(text.contains("until somebody says") && text.contains("(ana): schema change"), "{text}");
+    assert!(text.contains("until `oncely") && text.contains("(ana): schema change"), "{text}");
     assert_eq!(row(&world, "payments").await["until"], Value::Null);
     let resumed = world.oncely(&["consumers", "resume", "payments", "--reason", "done"]).await;
     assert_eq!(resumed.status.code(), Some(0), "{}", told(&resumed));
@@ -201,5 +201,5 @@ async fn status_tells_of_a_pause_and_takes_it_for_no_danger() {
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("! payments: is paused by"), "{text}");
     assert!(text.contains("(`oncely consumers resume payments`): schema \\u{1b}[2Jchange"), "{text}");
-    assert!(!text.contains("nobody consumes"), "{text}");
+    assert!(!text.contains("no worker consumes"), "{text}");
 }

@@ -245,7 +245,7 @@ async fn a_relay_dies_at_every_step_with_every_batch() {
             clients += 1;
             dies(world.start_with("relay", "dying", &at(step)), step, batch).await;
             let relay = world.start_as("relay", &format!("after {step}"));
-            world.wait_for_line(&relay, "relaying").await;
+            world.wait_for_line(&relay, "mirror lane started").await;
             world.wait_for("select count(*) from oncely.mirror_queue", 0).await;
             world.stop(relay).await;
             assert_eq!(

@@ -80,7 +80,7 @@ async fn sigterm_in_the_middle_of_a_batch_finishes_it_first() {
     world.publish("payments", message("acme", "a"), r#"{"do": "wait"}"#).await;
     world.wait_for(WAITING, 1).await;
     worker.signal(testbed::Signal::TERM).unwrap();
-    world.wait_for_line(&worker, "what has begun is finished first").await;
+    world.wait_for_line(&worker, "finishing work in progress").await;
     // What comes now is left for others.
     world.publish("payments", message("acme", "b"), "{}").await;
     gate.open().await;
@@ -193,7 +193,7 @@ async fn a_deleted_queue_is_noticed_and_subscribed_to_again_when_it_is_back() {
     let worker: Process = world.start("worker");
     world.wait_for_line(&worker, "subscribed").await;
     world.broker.delete_queue(&world.queue("payments")).await.unwrap();
-    world.wait_for_line(&worker, "the subscription is over").await;
+    world.wait_for_line(&worker, "subscription lost").await;
     world.apply_topology().await;
     world.publish("payments", message("acme", "a"), "{}").await;
     world.wait_for("select count(*) from app.effects", 1).await;
@@ -252,10 +252,10 @@ async fn a_queue_that_goes_while_its_batch_waits_takes_no_other_queues_message_w
         .await;
     gate.open().await;
     rename.await.unwrap();
-    world.wait_for_line(&worker, "consuming waits until this is mended").await;
+    world.wait_for_line(&worker, "consuming waits until this is fixed").await;
     world.broker.delete_queue(&one).await.unwrap();
-    world.wait_for_line(&worker, "the subscription is over").await;
-    let waiting = "consuming waits until this is mended";
+    world.wait_for_line(&worker, "subscription lost").await;
+    let waiting = "consuming waits until this is fixed";
     let before = worker.output().matches(waiting).count();
     // The batch still waits.
     world.wait_for_lines(&worker, waiting, before + 2).await;

@@ -220,7 +220,7 @@ async fn where_the_database_has_to_read_a_response_encrypting_it_is_refused_and_
         |more: &str| oncely::Config::parse(&format!("{base}{}", text(more))).unwrap_err().to_string();
     let function = refused("handler = { function = \"app.f\" }");
     assert!(
-        function.contains("encrypt_responses: a SQL function's response is made in the database"),
+        function.contains("encrypt_responses: the database makes a SQL function's response"),
         "{function}"
     );
     let replies = refused("replies = true");

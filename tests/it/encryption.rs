@@ -144,7 +144,7 @@ async fn a_key_is_replaced_and_where_it_is_missing_a_letter_is_named_and_comes_f
     let text = String::from_utf8_lossy(&done.stderr).into_owned();
     assert_eq!(done.status.code(), Some(0), "{text}");
     assert!(
-        text.contains("! 1 come from their dead-letter queue, and not from their row: the body is encrypted with key \"a\", which this process does not have"),
+        text.contains("! 1 published from the dead-letter queue, not from the row: the body is encrypted with key \"a\", which this process does not have"),
         "{text}"
     );
     world

@@ -61,7 +61,7 @@ async fn lost_commits_run_again(mode: &str) {
     world.sql = world.database.connect().await.unwrap();
     assert_eq!(keys(&mut world.sql, EFFECTS).await, kept);
     standby.promote().await.unwrap();
-    world.wait_for_line(&worker, "the database is of another epoch").await;
+    world.wait_for_line(&worker, "database epoch changed").await;
     world.wait_for("select count(*) from app.effects where key = 'meanwhile'", 1).await;
 
     let mut survived = keys(&mut world.sql, EFFECTS).await;
@@ -370,7 +370,7 @@ async fn an_epoch_that_changes_under_a_living_worker_keeps_no_batch_from_being_s
         .execute(&mut world.sql)
         .await
         .unwrap();
-    world.wait_for_line(&worker, "the database is of another epoch").await;
+    world.wait_for_line(&worker, "database epoch changed").await;
     // Of the new epoch: a key that a relay with a session of now has mirrored.
     sqlx::raw_sql(
         "begin;

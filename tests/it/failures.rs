@@ -245,7 +245,7 @@ async fn copies_wait_for_a_dead_letter_exchange_that_is_gone_and_the_original_st
     world.broker.delete_queue(&dead).await.unwrap();
     world.publish("payments", message("acme", "k"), r#"{"do": "reject"}"#).await;
     // Confirmed by the broker, but taken by no queue: only `mandatory` tells.
-    world.wait_for_line(&worker, "did not arrive; their originals stay where they are").await;
+    world.wait_for_line(&worker, "the originals stay unacknowledged").await;
     world.apply_topology().await;
     assert_eq!(dead_letter(&world, "payments").await.1, "handler_rejected");
     world.stop(worker).await;

@@ -311,7 +311,7 @@ async fn an_address_that_is_taken_is_waited_for_as_by_the_process_that_takes_ove
     world.consumer("payments", "");
     world.apply_topology().await;
     let worker = world.start("worker");
-    world.wait_for_line(&worker, "is taken").await;
+    world.wait_for_line(&worker, "listen address in use").await;
     drop(taken);
     wait_for(&address, "/readyz", 200, "ready").await;
     world.stop(worker).await;

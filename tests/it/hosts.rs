@@ -81,7 +81,7 @@ async fn the_host_that_takes_writes_is_used_before_and_after_a_failover_and_an_o
     old.restart().await.unwrap();
     let told = world.oncely_with(&["doctor", "--only", "pg.reach"], &[("DATABASE_URL", both.as_str())]).await;
     let text = String::from_utf8_lossy(&told.stdout).into_owned();
-    assert!(!told.status.success() && text.contains("take writes, all of them"), "{text}");
+    assert!(!told.status.success() && text.contains("accept writes, all of them"), "{text}");
     // What starts now has seen nothing, and asks all of them, whichever stands first.
     let old_first = format!("{} {}", at(&old), at(&new));
     let pause = ["consumers", "pause", "payments", "--reason", "a trial"];

@@ -157,7 +157,7 @@ async fn a_channel_that_goes_again_and_again_leaves_no_mark_on_what_it_delivered
         let marked = "select count(*) from oncely.idempotency_keys where crash_attempts = 0";
         world.wait_for(marked, 1).await;
         proxy.cut();
-        world.wait_for_lines(&worker, "the subscription is over", round).await;
+        world.wait_for_lines(&worker, "subscription lost", round).await;
     }
     sqlx::query("create table app.not_there (n integer)").execute(&mut world.sql).await.unwrap();
     world.wait_for("select count(*) from app.effects", 1).await;
@@ -208,7 +208,7 @@ async fn a_process_whose_runtime_starves_ends_itself_and_its_messages_come_again
     let mut worker = world.start_with("worker", "starved", &starved);
     let status = worker.ended(Duration::from_secs(30)).await.unwrap();
     assert_eq!(status.code(), Some(70), "{}", worker.output());
-    assert!(worker.output().contains("the runtime stands still"));
+    assert!(worker.output().contains("runtime blocked"));
     let worker = world.start("worker");
     world.wait_for("select count(*) from app.effects", 1).await;
     world.stop(worker).await;
@@ -235,7 +235,7 @@ async fn a_lane_that_was_cut_off_from_all_servers_takes_its_marks_back_while_it_
         proxy.set(Mode::Refuse);
         proxy.cut();
     }
-    world.wait_for_line(&worker, "a batch was left to redelivery").await;
+    world.wait_for_line(&worker, "batch left to redelivery").await;
     postgres.set(Mode::Pass);
     world.wait_for(marks, 0).await;
     gate.open().await;
@@ -487,7 +487,7 @@ async fn a_copy_that_takes_effect_just_before_a_run_is_counted_stops_no_lane() {
         let behind = format!("select count(*) from app.effects where key = 'behind {key}'");
         world.wait_for(&behind, 1).await;
         let log = world.stopped_log(worker).await;
-        assert!(!log.contains("until this is mended"), "{log}");
+        assert!(!log.contains("until this is fixed"), "{log}");
         world.wait_for_ready(&queue, 0).await;
     }
     assert_eq!(world.count("select count(*) from app.effects").await, 2);

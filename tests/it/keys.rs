@@ -96,7 +96,7 @@ async fn pages_follow_one_another_without_a_gap_or_a_repetition_and_read_no_tabl
 async fn what_no_index_serves_is_refused_with_what_to_add() {
     let world = World::new().await;
     for (arguments, said) in [
-        (&[][..], "Name a --tenant, or a --consumer with a --status"),
+        (&[][..], "name a --tenant, or a --consumer with a --status"),
         (&["--consumer", "payments"], "add --status, or a --tenant"),
         (&["--status", "failed"], "name a --consumer, too"),
         (&["--tenant", "acme", "--status", "failed"], "name a --consumer, too"),

@@ -341,7 +341,7 @@ async fn whoever_looks_sees_what_is_held_and_what_nobody_takes_over() {
         (&json!(2), &json!(1)),
         "{object}"
     );
-    let found = "1 key is held by a lease that ended, the first 3m";
+    let found = "1 key is held by an expired lease, the first expired 3m";
     assert!(object["findings"].to_string().contains(found), "{}", object["findings"]);
     let text = stdout(&world.oncely(&["status"]).await);
     assert!(text.contains("payments: 2 held, 1 over, oldest 1"), "{text}");
@@ -369,7 +369,7 @@ async fn whoever_looks_sees_what_is_held_and_what_nobody_takes_over() {
     run(&mut holder, "delete from oncely.idempotency_keys where key = 'old'").await;
     let output = world.oncely(&["status", "--json"]).await;
     let object: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert!(!object["findings"].to_string().contains("held by a lease"), "{}", object["findings"]);
+    assert!(!object["findings"].to_string().contains("held by an expired lease"), "{}", object["findings"]);
     run(&mut holder, "delete from oncely.idempotency_keys").await;
     let text = stdout(&world.oncely(&["top", "--once"]).await);
     assert!(!text.contains("HELD"), "{text}");

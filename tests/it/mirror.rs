@@ -117,7 +117,7 @@ async fn without_redis_everything_works_and_the_mirror_queue_waits_for_it() {
     world.wait_for("select count(*) from app.effects", 1).await;
     world.publish("payments", message("acme", "k"), "{}").await;
     world.wait_for(&duplicates("postgres"), 1).await;
-    world.wait_for_line(&relay, "the mirror queue was not relayed; tried again").await;
+    world.wait_for_line(&relay, "cannot write mirror records to Redis; retrying").await;
     // A relay that deletes before it writes would have lost the record by now.
     assert_eq!(world.count(MIRROR_QUEUE).await, 1, "what could not be written stays");
     redis.restart().await.unwrap();
@@ -302,7 +302,7 @@ async fn worker_and_relay_run_with_the_grants_of_their_roles_alone() {
     world.publish("payments", message("acme", "k"), "{}").await;
     world.wait_for(&duplicates("mirror"), 1).await;
     world.stop(worker).await;
-    world.wait_for_line(&relay, "relaying").await;
+    world.wait_for_line(&relay, "mirror lane started").await;
     world.stop(relay).await;
     for user in users {
         let drop = format!("drop owned by {user}; drop role {user}");
@@ -349,7 +349,7 @@ async fn a_redis_that_takes_nothing_keeps_no_record_for_longer_than_its_entry_wo
     }
     let relay = world.start("relay");
     world.wait_for(MIRROR_QUEUE, 3).await;
-    world.wait_for_lines(&relay, "the mirror queue was not relayed", 4).await;
+    world.wait_for_lines(&relay, "cannot write mirror records", 4).await;
     assert_eq!(world.count(MIRROR_QUEUE).await, 3, "those may still become entries");
     world.stop(relay).await;
 }

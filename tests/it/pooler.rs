@@ -131,7 +131,7 @@ async fn programs_that_start_while_a_pooler_has_no_connection_to_give_wait_for_o
     drop(others);
     world.publish("payments", message("acme", "k"), "{}").await;
     world.wait_for("select count(*) from app.effects", 1).await;
-    world.wait_for_line(&all[1], "relaying").await;
+    world.wait_for_line(&all[1], "mirror lane started").await;
     while let Some(process) = all.pop() {
         world.stop(process).await;
     }

@@ -103,7 +103,7 @@ async fn a_stream_that_somebody_else_declares_is_not_consumed() {
     world.apply_topology().await;
     world.publish("payments", message("acme", "k"), "{}").await;
     let worker = world.start("worker");
-    world.wait_for_line(&worker, "cannot subscribe: a stream").await;
+    world.wait_for_line(&worker, "cannot subscribe: only classic and quorum queues").await;
     world.stop(worker).await;
     assert_eq!(world.count("select count(*) from app.effects").await, 0);
 }

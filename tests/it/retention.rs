@@ -58,7 +58,7 @@ async fn the_longest_retention_that_a_worker_has_started_with_wins_until_an_oper
     assert!(String::from_utf8_lossy(&check.stdout).contains(told), "{check:?}");
     // So does another worker's: it is told, and shortens nothing.
     let worker = world.start("worker");
-    world.wait_for_line(&worker, "the database keeps keys for 30days").await;
+    world.wait_for_line(&worker, "configured retention 7days is shorter than 30days").await;
     world.stop(worker).await;
     assert_eq!(world.count(known).await, 1);
     let refused = world.oncely(&["retention", "set", "payments", "12h"]).await;
@@ -161,7 +161,7 @@ async fn messages_in_retry_run_after_their_consumer_compares_something_else() {
     world.stop(worker).await;
     world.reconfigure("fingerprint = \"body\"", "fingerprint = \"canonical_json\"");
     let worker = world.start("worker");
-    world.wait_for_line(&worker, "another fingerprint policy than before").await;
+    world.wait_for_line(&worker, "fingerprint policy changed").await;
     let effects = "select count(*) from app.effects where tenant = 'acme'";
     world.wait_for(effects, 3).await;
     world.wait_for_ready(&world.queue("payments"), 0).await;
@@ -250,8 +250,8 @@ async fn the_longest_horizon_that_a_worker_has_started_with_wins_until_an_operat
     // A deployment rolls, and back; a login of a worker says what it likes.
     world.reconfigure("redelivery_horizon = \"3d\"", "redelivery_horizon = \"1h\"");
     let worker = world.start("worker");
-    let told = "reckons with copies for 3days, the longest that a worker has started with; to shorten it: `oncely retention set payments \
-                30days --redelivery-horizon 1h`";
+    let told = "is shorter than 3days, the longest that a worker has started with; the longer one is used; \
+                to shorten it: `oncely retention set payments 30days --redelivery-horizon 1h`";
     world.wait_for_line(&worker, told).await;
     world.stop(worker).await;
     assert_eq!(world.count(known).await, 1);

@@ -223,7 +223,7 @@ async fn a_worker_that_can_read_no_keys_waits_and_takes_nothing_that_an_ended_on
         and signs_from + interval '11 seconds' <= clock_timestamp()";
     world.wait_within(Duration::from_secs(60), long_ago, 1).await;
     world.broker.publish("", &queue, copy.properties, &copy.data).await.unwrap();
-    world.wait_for_line(&worker, "consuming waits until this is mended").await;
+    world.wait_for_line(&worker, "consuming waits until this is fixed").await;
     world.wait_for("select count(*) from oncely.processes where state = 'unready'", 1).await;
     run(&mut world, "grant execute on function oncely.signing_keys to oncely_worker").await;
     world.wait_for(REFUSED, 1).await;

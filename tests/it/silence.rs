@@ -78,7 +78,7 @@ async fn a_relay_whose_connection_is_silent_ends_in_time() {
     world.apply_topology().await;
     let (proxy, environment) = world.proxied_postgres().await;
     let mut relay = world.start_with("relay", "relay", &environment);
-    world.wait_for_line(&relay, "relaying").await;
+    world.wait_for_line(&relay, "mirror lane started").await;
     // Until its next look at the mirror queue, it can stop at once. Its lanes may open their connections after it has said that it relays.
     eventually("it looks", || async {
         proxy.forget();

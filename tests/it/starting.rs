@@ -35,13 +35,13 @@ async fn programs_that_start_while_no_connection_is_free_wait_for_one() {
     }
     // Twice: it has asked again.
     world.wait_for_lines(&all[0], "SQLSTATE 53300", 2).await;
-    world.wait_for_line(&all[2], "listening: the gateway").await;
-    world.wait_for_line(&all[3], "listening: the console").await;
+    world.wait_for_line(&all[2], "gateway listening").await;
+    world.wait_for_line(&all[3], "console listening").await;
     world.publish("payments", message("acme", "k"), "{}").await;
     let free = format!("alter role {} connection limit -1", login.name);
     sqlx::raw_sql(AssertSqlSafe(free)).execute(&mut world.sql).await.unwrap();
     world.wait_for(EFFECTS, 1).await;
-    world.wait_for_line(&all[1], "relaying").await;
+    world.wait_for_line(&all[1], "mirror lane started").await;
     while let Some(process) = all.pop() {
         world.stop(process).await;
     }

@@ -212,7 +212,7 @@ async fn without_a_terminal_it_says_what_to_do() {
     let output = world.oncely(&["top"]).await;
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2), "{text}");
-    assert!(text.contains("--once prints one frame"), "{text}");
+    assert!(text.contains("use --once for one frame"), "{text}");
 }
 
 #[tokio::test]

@@ -285,10 +285,10 @@ async fn a_receiver_that_refuses_spans_is_named_once_and_so_is_its_return() {
     }
     receiver.refuse(false);
     world.publish("payments", traced("taken", OTHER, true), "{}").await;
-    world.wait_for_line(&worker, "spans arrive again").await;
+    world.wait_for_line(&worker, "trace export recovered").await;
     let log = world.stopped_log(worker).await;
-    assert_eq!(log.matches("spans do not arrive").count(), 1, "{log}");
-    assert_eq!(log.matches("spans arrive again").count(), 1, "{log}");
+    assert_eq!(log.matches("trace export failed").count(), 1, "{log}");
+    assert_eq!(log.matches("trace export recovered").count(), 1, "{log}");
     assert_eq!(links(&receiver.named("process ", 1).await[0]), [format!("producer {OTHER}-{SPAN}")]);
 }
 
@@ -304,12 +304,12 @@ async fn a_receiver_that_never_answers_delays_no_message() {
         world.publish("payments", traced(&key.to_string(), TRACE, true), "{}").await;
     }
     completed(&mut world, 1_500).await;
-    world.wait_for_line(&worker, "spans do not arrive and are dropped").await;
+    world.wait_for_line(&worker, "trace export failed; dropping spans").await;
     for key in 1_500..1_600 {
         world.publish("payments", traced(&key.to_string(), TRACE, true), "{}").await;
     }
     completed(&mut world, 1_600).await;
     let log = world.stopped_log(worker).await;
-    assert_eq!(log.matches("spans do not arrive").count(), 1, "{log}");
+    assert_eq!(log.matches("trace export failed").count(), 1, "{log}");
     assert_eq!(log.matches("spans were lost").count(), 1, "{log}");
 }

@@ -307,7 +307,7 @@ async fn who_touches_a_sealed_row_or_a_seal_is_found_out_and_the_span_is_named()
         ("rows were changed", "update oncely.audit set detail = ',)' where key = 'k60'"),
         ("rows were changed", "update oncely.audit set occurred_at = occurred_at + interval '1 microsecond' where key = 'k60'"),
         (
-            "some were put there later",
+            "some were added later",
             "insert into oncely.audit (tenant, occurred_at, attempt, consumer, key, queue, outcome, worker)
              select tenant, occurred_at, attempt, consumer, 'k', queue, outcome, worker from oncely.audit where key = 'k60'",
         ),
@@ -388,7 +388,7 @@ async fn who_forges_the_whole_chain_does_not_forge_a_hash_that_was_written_down(
     .unwrap();
     assert_eq!(verify(&world, 0, &[]).await["rows"], 99);
     let found = verify(&world, 1, &["--anchor", &anchor]).await;
-    assert!(found["breaks"][0]["what"].as_str().unwrap().contains("written down"), "{found}");
+    assert!(found["breaks"][0]["what"].as_str().unwrap().contains("the anchor is not in"), "{found}");
 }
 
 #[tokio::test]

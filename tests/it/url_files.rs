@@ -31,7 +31,7 @@ fn a_file_that_holds_no_url_and_a_url_that_is_said_twice_are_refused() {
         (format!("url_file = {far:?}"), "postgres.url_file: goes to db in plaintext".to_owned()),
         (
             format!("url_file = {good:?}\nurl = \"postgres://u@localhost/d\""),
-            "postgres.url_file: says it once more: leave out url or url_file (DATABASE_URL or DATABASE_URL_FILE)".to_owned(),
+            "postgres.url_file: is set twice: leave out url or url_file (DATABASE_URL or DATABASE_URL_FILE)".to_owned(),
         ),
         (String::new(), "postgres.url: is missing".to_owned()),
     ] {
@@ -141,7 +141,7 @@ async fn a_password_of_redis_that_is_replaced_in_its_file_is_used_without_a_rest
     ask(&["FLUSHALL"]).await;
     world.publish("payments", message("acme", "after"), "{}").await;
     world.wait_for("select count(*) from app.effects", 2).await;
-    world.wait_for_line(&relay, "the mirror queue was not relayed").await;
+    world.wait_for_line(&relay, "cannot write mirror records").await;
     assert_eq!(ask(&["DBSIZE"]).await, empty);
     write("new");
     world.wait_for(pending, 0).await;

@@ -83,7 +83,7 @@ async fn an_endpoint_is_believed_and_believes_us_by_certificates_alone() {
         (HOST, all(&good), None),
         ("127.0.0.1", format!("{}, server_name = {HOST:?}", all(&good)), None),
         ("127.0.0.1", all(&good), Some("is for other names")),
-        (HOST, all(&foreign), Some("no authority that is trusted here")),
+        (HOST, all(&foreign), Some("is not issued by a trusted authority")),
         (HOST, ca, Some("demands a certificate from us")),
         (HOST, mixed, Some("refuses our certificate")),
     ] {

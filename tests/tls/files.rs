@@ -98,8 +98,8 @@ fn certificates_that_nobody_uses_are_a_mistake() {
     .to_string();
     for what in [
         "postgres.tls.server_name: is not for PostgreSQL",
-        "rabbitmq.tls: says how TLS is done, and no URL asks for it",
-        "redis.tls: says how TLS is done",
+        "rabbitmq.tls: configures TLS, but no URL uses it",
+        "redis.tls: configures TLS",
         "traces.",
     ] {
         assert!(refused.contains(what), "{what}: {refused}");
@@ -138,11 +138,11 @@ fn settings_that_contradict_each_other_are_refused_all_at_once() {
         "rabbitmq.management: goes to elsewhere in plaintext",
         "rabbitmq.tls.key: is missing",
         "rabbitmq.heartbeat: ",
-        "redis.tls: says how TLS is done, and no URL asks for it",
+        "redis.tls: configures TLS, but no URL uses it",
         "redis.tls.cert: is missing",
         "redis.tls.server_name: is not the name of a machine",
         "mirror.buckets: ",
-        "traces.tls: says how TLS is done, and the endpoint asks for none",
+        "traces.tls: configures TLS, but the endpoint does not use it",
     ] {
         assert!(refused.contains(what), "{what}: {refused}");
     }

@@ -72,7 +72,7 @@ async fn what_is_kept_of_the_demo_is_on_the_consoles_pages_until_ctrl_c() {
     let groups =
         ["attempts_exhausted", "account customer:90", "poison", "22P02", "key_conflict", "requeue 120"];
     says(&mut browser, "/failed", &groups).await;
-    let paused = ["paused", "the bank is moving its interface", "It goes on at"];
+    let paused = ["paused", "the bank is moving its interface", "It continues at"];
     says(&mut browser, "/consumer?name=refunds", &paused).await;
     says(&mut browser, "/outbox?state=parked", &["exchange_missing", "accounting", "Try again now"]).await;
     says(&mut browser, "/keys?q=outcome%3Aduplicate", &["○ duplicate", "usual-0"]).await;

@@ -134,7 +134,7 @@ async fn connect_by<K: RuntimeKit + Clone + Send + Sync + 'static>(
         };
         if nodes.len() > 1 {
             node.failed();
-            tracing::warn!(node = node.name, error = %error, "a node of RabbitMQ does not let us in: another one is asked");
+            tracing::warn!(node = node.name, error = %error, "cannot connect to a RabbitMQ node; trying the next one");
         }
         // A refusal explains the remedy; silence may be an outage.
         if told.is_none() || error.is_refusal(&node.settings) {

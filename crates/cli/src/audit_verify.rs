@@ -18,9 +18,10 @@ use oncely_relay::maintenance::hexadecimal;
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The relay seals the trail every hour: each seal holds the hash of the rows of a span of time, and of the seal \
-                  before. Whoever owns the database can forge rows and seals, but no hash that was written down elsewhere: the relay \
-                  logs each, and this prints the last one. Exit 1: something was changed."
+    after_help = "The relay seals the trail every hour: each seal holds the hash of the rows of a time span and of \
+                  the previous seal. The owner of the database can forge rows and seals, but not a hash that was \
+                  stored elsewhere: the relay logs each, and this command prints the last one. Exit 1: the trail was \
+                  changed."
 )]
 pub(super) struct AuditVerifyArguments {
     /// Hash recorded earlier, which the chain must still contain
@@ -67,8 +68,7 @@ pub(super) async fn run(
     let anchor = arguments.anchor.as_deref().map(str::to_lowercase);
     let mut found = verify(&mut connection, anchor.as_deref()).await?;
     if anchor.is_some() && !found.has_anchor {
-        let what =
-            "the hash that was written down is not in the chain: seals were forged, or taken away".to_owned();
+        let what = "the anchor is not in the chain: seals were forged or deleted".to_owned();
         found.breaks.push(SealMismatch { from: None, until: None, what });
     }
     let unsealed = pg::audit_count(&mut connection, found.sealed_until, None).await?;
@@ -139,7 +139,7 @@ async fn verify(
     if let Some(until) = until {
         let rows = pg::audit_count(connection, None, Some(until)).await?;
         if rows > 0 {
-            let what = format!("{rows} rows that no seal covers: they were put there later");
+            let what = format!("{rows} rows that no seal covers: they were added later");
             found.breaks.push(SealMismatch { from: None, until: Some(until), what });
         }
     }
@@ -181,9 +181,9 @@ async fn wrong(
     let (rows, digest) = pg::audit_digest(connection, seal.from_time, seal.until_time).await?;
     Ok(match (rows - sealed_rows, digest == *sealed_digest) {
         (0, true) => None,
-        (0, false) => Some(format!("rows were changed: of the {rows}, not all are as they were")),
+        (0, false) => Some(format!("rows were changed: the {rows} rows differ from the sealed ones")),
         (more, _) if more > 0 => {
-            Some(format!("{rows} rows instead of {sealed_rows}: some were put there later"))
+            Some(format!("{rows} rows instead of {sealed_rows}: some were added later"))
         }
         _ => Some(format!("{rows} rows instead of {sealed_rows}: some were deleted")),
     })
@@ -210,7 +210,8 @@ fn describe(found: &TrailVerification, head: Option<&str>, unsealed: i64, times:
             ));
             match found.dropped {
                 pg::DroppedSpan { until: Some(until), within_floor: true } => lines.push(format!(
-                    "! dropped up to {}, which is younger than oncely.cell.audit_floor: it was lower then, or somebody forged the seal",
+                    "! dropped up to {}, which is younger than oncely.cell.audit_floor: \
+                     it was lower then, or the seal is forged",
                     times.show(until)
                 )),
                 pg::DroppedSpan { until: Some(until), .. } => {

@@ -13,7 +13,8 @@ use oncely_ops::exit;
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Exit 0: fit. 78: something must be changed. 3: a server does not answer. `oncely doctor` looks at more."
+    after_help = "Exit 0: no problem. 78: the configuration or a server must be changed. 3: a server does not \
+                  answer. `oncely doctor` checks more."
 )]
 pub(super) struct CheckArguments {
     /// Print one JSON object

@@ -15,8 +15,9 @@ use oncely_core::reason::Reason;
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The script asks this program at each completion, so names of consumers and queues, too, come from the configuration that \
-                  ONCELY_CONFIG names. Load it where your shell starts; it needs no server."
+    after_help = "The script runs this program at each completion, so that it also completes names of consumers and \
+                  queues, from the configuration that ONCELY_CONFIG names. Load it where your shell starts; it needs \
+                  no server."
 )]
 pub(super) struct CompletionsArguments {
     /// Shell

@@ -23,7 +23,7 @@ pub(super) struct ConfigArguments {
 #[derive(Debug, Subcommand)]
 enum ConfigCommand {
     /// Show the effective values and their origin; secrets are masked
-    #[command(after_help = "Needs no server, and shows what is there of a configuration that is wrong.")]
+    #[command(after_help = "Needs no server, and also shows the readable part of an invalid configuration.")]
     Show(ShowConfigArguments),
     /// Describe settings: type, unit, default, purpose
     #[command(after_help = "Needs neither a server nor a configuration. Exit 1: there is no such setting.")]

@@ -92,7 +92,7 @@ impl Agreement {
         if named || self.all {
             return None;
         }
-        output::note(&format!("which ones? Name {how}, or say --all"));
+        output::note(&format!("nothing is selected: name {how}, or use --all"));
         Some(ExitCode::from(exit::USAGE))
     }
 
@@ -163,10 +163,10 @@ pub(super) fn agree(yes: bool, word: &str) -> anyhow::Result<bool> {
         return Ok(true);
     }
     if !std::io::stdin().is_terminal() {
-        output::note("nothing was changed: agree with --yes");
+        output::note("nothing was changed: confirm with --yes");
         return Ok(false);
     }
-    output::note(&format!("type {word} to go on"));
+    output::note(&format!("type {word} to confirm"));
     let mut answer = String::new();
     std::io::stdin().lock().read_line(&mut answer)?;
     let agreed = answer.trim() == word;

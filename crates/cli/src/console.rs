@@ -18,9 +18,9 @@ use oncely_process::telemetry;
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Prints the URL and goes on until Ctrl-C. On this machine's own address the URL is a link that lets whoever follows it \
-                  in, once, as an operator; for others see `[console]` in the configuration. What may be done is what the PostgreSQL role \
-                  of the login allows: with oncely_auditor one may look."
+    after_help = "Prints the URL and serves until Ctrl-C. On a loopback address the URL is a link that signs in \
+                  once, as an operator; for other addresses see `[console]` in the configuration. The PostgreSQL \
+                  role of the login limits the actions: oncely_auditor may only read."
 )]
 pub(super) struct ConsoleArguments {
     /// Listen on this address instead of console.listen
@@ -44,7 +44,7 @@ pub(super) async fn run(file: &Path, arguments: ConsoleArguments) -> anyhow::Res
         user: consent::user(),
         announce: Box::new(|link| {
             if output::print(link).is_err() {
-                tracing::warn!("stdout is closed: nobody sees the links that are printed there");
+                tracing::warn!("stdout is closed: sign-in links cannot be printed");
             }
         }),
     };

@@ -29,18 +29,21 @@ pub(super) struct ConsumersArguments {
 enum ConsumersCommand {
     /// List consumers: state and reason, workers, the last minute; exit 1 if none exists
     #[command(
-        after_help = "DONE, DUPLICATES and the durations are of the last whole minute, as processes report it. A consumer is stalled where no \
-                      message succeeds for a reason that is no message's, paused where somebody has paused it."
+        after_help = "DONE, DUPLICATES and the durations are of the last whole minute, as processes report it. A \
+                      consumer is stalled if no message succeeds for a cause that is not the message's own, and \
+                      paused if an operator has paused it."
     )]
     List(ConsumerListArguments),
     /// Pause a consumer: its workers return unstarted messages within five seconds, and take none until it is resumed
     #[command(
-        after_help = "A second pause changes reason and end. Recorded in oncely.operator_actions. Exit 1: no worker has ever started with \
-                      this consumer. 4: the login may not (role oncely_operator)."
+        after_help = "A second pause changes reason and end. Recorded in oncely.operator_actions. Exit 1: no worker \
+                      has ever started with this consumer. 4: the login lacks the role oncely_operator."
     )]
     Pause(PauseArguments),
     /// Resume a paused consumer
-    #[command(after_help = "Exit 1: it is not paused. 4: the login may not (role oncely_operator).")]
+    #[command(
+        after_help = "Exit 1: the consumer is not paused. 4: the login lacks the role oncely_operator."
+    )]
     Resume(ResumeArguments),
 }
 
@@ -134,7 +137,7 @@ async fn pause(
         .with_context(|| format!("pausing {name} (role oncely_operator)"))?;
     let lasts = match until {
         Some(until) => format!("until {}", times.show(until)),
-        None => format!("until somebody says `oncely consumers resume {name}`"),
+        None => format!("until `oncely consumers resume {name}`"),
     };
     output::note(&format!("{name} is paused {lasts}; its workers obey within five seconds"));
     if let Some(before) = before {
@@ -167,7 +170,7 @@ async fn resume(connection: &mut PgConnection, asked: &ResumeArguments) -> anyho
         .await
         .with_context(|| format!("resuming {name} (role oncely_operator)"))?;
     output::note(&match resumed {
-        true => format!("{name} goes on; its workers obey within five seconds"),
+        true => format!("{name} is resumed; its workers obey within five seconds"),
         false => format!("nothing was changed: {name} is not paused"),
     });
     if *json {

@@ -19,7 +19,7 @@ use oncely_postgres::{self as pg, KeyDetails, LetterRow};
 use oncely_process::preflight::open_session;
 
 #[derive(Debug, Args)]
-#[command(after_help = "Exit 1 where nothing is known. Without --tenant the audit trail finds the tenants.")]
+#[command(after_help = "Exit 1: nothing is known. Without --tenant, the audit trail finds the tenants.")]
 pub(super) struct ExplainArguments {
     /// Exact key
     key: String,

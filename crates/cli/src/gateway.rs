@@ -13,9 +13,10 @@ use oncely_process::telemetry;
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "One request of a key at a time is sent on, and final answers are replayed. If the gateway dies, or an answer is torn, nobody \
-                  knows whether the request took effect: gateway.unknown says whether a retry gets 409 until somebody has looked, or is sent on \
-                  with the same key. The login needs the role oncely_worker. Stops on SIGTERM or Ctrl-C: answers what it has begun, then exits 0."
+    after_help = "Forwards one request of a key at a time, and replays final answers. If the gateway crashes, or an \
+                  answer is cut off, it is unknown whether the request took effect: gateway.unknown sets whether a \
+                  retry gets 409 until the key is settled, or is forwarded with the same key. The login needs the \
+                  role oncely_worker. Stops on SIGTERM or Ctrl-C: answers open requests, then exits 0."
 )]
 pub(super) struct GatewayArguments {
     /// URL of the service, instead of gateway.upstream: scheme, host and port

@@ -26,8 +26,9 @@ pub(super) struct GcArguments {
 enum GcCommand {
     /// Delete keys past their retention and maintain the audit partitions now
     #[command(
-        after_help = "How long keys are remembered stands in the database: `oncely retention list`. Exit 4: nothing was deleted, \
-                            since the database's clock can't be explained; --accept-clock if it is right."
+        after_help = "The retention of keys is stored in the database: `oncely retention list`. Exit 4: nothing was \
+                      deleted, since the database's clock jumped without an explanation; use --accept-clock if it is \
+                      right."
     )]
     Run {
         /// Only count

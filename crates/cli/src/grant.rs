@@ -82,7 +82,7 @@ pub(super) async fn run(file: &Path, arguments: GrantArguments, times: Times) ->
         arguments.objects().into_iter().map(|(verb, object)| Some((verb, object?))).collect();
     let named = named.filter(|named| !named.is_empty());
     if granting && named.is_none() {
-        output::note("grant what? Name a --consumer, a --queue, or --emit with each --exchange, or --read");
+        output::note("no right is named: use --consumer, --queue, --emit with each --exchange, or --read");
         return Ok(ExitCode::from(exit::USAGE));
     }
     if granting && arguments.read && arguments.tenant.as_deref() == Some("*") {

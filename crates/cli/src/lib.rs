@@ -79,7 +79,7 @@ pub struct Arguments {
 #[derive(Debug, Subcommand)]
 enum OncelyCommand {
     /// Consume the queues: each message takes effect in PostgreSQL once
-    #[command(after_help = "Stops on SIGTERM or Ctrl-C: finishes what has begun, then exits 0.")]
+    #[command(after_help = "Stops on SIGTERM or Ctrl-C: finishes work in progress, then exits 0.")]
     Worker,
     #[command(flatten)]
     Other(DefaultRuntimeCommand),

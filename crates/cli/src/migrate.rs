@@ -21,9 +21,10 @@ use oncely_postgres::{
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The same migrations that `sqlx migrate run` runs; needs only DATABASE_URL or [postgres] url. A migration that \
-                  does not get a lock within a second lets everybody by and tries again. Exit 1: one got no lock within --wait. \
-                  4: the database was migrated by another program's files."
+    after_help = "Applies the same migrations as `sqlx migrate run`; needs only DATABASE_URL or [postgres] url. A \
+                  migration that does not get a lock within a second lets the waiting sessions run and tries again. \
+                  Exit 1: a migration got no lock within --wait. 4: the database was migrated by another program's \
+                  files."
 )]
 pub(super) struct MigrateArguments {
     #[command(flatten)]
@@ -38,7 +39,8 @@ enum MigrateCommand {
     Run(LockWaitArguments),
     /// Show the locks of the pending migrations and their duration; changes nothing
     #[command(
-        after_help = "Exit 0: nothing is pending. 1: something is, and nobody waits for longer than a second. 5: somebody does."
+        after_help = "Exit 0: nothing is pending. 1: migrations are pending, and no session waits for longer than a \
+                      second. 5: sessions do."
     )]
     Plan(migration_plan::MigrationPlanArguments),
     /// Show which migrations are applied; exit 1 if one is not

@@ -99,7 +99,7 @@ pub(super) async fn run(
     let code = verdict(&rows);
     if code == exit::DANGER {
         output::note(
-            "! somebody waits for longer than a second: pause the consumers meanwhile (oncely consumers pause)",
+            "! other sessions wait for longer than a second: pause the consumers meanwhile (oncely consumers pause)",
         );
     }
     Ok(ExitCode::from(code))

@@ -46,8 +46,9 @@ impl MigrationSessions<'_> {
             let left = self.wait.saturating_sub(started.elapsed());
             if left.is_zero() {
                 anyhow::bail!(
-                    "migration {version} ({description}) got no lock within {}: {}. Nothing of it is applied, and nobody waited \
-                     behind it for longer than a second. Let that end{}, then run `oncely migrate` again; --wait has it try for longer",
+                    "migration {version} ({description}) got no lock within {}: {}. Nothing of it is applied, and no \
+                     session waited behind it for longer than a second. Let that end{}, then run `oncely migrate` \
+                     again; --wait makes it try for longer",
                     humantime::format_duration(self.wait),
                     describe(&seen),
                     ways(&seen)
@@ -97,12 +98,12 @@ impl MigrationSessions<'_> {
 /// Describes the locks and the sessions that hold them.
 fn describe(holders: &[LockHolder]) -> String {
     let Some(first) = holders.first() else {
-        return "somebody had a lock for a moment, again and again".to_owned();
+        return "other sessions held the lock for a moment, again and again".to_owned();
     };
     let who = holders.iter().map(session).collect::<Vec<_>>().join(", ");
     match (&first.table, first.kind.as_str()) {
         (Some(table), _) => format!("{table} is locked by {who}"),
-        (None, "advisory") => format!("another migration is at work: {who}"),
+        (None, "advisory") => format!("another migration is running: {who}"),
         (None, _) => format!("a transaction has to end first: {who}"),
     }
 }
@@ -156,11 +157,11 @@ mod tests {
             ]),
             "oncely.audit is locked by pid 7 (\"psql\", login alice, in its transaction for 1m 15s), a prepared transaction (pg_prepared_xacts)"
         );
-        assert!(describe(&[holder("advisory", None, 7)]).starts_with("another migration is at work: pid 7"));
+        assert!(describe(&[holder("advisory", None, 7)]).starts_with("another migration is running: pid 7"));
         assert!(
             describe(&[holder("virtualxid", None, 7)]).starts_with("a transaction has to end first: pid 7")
         );
-        assert!(describe(&[]).starts_with("somebody had a lock"));
+        assert!(describe(&[]).starts_with("other sessions held the lock"));
         assert_eq!(ways(&[holder("relation", None, 7)]), ", or end it (select pg_terminate_backend(7))");
         assert_eq!(ways(&[holder("relation", None, 0)]), "");
     }

@@ -22,7 +22,7 @@ pub(super) async fn find(
 ) -> Result<Vec<QueueBinding>, String> {
     let management = Management::new(&config.rabbitmq, config.rabbitmq.timeout).map_err(|error| match error {
         ManagementError::NotSet => format!(
-            "rabbitmq.management is not set, so nobody says what {queue} is bound to, and whether those exchanges give each queue a copy: \
+            "rabbitmq.management is not set, so the bindings of {queue} and the types of their exchanges are unknown: \
              set it, and apply again"
         ),
         error => unread(queue, &error),
@@ -49,7 +49,7 @@ pub(super) async fn find(
 }
 
 fn unread(queue: &str, error: &ManagementError) -> String {
-    format!("what {queue} is bound to could not be read ({error}); nothing was declared")
+    format!("the bindings of {queue} could not be read ({error}); nothing was declared")
 }
 
 async fn bound_like(queue: &str, management: &Management) -> Result<Vec<QueueBinding>, String> {

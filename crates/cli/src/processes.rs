@@ -24,9 +24,9 @@ pub(super) struct ProcessesArguments {
 enum ProcessesCommand {
     /// Forget processes that ended without a sign-off and do not return: `status` no longer lists them
     #[command(
-        after_help = "Only of processes that are silent. One that lives after all is there again with its next heartbeat. A process \
-                            that was killed and started again, on the same host and under the same name, needs none of it. Exit 1: none \
-                            matches."
+        after_help = "Applies to silent processes only. One that is still running is listed again with its next \
+                      heartbeat. A process that was killed and started again, on the same host and under the same \
+                      name, need not be forgotten. Exit 1: no process matches."
     )]
     Forget(ForgetArguments),
 }

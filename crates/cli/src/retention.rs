@@ -30,9 +30,9 @@ enum RetentionCommand {
     },
     /// Set how long a consumer's keys are remembered, longer or shorter
     #[command(
-        after_help = "A worker that starts with a longer retention or horizon lengthens it again: change its configuration first. \
-                            Exit 1: no worker has started with this consumer. 4: it would be shorter than the redelivery \
-                            horizon or than mirror.ttl."
+        after_help = "A worker that starts with a longer retention or horizon lengthens it again: change its \
+                      configuration first. Exit 1: no worker has started with this consumer. 4: it would be shorter \
+                      than the redelivery horizon or mirror.ttl."
     )]
     Set(SetRetentionArguments),
 }

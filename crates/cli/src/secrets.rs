@@ -25,8 +25,8 @@ pub(super) struct SecretsArguments {
 enum SecretsCommand {
     /// List keys by purpose: which one signs, which ones are accepted and until when
     #[command(
-        after_help = "An id stands in the header of what was signed, and says nothing of the key. Keys of a configuration (cell.signing_key, \
-                      cell.known_keys, mirror.key) are not listed."
+        after_help = "The id of a key is in the header of what it signed, and reveals nothing of the key. Keys of a \
+                      configuration (cell.signing_key, cell.known_keys, mirror.key) are not listed."
     )]
     List {
         #[command(flatten)]
@@ -34,11 +34,13 @@ enum SecretsCommand {
     },
     /// Make a new key for a purpose; the previous ones are accepted for a time
     #[command(
-        after_help = "Processes read the new key within ten seconds, and go over to it when it signs; no restart is needed. What an old key \
-                      signed is dead-lettered as signature_invalid once it is not accepted any more, so that it must outlive each retry, and \
-                      each dead letter that is still to be swept. mirror: entries of before are not found any more, and PostgreSQL answers \
-                      instead; `oncely mirror rebuild`, once the new key signs, writes them again. letter: `oncely failed sweep`, once the \
-                      new key signs, marks what waits in dead-letter queues anew. A key that has not begun to sign never does. Recorded in oncely.operator_actions. Exit 4: a time is out of bounds."
+        after_help = "Processes read the new key within ten seconds, and use it from the time when it signs; no \
+                      restart is needed. What an old key signed is dead-lettered as signature_invalid once it is no \
+                      longer accepted, so it must be accepted for longer than retries and unswept dead letters last. \
+                      mirror: existing entries are no longer found, and PostgreSQL answers instead; `oncely mirror \
+                      rebuild`, once the new key signs, writes them again. letter: `oncely failed sweep`, once the \
+                      new key signs, marks the messages in dead-letter queues again. An earlier key that does not \
+                      sign yet is replaced. Recorded in oncely.operator_actions. Exit 4: a time is out of bounds."
     )]
     Rotate(RotateArguments),
 }

@@ -250,8 +250,8 @@ impl ProxyTable {
             problems.add("console.proxy.from", what);
         }
         if self.secret.is_none() && from.iter().flatten().any(Network::reaches_loopback) {
-            let what = "is missing: every user of this machine has a loopback address that is in `from`, and could say who they are. Let the \
-                        proxy add a header with a secret, and say { header = …, file = … }";
+            let what = "is missing: `from` includes loopback addresses, so every user of this machine could send any \
+                        name. Let the proxy add a header with a secret, and set { header = …, file = … }";
             problems.add("console.proxy.secret", what);
         }
         let secret = self.secret.and_then(|secret| secret.settings(problems));

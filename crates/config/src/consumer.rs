@@ -514,13 +514,13 @@ fn check_encryption(encrypts: bool, is_function: bool, replies: bool, place: &st
     if encrypts && is_function {
         problems.add(
             place,
-            "a SQL function's response is made in the database, which is not to see it: let a handler in Rust or an endpoint do the work",
+            "the database makes a SQL function's response, and would see it: use a handler in Rust or an endpoint",
         );
     }
     if encrypts && replies {
         problems.add(
             place,
-            "replies are made in the database out of the stored responses, which it could not read: have one of both",
+            "replies are made in the database from stored responses, which it can't read then: use one of both",
         );
     }
 }

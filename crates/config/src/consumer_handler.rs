@@ -129,7 +129,7 @@ impl HandlerTable {
                 None
             }
             Some(Ok(None)) if given.is_some() => {
-                let what = "says how TLS is done, and the URL asks for none: write https://";
+                let what = "configures TLS, but the URL does not use it: write https://";
                 problems.add(at("tls"), what);
                 None
             }

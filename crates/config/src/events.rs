@@ -94,7 +94,7 @@ impl EventsTable {
 /// Checks that delays don't fall.
 pub(crate) fn rising(delays: Vec<Length>, place: &str, problems: &mut Problems) -> Vec<Duration> {
     if delays.windows(2).any(|pair| pair[0] > pair[1]) {
-        problems.add(place, "must not fall");
+        problems.add(place, "must not decrease");
     }
     delays.into_iter().map(Duration::from).collect()
 }

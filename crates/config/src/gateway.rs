@@ -227,7 +227,7 @@ impl GatewayTable {
         }
         let meant = upstream.as_ref().map(|url| of_scheme(url, "https", given.as_ref(), allowed, "gateway"));
         if given.is_some() && matches!(meant, Some(Ok(None))) {
-            let what = "says how TLS is done, and upstream asks for none: write https://";
+            let what = "configures TLS, but upstream does not use it: write https://";
             problems.add("gateway.tls", what);
         }
         let tls = match meant {

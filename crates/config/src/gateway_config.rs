@@ -89,14 +89,15 @@ fn gateway_config(mut merged: MergedValues, problems: &mut Problems) -> Option<G
     if gateway.principal.is_none() && is_well {
         problems.add(
             "gateway.principal",
-            "is missing: which headers say who sends a request? [\"authorization\"], [\"cookie\"], [\"x-api-key\"]: the same key with others is \
-             refused. [] where all clients of a tenant may be given each other's answers",
+            "is missing: name the headers that identify the sender, such as [\"authorization\"], [\"cookie\"] or \
+             [\"x-api-key\"]: the same key with other values is refused. [] if all clients of a tenant may get each \
+             other's answers",
         );
     }
     if gateway.upstream.is_none() && is_well {
         problems.add(
             "gateway.upstream",
-            "is missing: say it here or with --upstream, like http://127.0.0.1:8080",
+            "is missing: set it here or with --upstream, like http://127.0.0.1:8080",
         );
     }
     let upstream = gateway.upstream.clone()?;

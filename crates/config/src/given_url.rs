@@ -61,9 +61,9 @@ impl UrlSetting<'_> {
         };
         let urls = match (given.filter(|urls| !urls.is_empty()), &file) {
             (None, None) => wrong(format!("is missing; set it (like {example}) or export {variable}")),
-            (Some(_), Some(_)) => wrong(format!(
-                "says it once more: leave out {key} or {key}_file ({variable} or {variable}_FILE)"
-            )),
+            (Some(_), Some(_)) => {
+                wrong(format!("is set twice: leave out {key} or {key}_file ({variable} or {variable}_FILE)"))
+            }
             (Some(urls), None) => urls,
             (None, Some(file)) => match url_file::read(file) {
                 Ok(url) => split(&url),

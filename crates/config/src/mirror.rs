@@ -261,7 +261,7 @@ pub(crate) fn mirror(
         && asked.iter().all(is_without)
         && (!has_sentinels || sentinels.is_sound)
     {
-        problems.add("redis.tls", "says how TLS is done, and no URL asks for it: write rediss://");
+        problems.add("redis.tls", "configures TLS, but no URL uses it: write rediss://");
     }
     report_refused_connection(meant, &given.place, problems);
     for meant in asked {
@@ -277,7 +277,7 @@ pub(crate) fn mirror(
 fn by_name(settings: &MirrorSettings, place: &str, of_sentinels: &str, problems: &mut Problems) {
     let port = |url: &SecretString| Url::parse(url.expose_secret()).ok().and_then(|url| url.port());
     if port(&settings.url).is_some() {
-        let what = "has a port: with sentinels its host is the name of the master as they know it, and they say where that is";
+        let what = "has a port: with sentinels its host is the name of the master, and they give its address";
         problems.add(place, format!("{what} (redis://:password@mymaster/0)"));
     }
     let has_more = |url: &SecretString| {

@@ -50,12 +50,13 @@ pub(super) fn arguments(
 ) -> Vec<(String, QueueArgument)> {
     let place = format!("{place}.queue_arguments");
     if !declare && !arguments.is_empty() {
-        problems.add(&place, "says nothing where declare = false: somebody else declares the queue");
+        problems.add(&place, "has no effect with declare = false: Oncely does not declare the queue");
     }
     let is_allowed = |(name, _): &(String, QueueArgument)| {
         let is_allowed = !NOT_ALLOWED.contains(&name.as_str());
         if !is_allowed {
-            let what = "is not allowed: it is Oncely's to say (queue_type, dead letters), or would lose messages (x-expires)";
+            let what =
+                "is not allowed: Oncely sets it (queue_type, dead letters), or it loses messages (x-expires)";
             problems.add(format!("{place}.{name}"), what);
         }
         is_allowed

@@ -167,8 +167,7 @@ impl RabbitTable {
         let amqp = is_one_cluster.then(|| settings.amqp_tls());
         let http = management_is_sound.then(|| settings.management_tls());
         if settings.tls.is_some() && matches!((&amqp, &http), (Some(Ok(None)), Some(Ok(None)))) {
-            let what =
-                "says how TLS is done, and no URL asks for it: write amqps:// (and https:// for management)";
+            let what = "configures TLS, but no URL uses it: write amqps:// (and https:// for management)";
             problems.add("rabbitmq.tls", what);
         }
         report_refused_connection(amqp, &given.place, problems);

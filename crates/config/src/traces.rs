@@ -129,7 +129,7 @@ impl TracesTable {
         let meant =
             endpoint.as_ref().map(|endpoint| of_scheme(endpoint, "https", given.as_ref(), allowed, "traces"));
         if given.is_some() && matches!(meant, Some(Ok(None))) {
-            let what = "says how TLS is done, and the endpoint asks for none: write https://";
+            let what = "configures TLS, but the endpoint does not use it: write https://";
             problems.add("traces.tls", what);
         }
         let tls = match meant {

@@ -66,25 +66,36 @@ impl PageError {
             Self::TooWide => (
                 "Too wide: narrow the time",
                 html! {
-                    p { "PostgreSQL needed longer for this page than a page may take. Ask for a shorter time, for one consumer, or for one key. The other pages are not concerned." }
+                    p {
+                        "The query of this page took too long. Select a shorter time, one consumer or one key. \
+                         The other pages are not affected."
+                    }
                 },
             ),
             Self::Busy => (
-                "Somebody else is changing this",
+                "Locked by another session",
                 html! {
-                    p { "Another session holds it in a transaction that is not finished, so nothing was done here. Try again in a moment; where that does not help, " code { "pg_locks" } " names the session." }
+                    p {
+                        "Another session has locked it in an open transaction, so nothing was changed. Try again \
+                         in a moment; if that does not help, "
+                        code { "pg_locks" }
+                        " names the session."
+                    }
                 },
             ),
             Self::Away(why) => (
                 "PostgreSQL does not answer",
                 html! {
                     p { "Asked: " code { (postgres.shown()) } ". It said: " (why) "." }
-                    p { "Workers wait for it: no message is lost, and no attempt is spent. Do not purge queues. This page comes back by itself when it is loaded again." }
+                    p {
+                        "Workers wait for it: no message is lost, and no attempt is spent. Do not purge queues. \
+                         Reload this page later."
+                    }
                 },
             ),
             Self::NotFound(what) => ("Nothing here", html! { p { (what) } }),
             Self::Refused(why) => ("Not allowed", html! { p { (why) } }),
-            Self::Wrong(what) => ("That can't be asked", html! { p { (what) } }),
+            Self::Wrong(what) => ("Invalid request", html! { p { (what) } }),
             Self::Failed(why) => {
                 ("This page failed", html! { p { (why) } p { "The console's log has the same line." } })
             }

@@ -49,7 +49,7 @@ pub(super) async fn check(
     let query = request.uri().query().map(str::to_owned);
     let mut coming = GuardedRequest { app, headers, path: String::new(), query };
     if !app.access.answers(peer) {
-        return coming.refuse(StatusCode::FORBIDDEN, "Only the proxy in front of this console is answered.");
+        return coming.refuse(StatusCode::FORBIDDEN, "Only requests of the proxy in front are accepted.");
     }
     if let Some(refused) = coming.strangers(request.uri()) {
         return refused;
@@ -63,8 +63,7 @@ pub(super) async fn check(
         Method::GET | Method::HEAD => false,
         Method::POST => true,
         _ => {
-            return coming
-                .refuse(StatusCode::METHOD_NOT_ALLOWED, "This console is looked at, and told by forms.");
+            return coming.refuse(StatusCode::METHOD_NOT_ALLOWED, "Only GET, HEAD and POST are allowed.");
         }
     };
     if !is_post && let Some(file) = coming.path.strip_prefix("/assets/") {
@@ -107,14 +106,14 @@ impl GuardedRequest<'_> {
     /// Refuses a form of another session or of a person who may not act; signs out.
     fn act(&self, form: &Parameters, session: &LoginSession) -> Option<GuardDecision> {
         if !form.get("csrf").is_some_and(|token| LoginSessions::is_from(session, token)) {
-            let text = "This form is not of your session any more. Go back, load the page again, and send it once more.";
+            let text = "This form is from an earlier session. Go back, reload the page, and send it again.";
             return Some(self.refuse(StatusCode::FORBIDDEN, text));
         }
         if self.path == "/logout" {
             return Some(self.logout(session));
         }
         let may_act = session.person.role >= ConsoleRole::Operator;
-        let text = "You may look, and not act: that takes the role operator.";
+        let text = "You may only read: this action needs the role operator.";
         (!may_act).then(|| self.refuse(StatusCode::FORBIDDEN, text))
     }
 
@@ -124,17 +123,17 @@ impl GuardedRequest<'_> {
         let mut hosts = self.headers.get_all(header::HOST).iter();
         let host = match (hosts.next().map(HeaderValue::to_str), hosts.next()) {
             (Some(Ok(host)), None) => host,
-            _ => return Some(self.refuse(StatusCode::BAD_REQUEST, "A request names one host.")),
+            _ => return Some(self.refuse(StatusCode::BAD_REQUEST, "A request needs one Host.")),
         };
         let is_own =
             site.is_host(host) && uri.authority().is_none_or(|authority| site.is_host(authority.as_str()));
         if !is_own {
-            let said = format!("This console is reached as {}, and by no other name.", site.address());
+            let said = format!("This console answers only under {}.", site.address());
             return Some(self.refuse(StatusCode::MISDIRECTED_REQUEST, &said));
         }
         let mut origins = self.headers.get_all(header::ORIGIN).iter();
         let is_foreign = origins.any(|origin| !origin.to_str().is_ok_and(|origin| site.is_origin(origin)));
-        is_foreign.then(|| self.refuse(StatusCode::FORBIDDEN, "Another site's page sent this."))
+        is_foreign.then(|| self.refuse(StatusCode::FORBIDDEN, "The request came from another site."))
     }
 
     /// Refuses a form from another site: browsers send its origin with each form, so one without an origin is not from our pages.
@@ -144,7 +143,7 @@ impl GuardedRequest<'_> {
             Some(site) => site == b"same-origin",
             None => self.headers.contains_key(header::ORIGIN),
         };
-        (!is_ours).then(|| self.refuse(StatusCode::FORBIDDEN, "No page of this console sent this form."))
+        (!is_ours).then(|| self.refuse(StatusCode::FORBIDDEN, "The form was not sent by this console."))
     }
 
     async fn form(&self, body: Body) -> Result<Parameters, GuardDecision> {
@@ -153,13 +152,13 @@ impl GuardedRequest<'_> {
         if kind.split(';').next().map(str::trim) != Some("application/x-www-form-urlencoded") {
             return Err(self.refuse(
                 StatusCode::UNSUPPORTED_MEDIA_TYPE,
-                "Forms come as application/x-www-form-urlencoded.",
+                "Forms must be application/x-www-form-urlencoded.",
             ));
         }
         match tokio::time::timeout(FORM_TIME, to_bytes(body, FORM)).await {
             Ok(Ok(bytes)) => Ok(Parameters::parse(&bytes)),
-            Ok(Err(_)) => Err(self.refuse(StatusCode::PAYLOAD_TOO_LARGE, "That is more than a form holds.")),
-            Err(_) => Err(self.refuse(StatusCode::REQUEST_TIMEOUT, "The form did not come.")),
+            Ok(Err(_)) => Err(self.refuse(StatusCode::PAYLOAD_TOO_LARGE, "The form is too large.")),
+            Err(_) => Err(self.refuse(StatusCode::REQUEST_TIMEOUT, "The form did not arrive.")),
         }
     }
 
@@ -180,17 +179,17 @@ impl GuardedRequest<'_> {
             return match access.renew_link() {
                 Some(token) => {
                     (self.app.announce)(&access.link(&token));
-                    self.ask_to_sign_in(Some("Another link is printed there now."))
+                    self.ask_to_sign_in(Some("A new link was printed."))
                 }
-                None => self.ask_to_sign_in(Some("A link was printed there a moment ago.")),
+                None => self.ask_to_sign_in(Some("A link was printed a moment ago.")),
             };
         }
         match form.word("token").and_then(|token| access.let_in(token, now)) {
             Some(cookie) => self.sign_in_response(&cookie, self.next(form)),
             None if access.offer() == Offer::Link => {
-                self.ask_to_sign_in(Some("This link was used before, or is too old."))
+                self.ask_to_sign_in(Some("This link was used before, or has expired."))
             }
-            None => self.ask_to_sign_in(Some("Nobody has this token.")),
+            None => self.ask_to_sign_in(Some("Unknown token.")),
         }
     }
 

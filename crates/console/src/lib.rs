@@ -96,7 +96,7 @@ impl Console {
             TcpListener::bind(listen).await.with_context(|| format!("cannot listen on {listen}"))?;
         // The actual port, if the system chose it.
         let listen = listener.local_addr()?;
-        tracing::info!(address = %listen, "listening: the console");
+        tracing::info!(address = %listen, "console listening");
         let (access, token) = Access::open(&config.console, &config.cell, listen, &options.user)?;
         let address = match &token {
             Some(token) => access.link(token),

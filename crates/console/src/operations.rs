@@ -49,7 +49,7 @@ impl Operations {
             let why = match work.await {
                 Ok(Ok(())) => return,
                 Ok(Err(error)) => exit::error_chain(&error),
-                Err(error) => format!("a bug: {error}"),
+                Err(error) => format!("internal error: {error}"),
             };
             tracing::error!(operation = %task.id, "{why}");
             task.break_off(why);
@@ -70,9 +70,7 @@ impl Operations {
         self.stop.cancel();
         self.tasks.close();
         if tokio::time::timeout(STOP, self.tasks.wait()).await.is_err() {
-            tracing::warn!(
-                "an operation is broken off: letters that stand as requeueing are found by the next requeue"
-            );
+            tracing::warn!("operation cut off; the next requeue continues with letters in state requeueing");
         }
     }
 

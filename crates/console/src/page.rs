@@ -288,13 +288,13 @@ fn elsewhere(elsewhere: &EquivalentCommands) -> Markup {
 /// Builds the page of the one-time link: a form that uses it up.
 pub(crate) fn sign_in_page(site: &Site, token: &str) -> Page {
     let body = html! {
-        p { "This link lets you in as an operator, once." }
+        p { "This link signs you in as an operator, once." }
         form method="post" action=(site.path("/login")) {
             input type="hidden" name="token" value=(token);
-            button #come-in autofocus { "Come in" }
+            button #come-in autofocus { "Sign in" }
         }
     };
-    Page::notice(StatusCode::OK, "Come in", body)
+    Page::notice(StatusCode::OK, "Sign in", body)
 }
 
 /// Builds the sign-in page.
@@ -304,10 +304,13 @@ pub(crate) fn sign_in(site: &Site, offer: Offer, said: Option<&str>, next: Optio
         @if let Some(said) = said { p.said role="alert" { (said) } }
         @match offer {
             Offer::Link => {
-                p { "This console lets in whoever follows the link that was printed where it was started. A link is good once, and for ten minutes; another one leaves it good." }
+                p {
+                    "Sign in with the link that was printed where this console was started. A link works once, \
+                     within ten minutes; printing another one leaves it valid."
+                }
                 form method="post" action=(site.path("/login")) {
                     input type="hidden" name="renew" value="1";
-                    button { "Print another link there" }
+                    button { "Print another link" }
                 }
             },
             Offer::Token => form.stacked method="post" action=(site.path("/login")) {
@@ -317,7 +320,7 @@ pub(crate) fn sign_in(site: &Site, offer: Offer, said: Option<&str>, next: Optio
                 button { "Sign in" }
             },
             Offer::Proxy => p {
-                "The proxy in front of this console says who people are, and did not say so of you. Ask whoever runs it."
+                "The proxy in front of this console did not send your name. Ask its operator."
             },
         }
     };

@@ -59,7 +59,7 @@ pub(super) async fn serve(app: SharedApp, router: Router, listener: TcpListener,
     }
     tasks.close();
     if tokio::time::timeout(STOP, tasks.wait()).await.is_err() {
-        tracing::warn!("answers that were under way are broken off");
+        tracing::warn!("shutdown limit reached; open responses are cut off");
     }
 }
 

@@ -42,7 +42,7 @@ impl<'a> CheckSession<'a> {
         let code = error.as_database_error().and_then(|error| error.code());
         let why = match code.as_deref() {
             // INSUFFICIENT_PRIVILEGE
-            Some("42501") => "the login may not read what this check reads".to_owned(),
+            Some("42501") => "the login lacks the rights of this check".to_owned(),
             // QUERY_CANCELED
             Some("57014") => "PostgreSQL took too long to answer".to_owned(),
             _ => pg::describe(&error),

@@ -18,10 +18,10 @@ const ASIDE: Duration = Duration::from_secs(120);
 /// Skips the checks that need the API; other checks skip the parts that need it.
 pub(super) fn skip(config: &Config, why: &str, found: &mut CheckFindings) {
     for check in ["mq.version", "mq.policies", "mq.limits", "mq.routes"] {
-        found.skipped(check, format!("AMQP does not tell, and {why}"));
+        found.skipped(check, format!("needs the HTTP API: {why}"));
     }
     if config.consumers.iter().any(|consumer| !consumer.declare && !consumer.observes()) {
-        let what = format!("the arguments of queues that somebody else declares are not seen: {why}");
+        let what = format!("the arguments of queues with declare = false cannot be read: {why}");
         found.skipped("mq.queue", what);
     }
 }

@@ -39,9 +39,9 @@ pub const CHECKS: &[Check] = &[
     ),
     at_start(
         "config.files",
-        "Files with secrets are not everybody's to read",
+        "Files with secrets are not world-readable",
         "the modes of the files that hold a private key (`tls.key`) or a URL (`url_file`), and of the folders above them",
-        "warning: everybody on the machine may read one",
+        "warning: every user of the machine may read one",
         "`chmod o=` the file, or keep it in a folder that others may not enter",
     ),
     at_start(
@@ -49,14 +49,15 @@ pub const CHECKS: &[Check] = &[
         "PostgreSQL answers",
         "a connection with the login of `postgres.url`, and the database's epoch; where that names several hosts, one to each",
         "error: no connection, a refused login, a standby; several hosts that take writes; warning: one of several hosts does not answer",
-        "mend the network, the server or `postgres.url`; name the primary, or all hosts that may become one",
+        "fix the network, the server or `postgres.url`; name the primary, or all hosts that may become one",
     ),
     at_start(
         "pg.tls",
         "The connection to PostgreSQL is protected",
         "`sslmode` in the URL, and the handshake with `postgres.tls` where one of them asks for TLS",
-        "error: no authority that is trusted here vouches for the server, its certificate is for other names or not valid now, it demands a \
-         certificate or refuses ours, it speaks no TLS, a file can't be used (a finding's `kind` says which); info: `allow_plaintext`",
+        "error: no trusted authority issued the server's certificate, its certificate is for other names \
+         or not valid now, it demands a certificate or refuses ours, \
+         it speaks no TLS, a file can't be used (a finding's `kind` says which); info: `allow_plaintext`",
         "name the authority in `postgres.tls.ca`, call the server by a name that is in its certificate, renew what has expired (TLS)",
     ),
     at_start(
@@ -91,21 +92,22 @@ pub const CHECKS: &[Check] = &[
     ),
     at_start(
         "pg.cell",
-        "The database is the one that is meant",
+        "The database is the configured one",
         "`oncely.cell.name` beside `cell.name`",
         "error: another name: a wrong URL would deduplicate in the wrong place",
         "correct `postgres.url` or `cell.name`",
     ),
     at_start(
         "pg.grants",
-        "The login may do its work",
+        "The login has the rights that it needs",
         "memberships of Oncely's roles (`pg_has_role`), privileges on tables (`has_table_privilege`), the functions that give keys where they are needed",
         "error: the login lacks the role of its work, or the role lacks a privilege that its migration gave it",
-        "grant the role to the login; if the role itself lacks something, somebody has revoked it: grant it again as the migration `roles` does",
+        "grant the role to the login; if the role itself lacks a privilege, it was revoked: \
+         grant it again as the migration `roles` does",
     ),
     later(
         "pg.powers",
-        "The login may do no more",
+        "The login has no other rights",
         "`pg_roles`, ownership of the schema, privileges on `oncely.audit`, memberships of several of Oncely's roles",
         "warning: a superuser, a login that skips row-level security, creates roles or replicates, owns the schema, may change or delete the \
          trail, or is both worker and operator: what a handler is tricked into it may then do",
@@ -121,14 +123,14 @@ pub const CHECKS: &[Check] = &[
     ),
     later(
         "pg.timeouts",
-        "Nothing ends sessions at work",
+        "No timeout ends Oncely's sessions",
         "`idle_session_timeout` and `transaction_timeout` as they hold for the login",
         "warning: PostgreSQL ends idle sessions, or transactions sooner than their statements may take",
         "`alter role … set idle_session_timeout = 0`, and the same for `transaction_timeout`",
     ),
     later(
         "pg.durability",
-        "A commit that was reported stays",
+        "A reported commit is durable",
         "`fsync`, `full_page_writes`, `synchronous_commit`, `synchronous_standby_names`, connected standbys and physical slots",
         "error: fsync or synchronous_commit is off; a standby may take over without the latest commits while `precheck = \"trust\"`; \
          commits wait for a standby and none is connected. Warning: a standby may take over without the latest commits; full_page_writes \
@@ -181,7 +183,8 @@ pub const CHECKS: &[Check] = &[
         "pg.maintenance",
         "The maintenance runs",
         "`oncely.maintenance`, `oncely.locks`: the last look at the database's clock, the last collection and count",
-        "warning: nobody has looked for three hours; no collection ended within six hours of when one was due; or dead letters were not counted for three hours",
+        "warning: the clock was not checked for three hours; no collection ended within six hours of when one was due; \
+         or dead letters were not counted for three hours",
         "start a relay; if the clock is right, `oncely gc run --accept-clock`",
     ),
     later(
@@ -200,10 +203,10 @@ pub const CHECKS: &[Check] = &[
     ),
     at_start(
         "fingerprint",
-        "What is compared, as configured",
+        "Fingerprint as configured",
         "`consumers.fingerprint` beside `oncely.consumers`",
         "info: it was another one before: for keys of that time the key alone decides",
-        "nothing, where the change is meant",
+        "nothing, if the change is intended",
     ),
     later(
         "horizon",
@@ -214,7 +217,7 @@ pub const CHECKS: &[Check] = &[
     ),
     later(
         "secrets",
-        "Keys are replaced now and then",
+        "Keys are rotated",
         "`oncely.secrets`, without the secrets",
         "info: a key has signed for longer than a year; one whose time is over is still there",
         "`oncely secrets rotate PURPOSE` (Replace keys); garbage collection takes away what is over: `pg.maintenance` says whether a relay does it",
@@ -228,7 +231,7 @@ pub const CHECKS: &[Check] = &[
     ),
     later(
         "letters.unknown",
-        "Nobody has to look whether a call took effect",
+        "No call has an unknown outcome",
         "`oncely.dead_letters` that wait with the reason `outcome_unknown`",
         "warning: there are some: a step that must not be repeated may have happened, and Oncely can't know",
         "look at the other side by the step's key, then `oncely keys settle`, or `oncely failed requeue --repeat-unknown` (Effects outside PostgreSQL)",
@@ -252,14 +255,15 @@ pub const CHECKS: &[Check] = &[
         "RabbitMQ answers",
         "a connection with user and virtual host of `rabbitmq.url`; where that names several nodes, one to each",
         "error: no connection; user, password or virtual host is refused; warning: one of several nodes does not answer",
-        "mend the network, the broker or `rabbitmq.url`",
+        "fix the network, the broker or `rabbitmq.url`",
     ),
     at_start(
         "mq.tls",
         "The connections to RabbitMQ are protected",
         "the scheme of the URL, and the handshake with `rabbitmq.tls` where it asks for TLS",
-        "error: no authority that is trusted here vouches for the server, its certificate is for other names or not valid now, it demands a \
-         certificate or refuses ours, it speaks no TLS, a file can't be used (a finding's `kind` says which); info: `allow_plaintext`",
+        "error: no trusted authority issued the server's certificate, its certificate is for other names \
+         or not valid now, it demands a certificate or refuses ours, \
+         it speaks no TLS, a file can't be used (a finding's `kind` says which); info: `allow_plaintext`",
         "name the authority in `rabbitmq.tls.ca`, call the server by a name that is in its certificate, renew what has expired (TLS)",
     ),
     later(
@@ -279,7 +283,7 @@ pub const CHECKS: &[Check] = &[
     later(
         "mq.alarms",
         "The broker takes messages",
-        "a message to a queue that nobody has, which the broker returns; `connection.blocked`",
+        "a message to a queue that does not exist, which the broker returns; `connection.blocked`",
         "error: a memory or disk alarm: nothing that is published is taken, copies and events wait",
         "free memory or disk on the broker (`rabbitmq-diagnostics alarms`)",
     ),
@@ -322,7 +326,7 @@ pub const CHECKS: &[Check] = &[
     ),
     later(
         "mq.routes",
-        "Messages find their way",
+        "Bindings are complete",
         "the bindings of a consumer's queues in the HTTP API: `bindings`, and from `<queue>.dlx`, `<queue>.retry` and `<queue>.return` to \
          their queues",
         "error: one is missing: messages don't come, or copies and dead letters find no queue",
@@ -337,7 +341,7 @@ pub const CHECKS: &[Check] = &[
     ),
     later(
         "mq.limits",
-        "Limits leave room for a bad night",
+        "Delivery limits and timeouts are large enough",
         "`x-delivery-limit` and `x-consumer-timeout` of queues, as arguments and as policies, in the HTTP API",
         "warning: a delivery limit below 100 (each lost connection counts for every message on it); a consumer timeout that the deadline and \
          two minutes of waiting may exceed, or of which lease.max_run is more than half",
@@ -345,10 +349,10 @@ pub const CHECKS: &[Check] = &[
     ),
     later(
         "mq.consumers",
-        "Somebody takes from each queue",
+        "Each queue has a subscriber",
         "ready messages and subscriptions of the work queues (passive declaration)",
-        "error: messages are ready and nobody has subscribed",
-        "start a worker; `oncely status` says what those that run are doing",
+        "error: messages are ready and there is no subscription",
+        "start a worker; `oncely status` shows the running ones",
     ),
     at_start(
         "redis.reach",
@@ -356,14 +360,15 @@ pub const CHECKS: &[Check] = &[
         "a connection and `PING`; where `redis.sentinels` are given, what each of them says of the master",
         "error: user or password is refused; warning: no answer (PostgreSQL then decides alone: slower, never wrong), a Sentinel that does \
          not answer or knows no such master, Sentinels that name different ones",
-        "mend the network, the server, `redis.url` (with Sentinels its host is the master's name) or `redis.sentinels`",
+        "fix the network, the server, `redis.url` (with Sentinels its host is the master's name) or `redis.sentinels`",
     ),
     at_start(
         "redis.tls",
         "The connection to Redis is protected",
         "the scheme of the URL, and the handshake with `redis.tls` where it asks for TLS",
-        "error: no authority that is trusted here vouches for the server, its certificate is for other names or not valid now, it demands a \
-         certificate or refuses ours, it speaks no TLS, a file can't be used (a finding's `kind` says which); info: `allow_plaintext`",
+        "error: no trusted authority issued the server's certificate, its certificate is for other names \
+         or not valid now, it demands a certificate or refuses ours, \
+         it speaks no TLS, a file can't be used (a finding's `kind` says which); info: `allow_plaintext`",
         "name the authority in `redis.tls.ca`, call the server by a name that is in its certificate, renew what has expired (TLS)",
     ),
     later(
@@ -396,7 +401,7 @@ pub const CHECKS: &[Check] = &[
     ),
     later(
         "live.relay",
-        "A relay lives",
+        "A relay is running",
         "heartbeats of relays in `oncely.processes`",
         "warning: none: no event is published, nothing is mirrored or collected",
         "start a relay",
@@ -431,10 +436,10 @@ pub const CHECKS: &[Check] = &[
     ),
     later(
         "live.stalled",
-        "No consumer stands still",
+        "No consumer is stalled",
         "heartbeats of workers: since when and by which SQLSTATE no message succeeds",
         "error: a consumer is stalled by its environment",
-        "`oncely status` names the message and the error; it goes on by itself when that is mended",
+        "`oncely status` names the message and the error; it continues by itself when that is fixed",
     ),
     later(
         "live.contended",
@@ -445,7 +450,7 @@ pub const CHECKS: &[Check] = &[
     ),
     later(
         "live.leases",
-        "Leases that ended were taken over",
+        "Expired leases were taken over",
         "keys that runs hold (`oncely leases list`), beside the consumers of the processes that were seen within the last half minute",
         "warning: a lease ended more than ten minutes ago, nobody has taken the key over, and no living worker has its consumer; info: where one has",
         "start a worker of the consumer; where a client of your own holds keys (`oncely.claim_lease`), see that its messages come back",
@@ -459,7 +464,7 @@ pub const CHECKS: &[Check] = &[
     ),
     later(
         "data.identity",
-        "Identities identify",
+        "Identities are plausible",
         "up to 10,000 decisions of the last hour in the trail, and the counters in `oncely.stats`; keys are counted, never shown",
         "warning: a twentieth came without a valid tenant or key; half of the keys read as times (two messages of one moment would be one); \
          a twentieth of the keys came with another payload; two fifths of the deliveries were duplicates",

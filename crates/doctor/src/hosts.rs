@@ -34,7 +34,7 @@ pub(super) async fn run_checks(config: &Config, found: &mut CheckFindings) {
     }
     if primaries.len() > 1 {
         let what = format!(
-            "{} take writes, all of them: what is written to an old primary is lost, and is done again; stop all but the one that is meant",
+            "{} accept writes, all of them: writes to an old primary are lost, and run again; stop all but the new one",
             primaries.join(" and ")
         );
         found.error("pg.reach", "postgres.url", what);

@@ -84,12 +84,13 @@ async fn leases(living: &[LiveProcess], now: DateTime<Utc>, asking: &mut CheckSe
         let has_worker =
             living.iter().flat_map(|seen| &seen.beats).any(|beat| beat.consumer == held.consumer);
         let what = format!(
-            "{} held by a lease that ended, the first {} ago, and nobody has taken over (`oncely leases list --over`): {}",
+            "{} held by an expired lease, the first expired {} ago, and no run took over \
+             (`oncely leases list --over`): {}",
             if held.over == 1 { "1 key is".to_owned() } else { format!("{} keys are", held.over) },
             delta(now - held.first_end),
             match has_worker {
                 true => "the messages have not come back to its workers yet",
-                false => "no living worker has this consumer",
+                false => "no worker of this consumer is running",
             }
         );
         asking.found.quoted.push(QuotedText::Name(held.consumer.clone()));
@@ -113,7 +114,7 @@ fn seen(row: ProcessRow) -> LiveProcess {
 
 fn relay(living: &[LiveProcess], found: &mut CheckFindings) {
     if !living.iter().any(|seen| seen.row.kind == "relay") {
-        let what = "none lives: no event is published, nothing is mirrored, nothing is collected";
+        let what = "none is running: no event is published, nothing is mirrored, nothing is collected";
         found.warning("live.relay", "relay", what);
     }
 }
@@ -124,7 +125,7 @@ fn workers(config: &Config, living: &[LiveProcess], found: &mut CheckFindings) {
         living.iter().flat_map(|seen| seen.beats.iter().map(|beat| beat.consumer.as_str())).collect();
     for consumer in &config.consumers {
         if !named.contains(consumer.name.as_str()) {
-            let what = "no living worker has it: its messages wait";
+            let what = "no worker of it is running: its messages wait";
             found.warning(CHECK, format!("consumers.{}", consumer.name), what);
         }
     }
@@ -184,7 +185,7 @@ fn stalled(living: &[LiveProcess], now: DateTime<Utc>, found: &mut CheckFindings
             let Some(stall) = &beat.stalled else { continue };
             let code = stall.code.as_deref().map(|code| format!(" (SQLSTATE {code})")).unwrap_or_default();
             let what = format!(
-                "has stood still for {}{code}: no message succeeds (worker {}; `oncely status` says why)",
+                "has been stalled for {}{code}: no message succeeds (worker {}; `oncely status` says why)",
                 delta(now - stall.since),
                 seen.row.name
             );
@@ -216,7 +217,7 @@ async fn paused(limits: &Limits, asking: &mut CheckSession<'_>) {
         let age = clock.database - paused_at;
         asking.found.quoted.push(QuotedText::Words(reason.clone()));
         let until = paused_until.map_or_else(
-            || "until somebody resumes it".to_owned(),
+            || "until it is resumed".to_owned(),
             |at| format!("until {}", at.format("%Y-%m-%d %H:%M:%SZ")),
         );
         let what = format!("is paused for {} by {paused_by}, {until}: {reason}", delta(age));

@@ -16,10 +16,7 @@ pub(super) async fn role(said: Option<Role>, asking: &mut CheckSession<'_>) -> R
     let listed: Vec<&str> = Role::ALL.iter().filter(|role| has(**role)).map(|role| role.name()).collect();
     asking.found.read(CHECK, format!("the login {login} has the roles {}", listed.join(", ")));
     if !has(role) && roles.iter().any(|one| one.role == role.name()) {
-        let what = format!(
-            "the login {login} has not the role {0}, which this work takes: grant {0} to {login}",
-            role.name()
-        );
+        let what = format!("the login {login} lacks the role {0}: grant {0} to {login}", role.name());
         asking.found.error(CHECK, "postgres.url", what);
         return role;
     }
@@ -27,7 +24,7 @@ pub(super) async fn role(said: Option<Role>, asking: &mut CheckSession<'_>) -> R
         && !missing.is_empty()
     {
         let what = format!(
-            "the role {} lacks {}: somebody has revoked it; grant it again, as the migration of the roles does",
+            "the role {} lacks {}: it was revoked; grant it again, as the migration of the roles does",
             role.name(),
             missing.join(", ")
         );
@@ -47,8 +44,8 @@ fn judge(powers: &LoginPrivileges, found: &mut CheckFindings) {
     let login = powers.login.as_str();
     found.read(CHECK, format!("the login {login}, with the roles {}", powers.roles.join(", ")));
     if powers.superuser {
-        let what = "is a superuser: it may change keys, the trail and everything else, and so may whoever tricks a handler; give each \
-                    process a login of its own";
+        let what = "is a superuser: it may change keys, the trail and everything else, and so may SQL injected into a \
+                    handler; give each process a login of its own";
         found.warning(CHECK, login, what);
         return;
     }
@@ -79,7 +76,7 @@ fn judge(powers: &LoginPrivileges, found: &mut CheckFindings) {
     }
     let is = |role: Role| powers.roles.iter().any(|one| one == role.name());
     if is(Role::Operator) && (is(Role::Worker) || is(Role::Relay)) {
-        let what = "is a process and an operator at once: what a handler is tricked into may requeue, discard and pause";
+        let what = "is a process and an operator at once: SQL injected into a handler may requeue, discard and pause";
         found.warning(CHECK, login, what);
     }
     if is(Role::Operator) && powers.roles.iter().any(|one| one == "oncely_tenant_auditor") {

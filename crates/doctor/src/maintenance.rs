@@ -37,7 +37,7 @@ pub(super) async fn run_checks(config: &Config, limits: &Limits, asking: &mut Ch
         }
         None => {
             for check in ["pg.default_partition", "pg.maintenance", "trail.sealed", "horizon"] {
-                asking.found.skipped(check, "what it reads could not be read: see pg.partitions");
+                asking.found.skipped(check, "its data could not be read: see pg.partitions");
             }
         }
     }
@@ -90,10 +90,10 @@ async fn default_partition(state: &MaintenanceState, asking: &mut CheckSession<'
 fn maintenance(config: &Config, state: &MaintenanceState, found: &mut CheckFindings) {
     const CHECK: &str = "pg.maintenance";
     let age = state.now - state.clock_seen_at;
-    found.read(CHECK, format!("the clock was looked at last at {}", state.clock_seen_at));
+    found.read(CHECK, format!("the clock was last checked at {}", state.clock_seen_at));
     if age > LOOKED {
         let what = format!(
-            "nobody has looked at the database's clock for {}: no relay keeps the tables, nothing is collected",
+            "the database's clock was not checked for {}: no relay maintains the tables, nothing is collected",
             delta(age)
         );
         found.warning(CHECK, "", what);
@@ -110,7 +110,7 @@ fn maintenance(config: &Config, state: &MaintenanceState, found: &mut CheckFindi
     let age = state.now - state.counted_at;
     if age > LOOKED {
         let what = format!(
-            "what is stored of dead letters was not counted for {}: a relay does it every minute, and its log says why it can't",
+            "stored dead letters were not counted for {}: a relay does it every minute, and its log says why it can't",
             delta(age)
         );
         found.warning(CHECK, "", what);
@@ -124,7 +124,7 @@ fn sealed(state: &MaintenanceState, found: &mut CheckFindings) {
         None => found.info(CHECK, "oncely.audit", "no seal was begun yet: a relay begins within the hour"),
         Some(age) if age > SEALED => {
             let what = format!(
-                "is not sealed since {} ago: `oncely gc run` says why, or a transaction has been open for as long",
+                "was last sealed {} ago: `oncely gc run` says why, or a transaction has been open for as long",
                 delta(age)
             );
             found.warning(CHECK, "oncely.audit", what);
@@ -147,10 +147,7 @@ async fn secrets(asking: &mut CheckSession<'_>) {
         }
         let over = secret.accepted_until.map(|until| now - until).filter(|over| *over > LOOKED);
         if let Some(over) = over {
-            let what = format!(
-                "is over since {} and still there: `oncely gc run`, or a relay, takes it away",
-                delta(over)
-            );
+            let what = format!("expired {} ago: a relay, or `oncely gc run`, removes it", delta(over));
             asking.found.info(CHECK, about, what);
         }
     }
@@ -171,8 +168,8 @@ async fn horizon(config: &Config, state: &MaintenanceState, asking: &mut CheckSe
         let place = format!("consumers.{name}");
         if age > retention {
             let what = format!(
-                "a dead letter has waited for {}, longer than keys are remembered ({}): what came of the message meanwhile may be \
-                 forgotten; look at it (`oncely failed list`), then requeue or discard it",
+                "a dead letter has waited for {}, longer than keys are remembered ({}): it may be unknown whether \
+                 its message took effect since; check it (`oncely failed list`), then requeue or discard it",
                 span(age),
                 span(retention)
             );
@@ -215,7 +212,7 @@ async fn unknown(asking: &mut CheckSession<'_>) {
     asking.found.read(CHECK, format!("{} consumers with such letters", letters.len()));
     for letter in letters {
         let what = format!(
-            "{} waiting as {reason}: a step may have taken effect, and whether it did is for somebody to find out (`oncely failed list \
+            "{} waiting as {reason}: a step may have taken effect; check whether it did (`oncely failed list \
              --reason {reason}`, `oncely explain`)",
             counted(letter.waiting, "message")
         );

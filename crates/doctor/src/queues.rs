@@ -12,7 +12,7 @@ use oncely_process::preflight::{CheckFindings, RABBITMQ};
 const FIT: &str = "it must be durable, classic or quorum (no stream), not exclusive, not auto-delete, without x-expires, and what it \
      drops (x-max-length, x-message-ttl) must go to its .dlx; look with `rabbitmqctl list_queues name type durable auto_delete \
      arguments policy`; delete it when it is empty and run `oncely topology apply`, name its further arguments in queue_arguments, or \
-     set declare = false where somebody else declares it so that all this holds";
+     set declare = false if another program declares it with these properties";
 
 pub(crate) async fn reach(config: &Config, found: &mut CheckFindings) -> Option<Connection> {
     let server = config.rabbitmq.shown();
@@ -154,8 +154,7 @@ fn judge(topology: &Topology, report: &TopologyReport, server: &str, place: &str
         }
         let unseen = of(&report.unseen_queues);
         if !unseen.is_empty() {
-            let what =
-                format!("{unseen}: this user may not declare it, so nobody knows whether it is fit: {FIT}");
+            let what = format!("{unseen}: this user may not declare it, so it was not compared: {FIT}");
             found.add(check, super::Verdict::Skipped, place, what);
         }
     }

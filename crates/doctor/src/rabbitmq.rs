@@ -58,7 +58,7 @@ fn consumers(reports: &[(String, Topology, TopologyReport)], found: &mut CheckFi
         let queue = topology.queue();
         found.read(CHECK, format!("{queue}: {ready} messages are ready, {subscriptions} subscriptions"));
         if ready > 0 && subscriptions == 0 {
-            let what = format!("{ready} messages wait in {queue}, and nobody has subscribed to it");
+            let what = format!("{ready} messages wait in {queue}, which has no subscriber");
             found.error(CHECK, format!("consumers.{consumer}"), what);
         }
     }
@@ -77,7 +77,7 @@ async fn publishing(
     };
     match probe(&connection, "", limit).await {
         Ok(PublishAcceptance::Takes) => {
-            found.read("mq.alarms", "a message to a queue that nobody has came back")
+            found.read("mq.alarms", "a message to a queue that does not exist came back")
         }
         Ok(PublishAcceptance::Refuses) => {
             found.read("mq.alarms", "the broker reads; this user may not publish to the default exchange");

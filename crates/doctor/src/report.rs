@@ -109,7 +109,7 @@ fn not_looked_at(check: &Check, found: &CheckFindings) -> String {
         finding.verdict == Verdict::Error && (finding.check.starts_with(server) || finding.check == "config")
     });
     match first {
-        Some(first) => format!("looked at when {} is mended", first.check),
-        None => "there was nothing to look at".to_owned(),
+        Some(first) => format!("fix {} first", first.check),
+        None => "nothing to check".to_owned(),
     }
 }

@@ -53,7 +53,7 @@ fn durability(config: &Config, settings: &ServerSettings, found: &mut CheckFindi
         found.error(
             CHECK,
             "fsync",
-            "is off: a crash of the machine can lose or spoil everything, acknowledged messages among it",
+            "is off: a crash of the machine can lose or corrupt all data, with acknowledged messages",
         );
     }
     if !settings.full_page_writes {
@@ -107,7 +107,7 @@ fn timeouts(config: &Config, settings: &ServerSettings, found: &mut CheckFinding
         .read(CHECK, format!("idle_session_timeout {idle:?}, transaction_timeout {transaction:?} (0: none)"));
     if !idle.is_zero() {
         let what = format!(
-            "is {} for this login: each quiet spell costs the lanes their sessions; alter role … set idle_session_timeout = 0",
+            "is {} for this login: idle lanes lose their sessions; alter role … set idle_session_timeout = 0",
             span(idle)
         );
         found.warning(CHECK, "idle_session_timeout", what);
@@ -116,7 +116,7 @@ fn timeouts(config: &Config, settings: &ServerSettings, found: &mut CheckFinding
     let longest = longest.unwrap_or_default().max(config.postgres.statement_timeout) * 2;
     if !transaction.is_zero() && transaction < longest {
         let what = format!(
-            "is {} for this login: transactions that do as they should may take {}; alter role … set transaction_timeout = 0",
+            "is {} for this login: regular transactions may take {}; alter role … set transaction_timeout = 0",
             span(transaction),
             span(longest)
         );

@@ -102,20 +102,20 @@ impl KeyedService {
         match (stepped, came.into_inner().unwrap_or_else(PoisonError::into_inner)) {
             // Answer of an earlier run, which crashed before it could send it.
             (Ok(stored), None) => stored_answer(&stored).unwrap_or_else(|| {
-                FailureResponse::from(HandlerError::transient("what is stored of the answer is none"))
+                FailureResponse::from(HandlerError::transient("the stored answer cannot be read"))
                     .answer()
             }),
             // Sent even if its step could not be recorded; the end of the run decides whether it is stored.
             (_, Some(KeyedCallResult::Answer { answer, .. })) => answer,
             (_, Some(KeyedCallResult::Unsent(why))) => {
-                tracing::warn!(error = why, "the service can't be reached");
+                tracing::warn!(error = why, "cannot connect to the service");
                 problem(
                     GatewayProblemKind::UpstreamAway,
                     "Nothing was sent; send the same request with the same key again",
                 )
             }
             (_, Some(KeyedCallResult::Nothing { kind, why })) => {
-                tracing::warn!(error = why, unknown = ?self.unknown, "nobody knows whether a request with a key took effect");
+                tracing::warn!(error = why, unknown = ?self.unknown, "outcome of a request with a key is unknown");
                 match self.unknown {
                     UnknownOutcomePolicy::Hold => {
                         FailureResponse::from(HandlerError::OutcomeUnknown(why)).answer()
@@ -176,7 +176,7 @@ impl KeyedService {
             match body.frame().await {
                 None => break,
                 Some(Ok(frame)) => more = frame.into_data().ok().filter(|data| !held.push(data)),
-                Some(Err(error)) => return broken(format!("the service's answer broke off: {error}")),
+                Some(Err(error)) => return broken(format!("the service's answer was cut off: {error}")),
             }
         }
         let meaning = meaning(parts.status, &self.not_done);

@@ -125,7 +125,7 @@ impl Gateway {
         });
         let stopped = finished.await.map_or(StopOutcome::Deadline, |()| StopOutcome::Clean);
         if stopped == StopOutcome::Deadline {
-            tracing::error!(?limit, "not all requests were answered in time: they are broken off");
+            tracing::error!(?limit, "shutdown limit reached; unanswered requests are cut off");
         }
         watched.cancel();
         // A server that does not answer is not awaited: the query ends with its session.
@@ -141,7 +141,7 @@ async fn check_database(config: &GatewayConfig) -> anyhow::Result<()> {
         session.close().await;
     }
     for waits_for in found.waits_for() {
-        tracing::warn!("{waits_for}: requests with a key are refused until then");
+        tracing::warn!("{waits_for}; requests with a key are refused until then");
     }
     Ok(found.problems.or(())?)
 }
@@ -149,7 +149,7 @@ async fn check_database(config: &GatewayConfig) -> anyhow::Result<()> {
 async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
     let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
     // The port, if the system chose it.
-    tracing::info!(address = %listener.local_addr()?, "listening: the gateway");
+    tracing::info!(address = %listener.local_addr()?, "gateway listening");
     Ok(listener)
 }
 
@@ -158,6 +158,6 @@ fn warn(config: &GatewayConfig) {
     let max_run = config.gateway.max_run;
     if max_run >= config.worker.shutdown {
         tracing::warn!(?max_run, shutdown = ?config.worker.shutdown,
-            "a call of the service may take longer than this process has to stop: then it is cut off, and its outcome is not known");
+            "gateway.max_run is not shorter than worker.shutdown: a shutdown may cut off calls, outcome unknown");
     }
 }

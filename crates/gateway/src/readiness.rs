@@ -64,7 +64,7 @@ impl ReadinessWatch {
                 // Keys can be claimed nevertheless.
                 Err(error) => tracing::warn!(
                     error = pg::describe(&error),
-                    "keys of which nobody knows whether they took effect can't be counted"
+                    "cannot count the keys with an unknown outcome"
                 ),
             }
         }

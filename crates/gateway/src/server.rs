@@ -179,7 +179,7 @@ impl ClientConnection {
             && is_unsized.load(Ordering::Relaxed)
             && let Err(error) = stream.get_ref().socket().set_zero_linger()
         {
-            tracing::warn!(%error, "cannot reset a connection: half of an answer may look whole to its client");
+            tracing::warn!(%error, "cannot reset a connection; its client may take a partial answer as complete");
         }
     }
 }

@@ -28,10 +28,11 @@ pub(super) async fn renew(tls: Tls, stop: CancellationToken) {
         }
         let renewed = tls.renew().await;
         match &renewed {
-            Ok(true) => tracing::info!("clients are shown another certificate from now on"),
+            Ok(true) => tracing::info!("loaded a new TLS certificate"),
             Ok(false) => {}
             Err(error) if !failing => {
-                tracing::error!(%error, "gateway.listen_tls: clients are shown the certificate that was there before");
+                tracing::error!(%error,
+                    "cannot load the TLS certificate of gateway.listen_tls; the previous one stays in use");
             }
             Err(error) => tracing::debug!(%error, "gateway.listen_tls can't be read"),
         }

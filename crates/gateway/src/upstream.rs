@@ -61,15 +61,15 @@ impl UpstreamInner {
         match sent {
             ServiceCallResult::Answer(answer) => streamed(answer),
             ServiceCallResult::Unsent(why) => {
-                tracing::warn!(error = why, "the service can't be reached");
+                tracing::warn!(error = why, "cannot connect to the service");
                 problem(GatewayProblemKind::UpstreamAway, "Nothing was sent")
             }
             ServiceCallResult::Torn(why) => {
-                tracing::warn!(error = why, "the service's answer broke off");
+                tracing::warn!(error = why, "the service's answer was cut off");
                 problem(GatewayProblemKind::UpstreamBroken, "Whether the request took effect is not known")
             }
             ServiceCallResult::Cut(why) => {
-                tracing::debug!(error = why, "a client's request broke off");
+                tracing::debug!(error = why, "a client's request was cut off");
                 problem(GatewayProblemKind::BodyIncomplete, "It broke off, is malformed, or came too slowly")
             }
             ServiceCallResult::Late => {

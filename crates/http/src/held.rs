@@ -80,7 +80,7 @@ mod extractor {
     impl IntoResponse for NoRun {
         /// Answers 500 without details: the error is in the program.
         fn into_response(self) -> Response {
-            tracing::error!(error = %self, "a handler asked for a lease");
+            tracing::error!(error = %self, "handler requested a lease that its request does not have");
             StatusCode::INTERNAL_SERVER_ERROR.into_response()
         }
     }

@@ -229,7 +229,7 @@ impl IdempotencyLayer {
             return match inner.call(request.map(passed)).await {
                 Ok(response) => response.map(passed),
                 Err(error) => {
-                    tracing::error!(error = %error.into(), "the service behind the layer has failed");
+                    tracing::error!(error = %error.into(), "inner service failed");
                     ProblemDetails::new(ProblemKind::Failed, "").into()
                 }
             };
@@ -239,7 +239,7 @@ impl IdempotencyLayer {
         let tenant = settings.tenant.as_ref().and_then(|tenant| tenant(&parts));
         let tenant = tenant.and_then(|tenant| IdentityPart::new(tenant.as_bytes()).ok());
         let (Some(consumer), Some(tenant)) = (consumer, tenant) else {
-            tracing::error!("a request has no tenant, or no route: nothing ran");
+            tracing::error!("request rejected: it has no tenant or no route");
             return ProblemDetails::new(ProblemKind::Failed, "Nothing was done").into();
         };
         // A client that leaves before its body is complete has started no request.
@@ -295,7 +295,7 @@ impl IdempotencyLayer {
         match tokio::time::timeout(limit, answered).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(_)) => {
-                tracing::error!("a request has ended without an answer");
+                tracing::error!("request ended without an answer");
                 ProblemDetails::unavailable().into()
             }
             // The server does not answer, so the outcome of its commit is unknown.
@@ -306,7 +306,7 @@ impl IdempotencyLayer {
     /// Refuses a request, as the limit of `what` is reached. Refusals may be frequent, so they are logged at intervals.
     fn busy(&self, consumer: &IdentityPart, what: &str) -> Response<Body> {
         if let Some(refused) = self.at_work.refuse(Instant::now()) {
-            tracing::warn!(%consumer, refused, "too many {what} are at work: requests are refused");
+            tracing::warn!(%consumer, refused, "limit of {what} in progress reached; refusing requests");
         }
         ProblemDetails::busy().into()
     }

@@ -98,7 +98,7 @@ impl LeasedRequest {
     /// Reports that the key could not be claimed; no handler ran.
     fn not_claimed(&self, error: &StoreError) -> ProblemDetails {
         let consumer = &self.asked.identity.consumer;
-        tracing::error!(%consumer, %error, "a request's key can't be claimed");
+        tracing::error!(%consumer, %error, "cannot claim the key of a request");
         match error {
             StoreError::Unavailable(_) => ProblemDetails::unavailable(),
             _ => ProblemDetails::new(ProblemKind::Failed, "Nothing was done; ask whoever runs this service"),
@@ -128,7 +128,7 @@ impl LeasedRequest {
         let (reply, handled) = match in_time {
             Some(handled) => (Some(reply), Some(handled)),
             None => {
-                tracing::error!(%consumer, ?limit, "a handler is past its limit, or its lease is lost");
+                tracing::error!(%consumer, ?limit, "handler exceeded its limit or lost its lease");
                 send(reply, unknown(ProblemKind::Late).retry_after(Duration::from_secs(1)));
                 run.stop();
                 (None, tokio::time::timeout(DROPPED_AFTER, &mut handling).await.ok())
@@ -138,7 +138,7 @@ impl LeasedRequest {
         step("leased.handle.after");
         let mut word = match handled {
             Some(handled) => RunResolution::new(&settings, &running, taken.is(), handled),
-            None => RunResolution::failed_run(format!("the handler is past its limit of {limit:?}")),
+            None => RunResolution::failed_run(format!("the handler exceeded its limit of {limit:?}")),
         };
         if is_lost && matches!(word.ended, RunEnd::Failed(_)) {
             word.ended = RunEnd::GivenBack;
@@ -159,17 +159,17 @@ impl LeasedRequest {
         let token = run.token();
         match ended {
             Ok(RunOutcome::Failed { error, .. }) => {
-                tracing::error!(%consumer, token, error, "a request has failed")
+                tracing::error!(%consumer, token, error, "request failed")
             }
             Ok(RunOutcome::GivenUp { reason, detail }) => {
-                tracing::error!(%consumer, token, reason = reason.as_str(), detail, "a request was given up");
+                tracing::error!(%consumer, token, reason = reason.as_str(), detail, "request given up");
             }
             Ok(RunOutcome::Lost) if !is_given_back => {
-                tracing::warn!(%consumer, token, "a request has lost its lease: nothing of it is recorded but its steps");
+                tracing::warn!(%consumer, token, "request lost its lease; only its steps are recorded");
             }
             Ok(_) => {}
             Err(error) => {
-                tracing::error!(%consumer, token, %error, "the end of a request can't be recorded");
+                tracing::error!(%consumer, token, %error, "cannot record the end of a request");
             }
         }
     }

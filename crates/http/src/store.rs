@@ -125,7 +125,7 @@ async fn register(connection: &mut PgConnection, told: ConsumerRegistration) -> 
         let known = pg::known_consumers(connection).await?.into_iter().find(|known| known.consumer == name);
         if let Some(known) = known.filter(|known| known.retention < retention) {
             tracing::warn!(%consumer, before = ?known.retention, now = ?retention,
-                "the queue's keys are kept for longer from now on, as long as the answers to requests");
+                "retention of the queue's keys raised to that of the HTTP door");
         }
         pg::register_shared(connection, name, retention, &worker).await?
     } else {
@@ -145,10 +145,10 @@ async fn register(connection: &mut PgConnection, told: ConsumerRegistration) -> 
     };
     if is_shared {
         tracing::warn!(%consumer, queue = former, fingerprint,
-            "the queue's workers compare by another fingerprint policy: a message and a request of one key are not compared");
+            "fingerprint policy differs from the workers'; messages and requests with one key are not compared");
     } else {
         tracing::warn!(%consumer, former, fingerprint,
-            "another fingerprint policy than before: answers that were stored by the former one are not given again (422)");
+            "fingerprint policy changed; answers stored under the former one are not replayed (422)");
     }
     Ok(())
 }

@@ -93,7 +93,7 @@ impl TransactionalRequest {
     /// Reports that the key could not be claimed; no handler ran.
     fn unavailable(&self, error: sqlx::Error) -> ProblemDetails {
         let error = pg::describe(&error);
-        tracing::error!(consumer = %self.asked.identity.consumer, error, "a request's key can't be claimed");
+        tracing::error!(consumer = %self.asked.identity.consumer, error, "cannot claim the key of a request");
         ProblemDetails::unavailable()
     }
 
@@ -118,7 +118,7 @@ impl TransactionalRequest {
             handled = &mut handling => handled,
             () = tokio::time::sleep(limit) => {
                 let consumer = &asked.identity.consumer;
-                tracing::error!(%consumer, ?limit, "a handler is past its limit: its transaction is rolled back");
+                tracing::error!(%consumer, ?limit, "handler exceeded its limit; rolling back its transaction");
                 let detail = "Send the same request with the same key again";
                 send(reply, ProblemDetails::new(ProblemKind::Late, detail).retry_after(Duration::from_secs(1)));
                 // Its statements are not cancelled: the handler may end by itself, and is rolled back.
@@ -133,7 +133,7 @@ impl TransactionalRequest {
         drop(handling);
         let Some(transaction) = slot.take() else {
             // The holder of the transaction rolls it back.
-            let text = "a handler has kept its transaction beyond its answer: nothing is committed";
+            let text = "handler kept its transaction beyond its answer; nothing is committed";
             tracing::error!(consumer = %asked.identity.consumer, "{text}");
             return send(reply, not_committed());
         };
@@ -153,12 +153,12 @@ impl TransactionalRequest {
                 );
             }
             Ok(Err(error)) => {
-                tracing::error!(consumer = %asked.identity.consumer, error = %error, "a request has failed");
+                tracing::error!(consumer = %asked.identity.consumer, error = %error, "request failed");
                 let left = end(&store, &asked, transaction).await;
                 send(reply, if left.is_whole() { not_committed() } else { transaction_misused() });
             }
             Err(_) => {
-                tracing::error!(consumer = %asked.identity.consumer, "a handler has panicked");
+                tracing::error!(consumer = %asked.identity.consumer, "handler panicked");
                 let left = end(&store, &asked, transaction).await;
                 send(reply, if left.is_whole() { not_committed() } else { transaction_misused() });
             }
@@ -198,7 +198,7 @@ impl AnswerCommit<'_> {
         match left {
             TransactionState::Whole => {}
             TransactionState::Aborted | TransactionState::Away(_) => {
-                tracing::error!(%consumer, key = %asked.identity.key, "a handler has answered in a transaction that had failed");
+                tracing::error!(%consumer, key = %asked.identity.key, "handler answered in an aborted transaction");
                 undo(transaction).await;
                 return transaction_misused().into();
             }
@@ -224,12 +224,12 @@ impl AnswerCommit<'_> {
         match stored {
             Ok(true) => {}
             Ok(false) => {
-                tracing::error!(%consumer, "a request's key is not in its transaction any more");
+                tracing::error!(%consumer, "the key of a request is missing from its transaction");
                 undo(transaction).await;
                 return not_committed().into();
             }
             Err(error) => {
-                tracing::error!(%consumer, error = pg::describe(&error), "an answer can't be stored");
+                tracing::error!(%consumer, error = pg::describe(&error), "cannot store an answer");
                 undo(transaction).await;
                 return not_committed().into();
             }
@@ -264,7 +264,7 @@ impl AnswerCommit<'_> {
             Ok(RequestClaimOutcome::Locked) => ProblemDetails::in_flight(Duration::from_secs(1)).into(),
             Err(error) => {
                 let consumer = &asked.identity.consumer;
-                tracing::error!(%consumer, error = pg::describe(&error), "a refusal can't be stored");
+                tracing::error!(%consumer, error = pg::describe(&error), "cannot store a refusal");
                 ProblemDetails::unavailable().into()
             }
         })
@@ -286,11 +286,11 @@ impl AnswerCommit<'_> {
             Ok(Ok(Ok(()))) => answer.into_response(),
             // A deferred constraint of the handler's writes has failed.
             Ok(Ok(Err(error))) if !pg::is_outage(&error) => {
-                tracing::error!(%consumer, error = pg::describe(&error), "a request can't be committed");
+                tracing::error!(%consumer, error = pg::describe(&error), "cannot commit a request");
                 not_committed().into()
             }
             _ => {
-                tracing::warn!(%consumer, "the answer to a COMMIT was lost: its key is looked at");
+                tracing::warn!(%consumer, "reply to COMMIT lost; reading the key");
                 self.look_up_commit(answer).await
             }
         }
@@ -397,7 +397,7 @@ async fn hold(
 ) {
     let (consumer, key) = (&asked.identity.consumer, &asked.identity.key);
     tracing::error!(%consumer, %key, error = pg::describe(error),
-        "a handler has ended its transaction itself: its key is given up as outcome_unknown");
+        "handler ended its transaction itself; giving up its key as outcome_unknown");
     undo(transaction).await;
     let held = match claim(store, asked).await {
         Ok(RequestClaimOutcome::Run(transaction, _)) => transaction.commit().await,
@@ -406,7 +406,8 @@ async fn hold(
         Err(error) => Err(error),
     };
     if let Err(error) = held {
-        tracing::error!(%consumer, %key, error = pg::describe(&error), "a key can't be given up, and may be free");
+        tracing::error!(%consumer, %key, error = pg::describe(&error),
+            "cannot give up a key as outcome_unknown; a retry may run it again");
     }
 }
 

@@ -106,7 +106,7 @@ mod extractor {
     impl IntoResponse for NoTransaction {
         /// Answers 500 without details: the error is in the program.
         fn into_response(self) -> Response {
-            tracing::error!(error = %self, "a handler asked for a transaction");
+            tracing::error!(error = %self, "handler requested a transaction that its request does not have");
             StatusCode::INTERNAL_SERVER_ERROR.into_response()
         }
     }

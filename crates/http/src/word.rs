@@ -74,7 +74,7 @@ impl RunResolution {
             HandlerError::Environment(why) => {
                 tracing::warn!(
                     error = why,
-                    "a request is given back: its handler says that it is not its fault"
+                    "handler reported an environment fault; the attempt is not counted"
                 );
                 RunEnd::GivenBack
             }

@@ -18,7 +18,7 @@ where
     loop {
         match ask().await {
             Err(error @ StoreError::Unavailable(_)) => {
-                tracing::warn!(%error, "{what}: tried again");
+                tracing::warn!(%error, "cannot {what}; retrying");
                 tokio::select! {
                     biased;
                     () = until.cancelled() => return Err(error),

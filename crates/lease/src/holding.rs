@@ -57,7 +57,7 @@ async fn give_back<S: LeaseStore>(store: Arc<S>, held: LeaseId, lease: Duration)
     let (since, mut backoff) = (Instant::now(), Backoff::default());
     while let Err(error) = store.release(&held).await {
         if !matches!(error, StoreError::Unavailable(_)) || since.elapsed() >= lease {
-            tracing::debug!(token = held.token, %error, "a lease was not given back: it runs out");
+            tracing::debug!(token = held.token, %error, "lease not released; it will expire");
             return;
         }
         tokio::time::sleep(backoff.next_pause()).await;

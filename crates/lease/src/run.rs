@@ -222,7 +222,7 @@ impl<S: StepStore> Run<S> {
                 let begun = inner.store.begin_step(&inner.held, step, call, inner.lease).await;
                 begun.map(|begun| (begun, asked))
             };
-            let begun = until_answered(&inner.lost, "a step begins", ask).await;
+            let begun = until_answered(&inner.lost, "begin a step", ask).await;
             let (begun, asked) = begun.map_err(|error| self.error_of(error))?;
             // If this process stalled after sending the request, it asks again.
             if asked.holds(inner.lease) {
@@ -277,7 +277,7 @@ impl<S: StepStore> Run<S> {
                 }
             }
         };
-        let paid = until_answered(&inner.abandon, "what became of a step is stored", ask).await;
+        let paid = until_answered(&inner.abandon, "store the result of a step", ask).await;
         inner.owed.lock().unwrap_or_else(PoisonError::into_inner).take();
         paid.map_err(|error| self.error_of(error))
     }
@@ -289,10 +289,7 @@ impl<S: StepStore> Run<S> {
         if let Some(owed) = owed
             && self.pay(owed).await.is_err()
         {
-            tracing::warn!(
-                token = self.token(),
-                "what became of a call is not stored: its key is another run's"
-            );
+            tracing::warn!(token = self.token(), "result of a step not stored: another run has the key");
         }
     }
 
@@ -434,7 +431,7 @@ impl<S: StepStore> Run<S> {
                 }
                 Ok(RenewOutcome::Lost) | Err(StoreError::Lost) => return,
                 Err(error) => {
-                    tracing::warn!(token = self.token(), %error, "a lease is not renewed; tried again");
+                    tracing::warn!(token = self.token(), %error, "cannot renew a lease; retrying");
                     tokio::time::sleep(backoff.next_pause().min(soon)).await;
                 }
             }

@@ -339,7 +339,7 @@ impl<S: LeaseStore> LeaseRunner<S> {
     /// the store refuses the response.
     async fn complete(&self, run: &Run<S>, response: Option<Value>) -> Result<RunOutcome, StoreError> {
         let ask = || self.store.complete(run.held(), response.as_ref());
-        match until_answered(run.abandon(), "a finished run is recorded", ask).await {
+        match until_answered(run.abandon(), "record a finished run", ask).await {
             Ok(()) => Ok(RunOutcome::Done(response)),
             Err(StoreError::Lost) => Ok(RunOutcome::Lost),
             // A repetition can't help; the steps are stored.
@@ -382,7 +382,7 @@ impl<S: LeaseStore> LeaseRunner<S> {
     ) -> Result<RunOutcome, StoreError> {
         let failure = Failure { error, reason, max_attempts, delay };
         let ask = || self.store.fail(run.held(), &failure);
-        match until_answered(run.abandon(), "a failed run is recorded", ask).await {
+        match until_answered(run.abandon(), "record a failed run", ask).await {
             Ok(FailOutcome::Retry { .. }) => Ok(RunOutcome::Failed { error: error.to_owned(), delay }),
             Ok(FailOutcome::GivenUp { reason, .. }) => {
                 Ok(RunOutcome::GivenUp { reason, detail: error.to_owned() })

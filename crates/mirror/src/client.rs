@@ -133,7 +133,7 @@ impl Mirror {
         let mirror = self.clone();
         let connecting = tokio::spawn(async move { mirror.connect_in_background().await });
         if tokio::time::timeout(WARM_UP, connecting).await.is_err() {
-            tracing::warn!("Redis has not answered yet: PostgreSQL decides alone until it does");
+            tracing::warn!("Redis has not answered yet; using PostgreSQL alone until it does");
         }
     }
 
@@ -158,7 +158,7 @@ impl Mirror {
         let mut state = self.state();
         state.link = None;
         if state.breaker.failed(Instant::now()) {
-            tracing::warn!(error = %error, "Redis does not answer: PostgreSQL decides alone until it does");
+            tracing::warn!(error = %error, "Redis does not answer; using PostgreSQL alone until it does");
         } else {
             tracing::debug!(error = %error, "a question to Redis failed");
         }

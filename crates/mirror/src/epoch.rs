@@ -108,7 +108,7 @@ impl EpochWatch {
             tracing::warn!(
                 before = before.epoch,
                 now = status.epoch,
-                "the database is of another epoch: old mirror entries count no more"
+                "database epoch changed; ignoring mirror entries of the former one"
             );
         }
         // A standby that was disconnected a moment ago is the one that takes over now.

@@ -179,7 +179,7 @@ pub fn verdict(story: &KeyStory) -> String {
     };
     let is_observed = story.timeline.iter().any(|row| row.outcome == "observed");
     let main = match story.details.as_ref().map(|d| (d.status.as_str(), d)) {
-        _ if is_observed => "OBSERVED: nothing ran, and whoever takes over does not take it for done.".to_owned(),
+        _ if is_observed => "OBSERVED: nothing ran; the key stays new for the consumer that takes over.".to_owned(),
         Some(("COMPLETED", d)) if d.reason.as_deref() == Some("refused") => {
             "REFUSED: the handler said no, and that is the answer: a duplicate gets it again, and does not run.".to_owned()
         }
@@ -188,8 +188,8 @@ pub fn verdict(story: &KeyStory) -> String {
         }
         Some(("COMPLETED", _)) => "COMPLETED: it took effect, once.".to_owned(),
         Some(("FAILED", d)) if d.reason.as_deref() == Some(Reason::OutcomeUnknown.as_str()) => format!(
-            "FAILED: given up after {}, reason outcome_unknown: nobody knows whether it took effect, and nothing of it runs until somebody \
-             has looked and settles it (oncely keys settle).",
+            "FAILED: given up after {}, reason outcome_unknown: it may have taken effect, and does not run until it is \
+             settled (oncely keys settle).",
             counted(d.attempts, "attempt")
         ),
         Some(("FAILED", d)) => format!(

@@ -27,11 +27,11 @@ pub fn on_signal() -> std::io::Result<impl Future<Output = ()> + Send + 'static>
                 _ = interrupt.recv() => {}
             }
             if !first {
-                tracing::warn!("second signal: stopping at once");
+                tracing::warn!("second signal; exiting at once");
                 std::process::exit(SECOND_SIGNAL);
             }
             first = false;
-            tracing::info!("stopping: what has begun is finished first");
+            tracing::info!("stopping; finishing work in progress");
             stop.cancel();
         }
     });

@@ -45,7 +45,7 @@ pub fn start(limit: Duration) -> std::io::Result<Watchdog> {
             if idle >= limit {
                 tracing::error!(
                     ?limit,
-                    "the runtime stands still: a handler blocks its threads; the process ends, its messages come again"
+                    "runtime blocked: a handler blocks its threads; exiting, the broker redelivers the messages"
                 );
                 std::process::exit(i32::from(SOFTWARE));
             }

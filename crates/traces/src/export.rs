@@ -142,7 +142,7 @@ impl<E: SpanExporter> SpanSender<E> {
                 tracing::warn!(
                     endpoint,
                     error,
-                    "spans do not arrive and are dropped; messages are not affected"
+                    "trace export failed; dropping spans, messages are not affected"
                 );
             }
             Some(_) => {}
@@ -151,11 +151,11 @@ impl<E: SpanExporter> SpanSender<E> {
                 let is_due = self.logged.is_none_or(|at| at.elapsed() >= LOG_AGAIN);
                 if self.is_away {
                     let lost = self.lost.swap(0, Ordering::Relaxed);
-                    tracing::info!(endpoint, lost, "spans arrive again");
+                    tracing::info!(endpoint, lost, "trace export recovered");
                 } else if is_due && self.lost.load(Ordering::Relaxed) > 0 {
                     self.logged = Some(Instant::now());
                     let lost = self.lost.swap(0, Ordering::Relaxed);
-                    tracing::warn!(endpoint, lost, "there are more spans than the receiver takes");
+                    tracing::warn!(endpoint, lost, "trace receiver too slow; spans were dropped");
                 }
                 self.is_away = false;
             }

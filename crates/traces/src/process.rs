@@ -55,7 +55,7 @@ impl Traces {
         let closing = CancellationToken::new();
         let (queue, sending) = SpanSender::new(exporter, settings.endpoint.clone(), closing.clone());
         let tracer = Arc::new(Tracer::new(settings.clone(), queue));
-        tracing::info!(endpoint = settings.endpoint, "traces: spans are sent");
+        tracing::info!(endpoint = settings.endpoint, "trace export started");
         Ok(Self {
             at_work: Some(TraceTasks {
                 tracer,

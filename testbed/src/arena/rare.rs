@@ -74,7 +74,7 @@ impl Rare {
         rare(
             "witness_after_a_stall",
             "the first message succeeds after a stall, and those that waited come back",
-            Sign::Said("worker", "consuming goes on"),
+            Sign::Said("worker", "consuming continues"),
         ),
         rare(
             "aside_is_full",

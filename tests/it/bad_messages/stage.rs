@@ -78,7 +78,7 @@ impl Stage {
             other => problems.push(format!("the worker ends: {other:?}; {}", worker.output())),
         }
         // A message that ends the client's connection would come again and again.
-        if worker.output().contains("the subscription is over") {
+        if worker.output().contains("subscription lost") {
             problems.push(format!("a connection ended: {}", worker.output()));
         }
         let queues: Vec<(String, String)> =

@@ -93,7 +93,7 @@ async fn a_group_is_planned_agreed_to_by_its_count_and_runs_again_with_a_result_
     for (filled, said) in [
         (&[("note", "mended"), ("typed", "4")][..], "there are 5 now"),
         (&[("note", "mended")], "there are 5 now"),
-        (&[("note", "  "), ("typed", "5")], "Say why"),
+        (&[("note", "  "), ("typed", "5")], "A reason is required."),
     ] {
         let (status, told) = operate(&operator, &plan, filled).await;
         assert!(status == 422 && told.contains(said), "{status}: {told}");
@@ -369,7 +369,7 @@ async fn what_somebody_else_is_changing_is_called_that() {
     for (path, fields) in [("/consumer/pause", &pause[..]), ("/consumer/resume", &[("name", "payments")])] {
         let answer = operator.submit(path, fields).await;
         assert_eq!(answer.status, 409, "{path}: {}", answer.body);
-        assert!(answer.body.contains("Somebody else is changing this"), "{path}: {}", answer.body);
+        assert!(answer.body.contains("Locked by another session"), "{path}: {}", answer.body);
     }
     drop(holder);
     drop(running);
@@ -481,8 +481,8 @@ async fn a_key_is_taken_from_its_run_by_whoever_has_read_what_that_means() {
     let named = [("tenant", "acme"), ("consumer", "payments"), ("key", "order-1182")];
     let held = "select count(*) from oncely.idempotency_keys where owner is not null";
     for (fields, said) in [
-        (&[("token", token.as_str()), ("typed", "1")][..], "Say why"),
-        (&[("token", token.as_str()), ("note", "host is gone")], "1 is to be typed"),
+        (&[("token", token.as_str()), ("typed", "1")][..], "A reason is required."),
+        (&[("token", token.as_str()), ("note", "host is gone")], "type 1 to confirm"),
         (&[("token", "1"), ("typed", "1"), ("note", "host is gone")], "another run holds the key"),
         (&[("typed", "1"), ("note", "host is gone")], "another run holds the key"),
     ] {

@@ -36,7 +36,7 @@ async fn a_key_is_settled_by_whoever_says_what_was_found_and_has_seen_its_last_r
     let seen = format!("1/{token}");
     for (fields, said) in [
         (&[("seen", seen.as_str()), ("note", "found nothing")][..], "say whether it took effect"),
-        (&[("seen", seen.as_str()), ("took_effect", "no")], "Say how you know"),
+        (&[("seen", seen.as_str()), ("took_effect", "no")], "State how you know"),
         (&[("took_effect", "no"), ("note", "found nothing")], "has changed since it was shown"),
         (
             &[("seen", "1/1"), ("took_effect", "no"), ("note", "found nothing")],

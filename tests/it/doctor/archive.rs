@@ -100,7 +100,7 @@ async fn nothing_that_was_planted_is_in_the_archive() {
         .oncely_with(&bundle, &[("DATABASE_URL", &with_password), ("ONCELY_WORKER__NAME", "planted-process")])
         .await;
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(told.contains("look at it before you send it"), "{told}");
+    assert!(told.contains("check it before you send it"), "{told}");
     let mut worker = worker;
     world.kill(&mut worker);
 

@@ -127,7 +127,7 @@ const UPKEEP: &[Case] = &[
     ),
     case(
         "update oncely.maintenance set clock_seen_at = now() - interval '1 day'",
-        "pg.maintenance", Verdict::Warning, "nobody has looked at the database's clock for 1day",
+        "pg.maintenance", Verdict::Warning, "the database's clock was not checked for 1day",
         "update oncely.maintenance set clock_seen_at = now()",
     ),
     case(
@@ -142,7 +142,7 @@ const UPKEEP: &[Case] = &[
     ),
     case(
         "update oncely.locks set since = now() - interval '1 day' where name = 'count_letters'",
-        "pg.maintenance", Verdict::Warning, "was not counted for 1day",
+        "pg.maintenance", Verdict::Warning, "were not counted for 1day",
         "update oncely.locks set since = now()",
     ),
     case(
@@ -153,7 +153,7 @@ const UPKEEP: &[Case] = &[
     case(
         "insert into oncely.secrets (purpose, created_at, signs_from, accepted_until)
          values ('mirror', now() - interval '2 days', now() - interval '2 days', now() - interval '1 day')",
-        "secrets", Verdict::Info, "is over since 1day",
+        "secrets", Verdict::Info, "expired 1day ago",
         "delete from oncely.secrets where accepted_until is not null",
     ),
     case(
@@ -163,7 +163,7 @@ const UPKEEP: &[Case] = &[
     ),
     case(
         "update oncely.maintenance set seal_mark_at = now() - interval '3 days'",
-        "trail.sealed", Verdict::Warning, "is not sealed since 3days",
+        "trail.sealed", Verdict::Warning, "was last sealed 3days",
         "update oncely.maintenance set seal_mark_at = now()",
     ),
     case(
@@ -274,7 +274,7 @@ async fn a_database_without_migrations_is_told_and_nothing_else_is_taken_for_fin
             && !["pg.schema", "pg.pooler", "pg.version", "pg.tls", "pg.encoding"].contains(&examined.check.id)
     }) {
         assert_eq!(examined.verdict, Verdict::Skipped, "{examined:#?}");
-        assert_eq!(examined.findings[0].text, "looked at when pg.schema is mended", "{examined:#?}");
+        assert_eq!(examined.findings[0].text, "fix pg.schema first", "{examined:#?}");
     }
 }
 

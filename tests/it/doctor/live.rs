@@ -19,7 +19,7 @@ const LIVE: &[Case] = &[
     ),
     case(
         "update oncely.processes set consumers = '[{\"consumer\": \"ledger\"}]' where kind = 'worker'",
-        "live.workers", Verdict::Warning, "consumers.payments: no living worker has it",
+        "live.workers", Verdict::Warning, "consumers.payments: no worker of it is running",
         "update oncely.processes set consumers = '[{\"consumer\": \"payments\"}]' where kind = 'worker'",
     ),
     case(
@@ -52,7 +52,7 @@ const LIVE: &[Case] = &[
         "update oncely.processes set consumers = jsonb_build_array(jsonb_build_object('consumer', 'payments', 'stalled',
              jsonb_build_object('since', now() - interval '10 minutes', 'code', '42P01', 'text', 'S3CR3T', 'key', 'S3CR3T')))
          where kind = 'worker'",
-        "live.stalled", Verdict::Error, "payments: has stood still for 10m",
+        "live.stalled", Verdict::Error, "payments: has been stalled for 10m",
         "update oncely.processes set consumers = '[{\"consumer\": \"payments\"}]' where kind = 'worker'",
     ),
     case(
@@ -65,7 +65,7 @@ const LIVE: &[Case] = &[
     case(
         "insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at, owner, fencing_token, not_before, run_ends_at)
          values ('acme', 'ledger', 'S3CR3T-KEY', 'IN_PROGRESS', 0, now(), 'S3CR3T', 1, now() - interval '11 minutes', now())",
-        "live.leases", Verdict::Warning, "ledger: 1 key is held by a lease that ended, the first 11m",
+        "live.leases", Verdict::Warning, "ledger: 1 key is held by an expired lease, the first expired 11m",
         "update oncely.idempotency_keys set not_before = now() - interval '9 minutes'",
     ),
     case(
@@ -75,7 +75,7 @@ const LIVE: &[Case] = &[
     ),
     case(
         "select oncely.pause_consumer('payments', null, 'the bank is closed', 'bo')",
-        "live.paused", Verdict::Info, "until somebody resumes it: the bank is closed",
+        "live.paused", Verdict::Info, "until it is resumed: the bank is closed",
         "",
     ),
     case(

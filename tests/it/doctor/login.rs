@@ -90,7 +90,7 @@ async fn a_login_with_the_role_of_its_work_and_nothing_else_is_fine_and_every_ot
         says(&config, &only(check, limits), check, Verdict::Ok, "").await;
     }
     let as_relay = Scope { role: Some(Role::Relay), ..only("pg.grants", limits) };
-    says(&config, &as_relay, "pg.grants", Verdict::Error, "has not the role oncely_relay").await;
+    says(&config, &as_relay, "pg.grants", Verdict::Error, "lacks the role oncely_relay").await;
     login.drop_now(&mut world).await;
 }
 

@@ -179,7 +179,7 @@ async fn a_queue_that_somebody_else_declares_is_judged_by_the_http_api() {
     let mut config = world.config();
     world.broker.declare_queue(&queue, FieldTable::default()).await.unwrap();
     world.apply_topology().await;
-    is(&config, "mq.queue", Verdict::Skipped, "the arguments of queues that somebody else declares").await;
+    is(&config, "mq.queue", Verdict::Skipped, "the arguments of queues with declare = false").await;
     config.rabbitmq.management = broker.management_url().map(SecretString::from);
     is(&config, "mq.queue", Verdict::Ok, "").await;
     is(&config, "mq.dlx", Verdict::Error, "is none: what the broker gives up").await;

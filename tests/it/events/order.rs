@@ -98,7 +98,7 @@ async fn order_is_kept_when_relays_are_killed_and_publishing_fails() {
         for round in 0..8 {
             let mut dying = world.start_with("relay", &format!("dying {round}"), &patient);
             let steady = world.start_with("relay", &format!("steady {round}"), &patient);
-            world.wait_for_line(&steady, "relaying").await;
+            world.wait_for_line(&steady, "mirror lane started").await;
             let arrived = testbed::eventually_within(Duration::from_secs(5), "something", || async {
                 match world.broker.ready(&queue).await? {
                     0 => Err(anyhow::anyhow!("nothing")),

@@ -25,7 +25,7 @@ async fn a_memory_alarm_and_a_killed_broker_cost_no_attempt() {
     );
     run(&mut world, &emit).await;
     // It waits, without an attempt, and without publishing the same again and again.
-    world.wait_for_line(&relay, "events were not published; tried again error=RabbitMQ: no answer").await;
+    world.wait_for_line(&relay, "cannot publish events; retrying error=RabbitMQ: no answer").await;
     assert_eq!(
         world.count("select count(*) from oncely.events where attempts = 0 and state = 'pending'").await,
         200
@@ -34,7 +34,7 @@ async fn a_memory_alarm_and_a_killed_broker_cost_no_attempt() {
     world.wait_for("select count(*) from oncely.events", 0).await;
 
     // Killed with events under way.
-    let waits = "events were not published; tried again";
+    let waits = "cannot publish events; retrying";
     let seen = relay.output().matches(waits).count();
     broker.kill().unwrap();
     run(&mut world, &emit.replace("n::text", "(1000 + n)::text")).await;

@@ -87,7 +87,7 @@ async fn a_relay_without_events_needs_no_broker() {
     assert!(!relay.output().contains("RabbitMQ"), "{}", relay.output());
     // With one, it says what is missing, and the rest of its work goes on.
     run(&mut world, "select oncely.emit('', 'q', 'x')").await;
-    world.wait_for_line(&relay, "events were not published; tried again").await;
+    world.wait_for_line(&relay, "cannot publish events; retrying").await;
     run(
         &mut world,
         "insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, consumer, tags)

@@ -90,7 +90,7 @@ fn start(world: &World, upstream: &Upstream, name: &str, more: &[(&'static str, 
 async fn reached(process: &Process) -> Client {
     let address = eventually("a line with the address", || async {
         let log = process.output();
-        let line = log.lines().find(|line| line.contains("listening: the gateway"));
+        let line = log.lines().find(|line| line.contains("gateway listening"));
         let address = line.and_then(|line| line.split("address=").nth(1)).map(|text| text.trim().to_owned());
         address.ok_or(log)
     });

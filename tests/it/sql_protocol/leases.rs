@@ -610,7 +610,7 @@ async fn what_may_have_happened_runs_again_only_when_somebody_says_so() {
         let refused = world.oncely(arguments).await;
         let said =
             String::from_utf8_lossy(&refused.stdout).into_owned() + &String::from_utf8_lossy(&refused.stderr);
-        assert!(said.contains("outcome_unknown: what they called outside may have happened"), "{said}");
+        assert!(said.contains("outcome_unknown: their calls to other services may have happened"), "{said}");
         assert_eq!(hold(&mut sql, "repeated", "third").await.outcome, "given_up");
     }
     let requeued =

@@ -189,7 +189,7 @@ async fn operate(console: &Process) -> anyhow::Result<(String, String)> {
     let plan = "/failed/plan?change=requeue&consumer=payments&reason=attempts_exhausted&since=2h";
     let page = browser.get(plan).await?;
     let mut fields = page.form("/failed/operate").with_context(|| format!("no form: {}", page.status))?;
-    let count = page.between(">Type ", " to go on").context("no count")?;
+    let count = page.between(">Type ", " to confirm").context("no count")?;
     for (name, value) in [("note", "the accounts are open again"), ("rate", "1"), ("typed", count)] {
         fields.push((name.to_owned(), value.to_owned()));
     }

@@ -124,14 +124,14 @@ impl Trouble {
 
     fn status(self) -> &'static [Words] {
         match self {
-            Self::BrokenHandler => &[&["exit 5 danger payments: stands still", "42P01"]],
-            Self::RaisingHandler => &[&["exit 5 danger payments: stands still", "the till does not open"]],
+            Self::BrokenHandler => &[&["exit 5 danger payments: is stalled", "42P01"]],
+            Self::RaisingHandler => &[&["exit 5 danger payments: is stalled", "the till does not open"]],
             Self::RaisingForATenant => {
                 &[&["exit 1 look emails:", "tenant initech", "the till does not open"]]
             }
-            Self::StoppedRelay | Self::KilledRelay => &[&["exit 1 look relay: none runs"]],
+            Self::StoppedRelay | Self::KilledRelay => &[&["exit 1 look relay: no relay runs"]],
             Self::DeletedQueue => &[&["exit 5 danger payments: the queue payments does not exist"]],
-            Self::FrozenWorker => &[&["exit 5 danger payments: nobody takes from payments"]],
+            Self::FrozenWorker => &[&["exit 5 danger payments: no worker consumes payments"]],
             Self::RedisGone => &[&["exit 1 look Redis: does not answer", "only slower"]],
             Self::PostgresGone => &[&["exit 3 postgres:"]],
             Self::RabbitmqGone => &[&["exit 3 rabbitmq:"]],
@@ -154,14 +154,14 @@ impl Trouble {
 
     fn console(self) -> &'static [Words] {
         match self {
-            Self::BrokenHandler => &[&["Somebody is needed now.", "payments: stands still", "42P01"]],
-            Self::RaisingHandler => &[&["Somebody is needed now.", "payments:", "the till does not open"]],
+            Self::BrokenHandler => &[&["Action needed now.", "payments: is stalled", "42P01"]],
+            Self::RaisingHandler => &[&["Action needed now.", "payments:", "the till does not open"]],
             Self::RaisingForATenant => &[&["tenant initech", "the till does not open"]],
-            Self::StoppedRelay | Self::KilledRelay => &[&["relay none runs"]],
+            Self::StoppedRelay | Self::KilledRelay => &[&["relay no relay runs"]],
             Self::DeletedQueue => {
-                &[&["Somebody is needed now.", "payments: the queue payments does not exist"]]
+                &[&["Action needed now.", "payments: the queue payments does not exist"]]
             }
-            Self::FrozenWorker => &[&["Somebody is needed now.", "nobody takes from"]],
+            Self::FrozenWorker => &[&["Action needed now.", "no worker consumes"]],
             Self::RedisGone => &[&["Redis does not answer", "only slower"]],
             Self::PostgresGone => &[&["PostgreSQL does not answer"]],
             Self::RabbitmqGone => &[&["RabbitMQ does not answer"]],

@@ -173,7 +173,8 @@ impl QueueRemarks<'_> {
         self.say(FINE, found, "they stay: the worker finds them, and what comes back from the old consumer");
         if subscriptions > 0 {
             let found = counted(subscriptions, "subscription");
-            let advice = "stop whoever that is, wait until its database sessions are gone, and seed its keys, before a worker starts";
+            let advice = "stop that consumer, wait until its database sessions are gone, and seed its keys, \
+                          before a worker starts";
             self.say(NOTE, found, advice);
         }
     }

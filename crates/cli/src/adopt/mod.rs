@@ -20,8 +20,9 @@ pub(super) struct AdoptArguments {
 enum AdoptCommand {
     /// Check whether an existing queue can be taken over, and list the steps before it; changes nothing
     #[command(
-        after_help = "Asks RabbitMQ, and its HTTP API where rabbitmq.management is set: type, arguments, policies and bindings are told by that \
-                      alone. `oncely check` and the doctor look at the rest. Exit 1: something must be done before a worker starts."
+        after_help = "Queries RabbitMQ, and its HTTP API if rabbitmq.management is set: only the API has type, \
+                      arguments, policies and bindings. `oncely check` and `oncely doctor` check the rest. Exit 1: \
+                      something must be done before a worker starts."
     )]
     Check(check::AdoptCheckArguments),
     /// Report the results of a consumer in mode = "observe": whether the key is right, and how many duplicates would have been stopped

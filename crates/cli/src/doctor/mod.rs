@@ -19,8 +19,8 @@ use oncely_ops::exit;
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Changes nothing. What can't be looked at is skipped, and says why.\nExit 0: fine, or worth knowing. 1: warnings. 5: errors. 3: a \
-                  server does not answer."
+    after_help = "Changes nothing. A check that cannot run is skipped, with the reason.\nExit 0: no problem, or \
+                  information only. 1: warnings. 5: errors. 3: a server does not answer."
 )]
 pub(super) struct DoctorArguments {
     /// Only these checks (pg.handler), or all of a group (pg, mq, redis, live, …)
@@ -74,7 +74,7 @@ pub(super) async fn run(file: &Path, arguments: DoctorArguments) -> anyhow::Resu
     let code = code(&report);
     if let Some(path) = &arguments.bundle {
         bundle::write(path, file, config.as_ref(), &report).await?;
-        output::note(&format!("wrote {}: look at it before you send it to anybody", path.display()));
+        output::note(&format!("wrote {}: check it before you send it", path.display()));
     }
     if arguments.json {
         output::print_json("oncely.doctor/1", as_json(&report, code))?;

@@ -23,8 +23,8 @@ use oncely_process::preflight::open_session;
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Broken off half-way? Run it again: publishing twice is harmless. Exit 1: none matches, or some could not \
-                  be published. 4: nobody agreed."
+    after_help = "If interrupted, run it again: publishing twice is harmless. Exit 1: no dead letter matches, or \
+                  some could not be published. 4: not confirmed."
 )]
 pub(super) struct RequeueArguments {
     #[command(flatten)]
@@ -39,8 +39,8 @@ pub(super) struct RequeueArguments {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "A discarded message does not run, and its key stays as it is. Of a requeue that was broken off a copy may be on \
-                  its way already: that one runs. Exit 1: none matches. 4: nobody agreed."
+    after_help = "A discarded message does not run, and its key stays unchanged. If a requeue was interrupted, a \
+                  copy may be on its way already: that one runs. Exit 1: no dead letter matches. 4: not confirmed."
 )]
 pub(super) struct DiscardArguments {
     #[command(flatten)]
@@ -120,7 +120,7 @@ fn report_requeue(progress: &OperationProgress) -> Value {
     }
     for (why, letters) in unread {
         output::note(&format!(
-            "! {letters} come from their dead-letter queue, and not from their row: the body is {why}"
+            "! {letters} published from the dead-letter queue, not from the row: the body is {why}"
         ));
     }
     let swept = report_passes(&progress.swept);
@@ -145,7 +145,7 @@ fn report_requeue(progress: &OperationProgress) -> Value {
     });
     if let Some(first) = first {
         output::note(&format!(
-            "{failed} could not be published and stand as requeueing; run it again when this is mended: {first}"
+            "{failed} could not be published and stay in state requeueing; fix the cause and run it again: {first}"
         ));
     }
     json!({

@@ -20,10 +20,11 @@ use oncely_process::preflight::open_session;
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The next delivery of the key becomes a dead letter (reason parked) without having run; `oncely failed requeue --key \
-                  KEY --tenant TENANT` lets it run again. Works for a key that is tried again, that a worker is stuck at, or that was not seen yet. \
-                  Exit 1: it took effect, was given up before, or somebody has it in an open transaction. 4: nobody agreed.",
-    mut_arg("note", |note| note.help("Why, for the record and the dead letter"))
+    after_help = "The next delivery of the key becomes a dead letter (reason parked) without a run; `oncely failed \
+                  requeue --key KEY --tenant TENANT` lets it run again. Works for a key that is retried, that blocks \
+                  a worker, or that was not seen yet. Exit 1: it took effect, was given up before, or is locked by \
+                  an open transaction. 4: not confirmed.",
+    mut_arg("note", |note| note.help("Reason, recorded with the action and the dead letter"))
 )]
 pub(super) struct ParkArguments {
     /// Exact key
@@ -48,7 +49,7 @@ pub(super) async fn run(file: &Path, arguments: ParkArguments, _times: Times) ->
     let config = Config::load(file)?;
     let Some(consumer) = consumer(&config, arguments.consumer.as_deref()) else {
         let names: Vec<&str> = config.consumers.iter().map(|consumer| consumer.name.as_str()).collect();
-        output::note(&format!("which consumer? Name one of {} with --consumer", names.join(", ")));
+        output::note(&format!("--consumer must name one of {}", names.join(", ")));
         return Ok(ExitCode::from(exit::USAGE));
     };
     let part = |what: &str, text: &str| {
@@ -78,7 +79,7 @@ pub(super) async fn run(file: &Path, arguments: ParkArguments, _times: Times) ->
     let parked = match pg::park(&mut session.connection, &plan.identity, why, &user).await {
         // lock_not_available
         Err(error) if error.as_database_error().and_then(|e| e.code()).as_deref() == Some("55P03") => {
-            output::note("somebody has this key in an open transaction: nothing was changed; try again");
+            output::note("the key is locked by an open transaction: nothing was changed; try again");
             return Ok(ExitCode::from(exit::NO));
         }
         parked => parked?,
@@ -88,7 +89,7 @@ pub(super) async fn run(file: &Path, arguments: ParkArguments, _times: Times) ->
         ParkOutcome::Done => ("parked".to_owned(), ExitCode::SUCCESS),
         ParkOutcome::Completed => ("took effect already".to_owned(), ExitCode::from(exit::NO)),
         ParkOutcome::Held => (
-            "a run has it by a lease; wait for its end, or take the lease from it: oncely leases release"
+            "a run holds it by a lease; wait for its end, or release the lease: oncely leases release"
                 .to_owned(),
             ExitCode::from(exit::NO),
         ),

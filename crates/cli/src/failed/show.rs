@@ -17,7 +17,7 @@ use oncely_postgres::{LetterFilter, LetterRow, StoredMessage, letters, messages}
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The body may be sensitive: it is shown only when asked for. Exit 1 where there is no such letter."
+    after_help = "The body may be sensitive: it is shown only on request. Exit 1: there is no such letter."
 )]
 pub(super) struct LetterShowArguments {
     id: Uuid,

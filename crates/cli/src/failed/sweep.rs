@@ -14,7 +14,7 @@ use oncely_ops::letters::{LONG, SweepReport, SweepResult, sweep};
 use oncely_process::preflight::open_session;
 
 #[derive(Debug, Args)]
-#[command(after_help = "Runs by itself after requeue and discard. Several at once do no harm.")]
+#[command(after_help = "Runs by itself after requeue and discard. Several may run at the same time.")]
 pub(super) struct SweepArguments {
     /// Only the dead letters of this queue [default: all configured ones]
     #[arg(long)]

@@ -46,7 +46,7 @@ pub(super) fn text(dry_run: &DryRun<'_>, numbers: &[usize], rehearsed: &DryRunRe
             match &effect.events {
                 Some(events) => events.iter().for_each(|one| add("emitted", output::safe(&event(one)))),
                 None if effect.emitted > 0 => {
-                    let which = "which ones, a user with the role oncely_operator beside oncely_worker sees";
+                    let which = "to see them, the login also needs the role oncely_operator";
                     add("emitted", format!("{}; {which}", count_of(effect.emitted, "event")));
                 }
                 None => {}

@@ -75,7 +75,7 @@ fn walk(asked: &KeyListArguments) -> Result<KeyWalk, &'static str> {
     let KeyListArguments { tenant, consumer, status, since, until, after, .. } = asked;
     let after = after.as_deref();
     match (tenant, consumer, status) {
-        (None, None, None) => Err("keys of whom? Name a --tenant, or a --consumer with a --status"),
+        (None, None, None) => Err("no filter: name a --tenant, or a --consumer with a --status"),
         (None, Some(_), None) => Err("no index serves that: add --status, or a --tenant"),
         (_, None, Some(_)) => Err("no index serves that: with --status name a --consumer, too"),
         (Some(_), _, None) if since.is_some() || until.is_some() => {
@@ -104,7 +104,7 @@ fn walk(asked: &KeyListArguments) -> Result<KeyWalk, &'static str> {
     }
 }
 
-const PLACE: &str = "--after takes the place that the page before printed, for the same question";
+const PLACE: &str = "--after takes the place printed by the previous page of the same query";
 
 /// Returns the place where a page ends.
 fn place(walk: &KeyWalk, last: &KeyRow) -> Value {

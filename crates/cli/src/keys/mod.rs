@@ -23,29 +23,36 @@ pub(super) struct KeysArguments {
 enum KeysCommand {
     /// Keys, page by page; exit 1 if nothing matches
     #[command(
-        after_help = "Only what an index serves, so that a page costs the same in a table of any size: a tenant's keys (--tenant, with or \
-                      without --consumer) in the order of their names, or a consumer's of one status (--consumer --status), the newest first. \
-                      The next page: --after, as it was told."
+        after_help = "Lists only what an index serves, so that a page costs the same in a table of any size: a \
+                      tenant's keys (--tenant, with or without --consumer) by name, or a consumer's keys of one \
+                      status (--consumer --status), newest first. The next page: --after, with the printed place."
     )]
     List(list::KeyListArguments),
     /// Show all facts of one key
     #[command(
-        after_help = "Exit 1 where nothing is known, 2 where it is known for several tenants or consumers: name one. \
-                            `oncely explain` shows all that happened to it."
+        after_help = "Exit 1: the key is not known. 2: it is known for several tenants or consumers: name one. \
+                      `oncely explain` shows its history."
     )]
     Show(show::KeyShowArguments),
     /// Seed keys that were processed before the consumer used Oncely, so that their copies are duplicates
     #[command(
-        after_help = "Run it again whenever you like: what is known stays as it is. Keys are COMPLETED then, without a payload to compare and \
-                      without a mirror record (`oncely mirror rebuild` writes those), each with a row of the trail; recorded in \
-                      oncely.operator_actions. A line that can't be seeded is told with its number, and keeps no other from it. From a \
-                      database: psql -c '\\copy (select …) to stdout with (format csv, header)' piped into `oncely keys seed - …`. Exit 1: \
-                      lines were refused, keys are FAILED or IN_PROGRESS here, or it was broken off. 4: the login may not (role oncely_operator)."
+        after_help = "May be repeated: known keys stay unchanged. Seeded keys are COMPLETED, without a payload to \
+                      compare and without a mirror record (`oncely mirror rebuild` writes those), each with a row of \
+                      the trail; recorded in oncely.operator_actions. A line that can't be seeded is reported with \
+                      its number; the other lines are seeded. From a database: psql -c '\\copy (select …) to stdout \
+                      with (format csv, header)' piped into `oncely keys seed - …`. Exit 1: lines were refused, keys \
+                      are FAILED or IN_PROGRESS here, or it was interrupted. 4: the login lacks the role \
+                      oncely_operator."
     )]
     Seed(seed::KeySeedArguments),
     /// Settle whether a key took effect, if only you can determine it
     #[command(
-        after_help = "For a key that was given up as outcome_unknown (`oncely keys list --consumer CONSUMER --status failed`) or incomplete_claim, or that                       a run under a lease left open. Look first where it would have taken effect. A dead letter of it stays: discard it after                       yes, requeue it after no. Recorded in oncely.operator_actions, and yes in the trail. Exit 1: there is nothing to settle. 2: it is                       known for several tenants or consumers: name one. 4: nobody agreed, or the login may not (role oncely_operator)."
+        after_help = "For a key that was given up as outcome_unknown (`oncely keys list --consumer CONSUMER --status \
+                      failed`) or incomplete_claim, or that a run under a lease left open. First check where it \
+                      would have taken effect. A dead letter of it stays: discard it after yes, requeue it after no. \
+                      Recorded in oncely.operator_actions, and yes in the trail. Exit 1: there is nothing to settle. \
+                      2: it is known for several tenants or consumers: name one. 4: not confirmed, or the login \
+                      lacks the role oncely_operator."
     )]
     Settle(settle::KeySettleArguments),
 }

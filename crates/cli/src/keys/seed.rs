@@ -121,7 +121,7 @@ pub(super) async fn run(file: &Path, arguments: KeySeedArguments) -> anyhow::Res
     }
     print_summary(&name, &counts, arguments.dry_run, &conflicts);
     if !is_over {
-        output::note("broken off: run it again with the same file; what is seeded counts as known then");
+        output::note("interrupted: run it again with the same file; keys that are seeded count as known");
     }
     if arguments.json {
         let mut told = told;
@@ -192,7 +192,7 @@ fn print_summary(name: &str, counts: &SeedCounts, dry_run: bool, conflicts: &[Se
     for SeedConflict { tenant, key, status, reason } in conflicts.iter().take(TOLD) {
         let reason = reason.as_deref().map(|reason| format!(" ({})", safe(reason))).unwrap_or_default();
         output::note(&format!(
-            "conflict: tenant {} key {} is {status}{reason} here, and left as it is",
+            "conflict: tenant {} key {} is {status}{reason} here, and left unchanged",
             safe(tenant),
             safe(key)
         ));

@@ -18,7 +18,7 @@ use oncely_postgres::{self as pg, KeyDetails};
 const SCHEMA: &str = "oncely.key_settlement/1";
 
 #[derive(Debug, Args)]
-#[command(mut_arg("note", |note| note.help("How you know, for the record")))]
+#[command(mut_arg("note", |note| note.help("Reason, recorded with the action")))]
 pub(super) struct KeySettleArguments {
     /// Result of your check of whether the key took effect
     #[arg(long, value_name = "YES|NO")]
@@ -68,9 +68,9 @@ pub(super) async fn run(file: &Path, arguments: KeySettleArguments) -> anyhow::R
     let (user, note) = (consent::user(), agreement.note.as_deref());
     let done = pg::settle_claim(&mut connection, &plan.key, plan.took_effect, &user, note).await?;
     output::note(match (done, plan.took_effect) {
-        (true, true) => "settled: it took effect, and nothing of this key runs any more",
-        (true, false) => "settled: it did not take effect, and what comes next with this key runs",
-        (false, _) => "nothing was changed: the key has changed meanwhile; look at it again",
+        (true, true) => "settled: it took effect; the key runs no more",
+        (true, false) => "settled: it did not take effect; the next message or request with this key runs",
+        (false, _) => "nothing was changed: the key has changed meanwhile; check it again",
     });
     if agreement.json {
         plan.print_json(false, json!({ "outcome": if done { "settled" } else { "changed meanwhile" } }))?;

@@ -40,7 +40,7 @@ pub(super) async fn run(
     times: Times,
 ) -> anyhow::Result<ExitCode> {
     let Ok(after) = arguments.after.as_deref().map(serde_json::from_str).transpose() else {
-        output::note("--after takes the place that the page before printed, for the same question");
+        output::note("--after takes the place printed by the previous page of the same query");
         return Ok(ExitCode::from(exit::USAGE));
     };
     let mut connection = connect(file, "oncely leases").await?;

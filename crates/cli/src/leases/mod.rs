@@ -21,17 +21,19 @@ pub(super) struct LeasesArguments {
 enum LeasesCommand {
     /// Keys that runs hold by a lease, the oldest first within a consumer; exit 1 if nothing matches
     #[command(
-        after_help = "A lease that is over holds nobody up: the next copy of its message takes the key over. Steps are not shown to a login that \
-                      may not read them (oncely_auditor). The next page: --after, as it was told."
+        after_help = "An expired lease blocks nothing: the next copy of its message takes the key over. Steps are \
+                      hidden from a login that may not read them (oncely_auditor). The next page: --after, with the \
+                      printed place."
     )]
     List(list::LeaseListArguments),
     /// Release a key from the run that holds it, so that the next copy of its message runs at once
     #[command(
-        after_help = "For a run that hangs, or whose host is gone for good; any other ends by itself, or its lease does. The run is not stopped: it \
-                      can complete nothing any more (the trail says fenced), and what it has called outside has happened. A step that began is \
-                      called again by the next run as its rule says; one under the rule never, or whose window is over, is given up as \
-                      outcome_unknown. Exit 1: nobody holds it, or another run does meanwhile. 2: several are held: name one. 4: nobody agreed, or \
-                      the login may not (role oncely_operator)."
+        after_help = "For a run that hangs, or whose host is gone for good; other runs end by themselves, or their \
+                      leases expire. The run is not stopped: it can complete nothing (the trail records fenced), and \
+                      its calls to other services have happened. The next run repeats a step that began as the \
+                      step's rule says; a step under the rule never, or with an expired window, is given up as \
+                      outcome_unknown. Exit 1: no run holds the key, or another one does meanwhile. 2: several are \
+                      held: name one. 4: not confirmed, or the login lacks the role oncely_operator."
     )]
     Release(release::LeaseReleaseArguments),
 }

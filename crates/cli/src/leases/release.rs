@@ -64,10 +64,8 @@ pub(super) async fn run(file: &Path, arguments: LeaseReleaseArguments) -> anyhow
     let done = pg::revoke_lease(&mut session.connection, &plan.lease, &user, note).await?;
     session.close().await;
     output::note(match done {
-        true => {
-            "released: the run that held it can complete nothing any more, and the next copy runs at once"
-        }
-        false => "nothing was changed: that run holds it no more, or another one does; list the leases again",
+        true => "released: the run that held it can complete nothing, and the next copy runs at once",
+        false => "nothing was changed: that run no longer holds it, or another does; list the leases again",
     });
     if agreement.json {
         plan.print_json(false, json!({ "outcome": if done { "released" } else { "another lease" } }))?;

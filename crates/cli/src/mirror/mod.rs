@@ -28,17 +28,19 @@ enum MirrorCommand {
     Stats(stats::MirrorStatsArguments),
     /// Verify by a sample that Redis holds the expected keys; changes nothing
     #[command(
-        after_help = "Takes completed keys of the last half of mirror.ttl whose records have been relayed, and looks for their tags. Missing: \
-                      nothing is there, and PostgreSQL answers for such a key. Foreign: something is there that whoever has the mirror's key did \
-                      not write; it counts for nothing. Making tags needs that key: the database's secret (role oncely_operator), or \
-                      mirror.key. Exit 1: some are missing or foreign, or there is no mirror."
+        after_help = "Samples completed keys of the last half of mirror.ttl whose records have been relayed, and \
+                      looks up their tags. Missing: there is no entry, and PostgreSQL answers for such a key. \
+                      Foreign: the entry was not written with the mirror's key; it is ignored. Making tags needs \
+                      that key: the database's secret (role oncely_operator), or mirror.key. Exit 1: entries are \
+                      missing or foreign, or there is no mirror."
     )]
     Verify(verify::MirrorVerifyArguments),
     /// Write the completed keys of the last mirror.ttl to Redis again, after it was emptied or replaced
     #[command(
-        after_help = "Writes mirror records, the newest keys first; a relay brings them to Redis. Harmless if it is repeated, and waits while \
-                      10,000 records wait already. Broken off (Ctrl-C), it tells how to go on. Recorded in oncely.operator_actions. Exit 1: \
-                      there is no mirror, or it was broken off. 4: the login may not (role oncely_operator)."
+        after_help = "Writes mirror records, newest keys first; a relay writes them to Redis. May be repeated; waits \
+                      while 10,000 records are queued. If interrupted (Ctrl-C), it prints how to continue. Recorded \
+                      in oncely.operator_actions. Exit 1: there is no mirror, or it was interrupted. 4: the login \
+                      lacks the role oncely_operator."
     )]
     Rebuild(rebuild::MirrorRebuildArguments),
 }

@@ -59,7 +59,7 @@ pub(super) async fn run(
     {
         Ok(after) => after,
         Err(_) => {
-            output::note("--after takes the place that an earlier run printed");
+            output::note("--after takes the place printed by an earlier run");
             return Ok(ExitCode::from(exit::USAGE));
         }
     };
@@ -76,7 +76,7 @@ pub(super) async fn run(
     let (names, skipped): (Vec<String>, Vec<String>) =
         names.into_iter().partition(|name| known.iter().any(|one| one.consumer == *name));
     for name in &skipped {
-        output::note(&format!("{}: no worker has started with it on this database; passed by", safe(name)));
+        output::note(&format!("{}: no worker has started with it on this database; skipped", safe(name)));
     }
     let (user, filter) = (consent::user(), json!({ "consumers": names, "since": since }));
     let mut action = pg::Action {
@@ -98,13 +98,13 @@ pub(super) async fn run(
     action.count = walk.queued;
     let recorded = pg::record_action(&mut session.connection, &action).await;
     session.close().await;
-    output::note(&format!("{} keys since {} are said again", walk.queued, times.show(since)));
+    output::note(&format!("mirror records of {} keys since {} written", walk.queued, times.show(since)));
     let next = walk
         .place
         .filter(|_| !is_over)
         .map(|place| oncely_core::shown::json(&place.to_string()).into_owned());
     if let Some(next) = &next {
-        output::note(&format!("broken off; go on with --after '{}'", next.replace('\'', r"'\''")));
+        output::note(&format!("interrupted; continue with --after '{}'", next.replace('\'', r"'\''")));
     }
     walked?;
     recorded?;
@@ -173,7 +173,7 @@ impl RebuildRun {
                 pg::mirror_again(&mut session.connection, consumer, self.since, &place, most)
                     .await
                     .with_context(|| {
-                        format!("saying the keys of {} again (role oncely_operator)", safe(consumer))
+                        format!("writing mirror records of {} (role oncely_operator)", safe(consumer))
                     })?;
             self.queued += records;
             let Some(next) = next else { return Ok(()) };

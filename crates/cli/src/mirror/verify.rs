@@ -78,7 +78,7 @@ pub(super) async fn run(file: &Path, arguments: MirrorVerifyArguments) -> anyhow
     let bad = counted.iter().any(|one| one.missing + one.foreign > 0);
     if bad {
         output::note(
-            "PostgreSQL answers for what is missing: correct, only slower; `oncely mirror rebuild` says it to Redis once more",
+            "PostgreSQL answers for missing keys: correct, only slower; `oncely mirror rebuild` writes them again",
         );
     }
     Ok(if bad { ExitCode::from(exit::NO) } else { ExitCode::SUCCESS })

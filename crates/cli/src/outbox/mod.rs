@@ -31,12 +31,12 @@ enum OutboxCommand {
     List(list::OutboxListArguments),
     /// Make parked events due now, as if they had never failed
     #[command(
-        after_help = "An event that a relay holds at the moment is left alone. Exit 1: none matches. 4: nobody agreed."
+        after_help = "An event that a relay holds is left unchanged. Exit 1: no event matches. 4: not confirmed."
     )]
     Retry(change::EventChangeArguments),
     /// Discard parked events: they are deleted; an ordering key continues with its next one
     #[command(
-        after_help = "An event that a relay holds at the moment is left alone. Exit 1: none matches. 4: nobody agreed."
+        after_help = "An event that a relay holds is left unchanged. Exit 1: no event matches. 4: not confirmed."
     )]
     Discard(change::EventChangeArguments),
 }

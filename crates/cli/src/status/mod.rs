@@ -16,10 +16,11 @@ use oncely_ops::status::{StatusSnapshot, code, judge};
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Exit 0: nothing needs a look. 1: something does, and messages go on (dead letters wait, messages are tried again, a \
-                  process is silent, no relay runs, Redis is away). 3: PostgreSQL or RabbitMQ does not answer. 5: messages stand \
-                  still or are given up in numbers (nobody consumes a queue, a queue is missing, a consumer is stalled, every new \
-                  message fails, events are not published, one decision in twenty is a dead letter)."
+    after_help = "Exit 0: no findings. 1: findings, and messages are processed (dead letters wait, messages are \
+                  retried, a process is silent, no relay runs, Redis is unavailable). 3: PostgreSQL or RabbitMQ does \
+                  not answer. 5: messages are not processed, or many are given up (a queue has no subscriber, a \
+                  queue is missing, a consumer is stalled, every new message fails, events are not published, one \
+                  decision in twenty is a dead letter)."
 )]
 pub(super) struct StatusArguments {
     /// Print one JSON object
@@ -51,7 +52,7 @@ pub(super) async fn run(file: &Path, arguments: StatusArguments, times: Times) -
         return Ok(ExitCode::from(code));
     };
     if !std::io::stdout().is_terminal() {
-        output::note("--watch draws on a terminal, and there is none");
+        output::note("--watch needs a terminal");
         return Ok(ExitCode::from(exit::USAGE));
     }
     loop {

@@ -25,7 +25,7 @@ pub(super) fn show(
         lines.push(format!("{sign} {}: {}", finding.about, finding.text));
     }
     if findings.is_empty() && picture.postgres.is_ok() && picture.rabbitmq.is_ok() {
-        lines.push("✓ nothing needs a look".to_owned());
+        lines.push("✓ no findings".to_owned());
     }
     let now = picture.postgres.as_ref().map_or_else(|_| Utc::now(), |database| database.now);
     if let Ok(queues) = &picture.rabbitmq

@@ -183,7 +183,7 @@ fn remarks(receipt: &Receipt) -> Vec<String> {
     let left = &receipt.left;
     if left.total() - left.processes > 0 {
         lines.push(format!(
-            "! {} of it came or stayed meanwhile: stop whoever publishes for it, and erase it again",
+            "! {} of it came or stayed meanwhile: stop all its publishers, and erase it again",
             counted(left.total() - left.processes, "row")
         ));
     }

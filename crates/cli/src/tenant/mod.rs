@@ -24,31 +24,35 @@ pub(super) struct TenantArguments {
 enum TenantCommand {
     /// Export all rows of a tenant: keys, trail, dead letters, events; one object per line
     #[command(
-        after_help = "Page by page, so that a row that comes or goes meanwhile may be missing; the last line counts the rows. What messages and \
-                      responses hold is left out; with --reveal it is there, but for what [console] mask names, and that somebody looked is \
-                      recorded in oncely.operator_actions (role oncely_operator). Exit 1: there is nothing of this tenant."
+        after_help = "Reads page by page, so that a row that is added or deleted meanwhile may be missing; the last \
+                      line counts the rows. Contents of messages and responses are left out; --reveal includes them, \
+                      except the fields that [console] mask names, and is recorded in oncely.operator_actions (role \
+                      oncely_operator). Exit 1: the tenant has no rows."
     )]
     Export(export::TenantExportArguments),
     /// Erase a tenant: keys, trail, dead letters and their copies in queues, events, rights, mirror
     #[command(
-        after_help = "For the owner of the schema: it deletes keys that are young, and changes the trail. Stop whoever publishes for the tenant \
-                      first. Keys that are not past their retention are refused, since a copy of their message that still comes would run again; \
-                      --forget-keys accepts that. What waits in your own queues and in retry queues, and the effects of messages in your tables, \
-                      are yours. Prints a receipt, and records it under the pseudonym in oncely.operator_actions. Repeat it where it was broken \
-                      off. Exit 1: something is left, which the receipt lists. 4: refused, or nobody agreed."
+        after_help = "Needs the owner of the schema: it deletes young keys and changes the trail. Stop all \
+                      publishers of the tenant first. Keys within their retention are refused, since a late copy of \
+                      their message would run again; --forget-keys accepts that. Messages in your own queues and in \
+                      retry queues, and effects in your tables, are not erased. Prints a receipt, and records it \
+                      under the pseudonym in oncely.operator_actions. Repeat it if it was interrupted. Exit 1: rows \
+                      are left, which the receipt lists. 4: refused, or not confirmed."
     )]
     Erase(erase::TenantEraseArguments),
     /// Tenants with their stored dead letters, waiting events, the limits of both, and their retention; exit 1 if none exists
     Usage(limit::UsageArguments),
     /// Set limits of a tenant's stored dead letters and waiting events, or the retention of its keys
     #[command(
-        after_help = "What does not fit is in the dead-letter queue alone, and is requeued from there; its row stays, without body and headers. \
-                      Of --letters and --bytes, the one that is left out is as the configuration says ([dead_letters] tenant_letters, \
-                      tenant_bytes); --retention changes neither. --events and --event-bytes are for what logins emit that \
-                      oncely.rights lists: over it they are refused (ONC22), and workers are not; the one that is left out is as the \
-                      database says (oncely.cell). No key goes before a copy of its message could still come \
-                      (redelivery_horizon), or while a mirror entry may live (mirror.ttl): where --retention is shorter, it says for how long \
-                      keys are kept all the same. The trail and closed dead letters go by audit.retention, whoever's they are."
+        after_help = "Messages beyond the limit are only in the dead-letter queue, and are requeued from there; \
+                      their rows stay, without body and headers. If only one of --letters and --bytes is given, the \
+                      other follows the configuration ([dead_letters] tenant_letters, tenant_bytes); --retention \
+                      changes neither. --events and --event-bytes limit the events of logins that oncely.rights \
+                      lists: beyond the limit they are refused (ONC22); events of workers are not. The one that is \
+                      not given follows the database (oncely.cell). A key is kept as long as a copy of its message \
+                      may come (redelivery_horizon) or a mirror entry may live (mirror.ttl): if --retention is \
+                      shorter, the command prints how long keys are kept. The trail and closed dead letters follow \
+                      audit.retention, for all tenants."
     )]
     Limit(limit::LimitArguments),
 }

@@ -25,7 +25,7 @@ const TICK: Duration = Duration::from_secs(1);
 pub(super) async fn run(config: Config, every: Duration, times: Times) -> anyhow::Result<ExitCode> {
     if !std::io::stdout().is_terminal() {
         output::note(
-            "top draws on a terminal, and there is none: --once prints one frame, --json a line for each look",
+            "top needs a terminal; without one, use --once for one frame, or --json for one line per query",
         );
         return Ok(ExitCode::from(exit::USAGE));
     }
@@ -112,7 +112,7 @@ async fn carry_out(config: &Config, change: KeyAction) -> String {
             }
             KeyAction::Resume { consumer, reason } => {
                 match pg::resume_consumer(&mut connection, consumer, reason.as_deref(), &user).await? {
-                    true => format!("{} goes on; its workers obey within five seconds", safe(consumer)),
+                    true => format!("{} is resumed; its workers obey within five seconds", safe(consumer)),
                     false => format!("{} was not paused", safe(consumer)),
                 }
             }

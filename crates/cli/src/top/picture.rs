@@ -19,19 +19,19 @@ pub(super) const WIDE: usize = 120;
 const CAP: i64 = 10_000;
 
 const HELP: [&str; 14] = [
-    "READY      messages in the queue that nobody has yet, by RabbitMQ",
+    "READY      messages in the queue, not delivered yet, by RabbitMQ",
     "INFLIGHT   deliveries in workers' hands, of as many as there may be (prefetch)",
     "IN/s       deliveries of the last whole minute",
     "DONE/s     of these, completed or refused",
     "DUP%       of these, duplicates: they did not run",
     "P50, P99   half of the deliveries, and 99 of 100, were settled within this",
-    "DEAD       dead letters that wait for somebody: oncely failed groups",
-    "LAST DONE  since a message took effect, as far as living workers know",
+    "DEAD       dead letters to requeue or discard: oncely failed groups",
+    "LAST DONE  since a message took effect, as running workers report",
     "LAST 60 s  DONE in six spans of ten seconds, the newest on the right",
     "",
-    "PAUSED: somebody wants it so. STALLED: no message succeeds for a reason that is no message's. FAILING: every",
-    "new message fails, and is tried again. NO QUEUE: RabbitMQ does not know its queue. UNATTENDED: workers live, and",
-    "none is subscribed.",
+    "PAUSED: by an operator. STALLED: no message succeeds, for a cause that is not the message's own. FAILING: every",
+    "new message fails, and is retried. NO QUEUE: RabbitMQ does not know its queue. UNATTENDED: workers are running,",
+    "and none is subscribed.",
     "q quit   up, down (k, j) select   p pause or resume   s sort   any key leaves this help",
 ];
 

@@ -71,28 +71,28 @@ pub(crate) enum Offer {
 pub(crate) fn refusals(settings: &ConsoleSettings, listen: SocketAddr, insecure_plaintext: bool) -> Problems {
     let mut problems = Problems::default();
     if settings.tokens.is_some() && settings.proxy.is_some() {
-        problems.add("console.proxy", "and console.tokens can't both say who people are: leave one out");
+        problems.add("console.proxy", "and console.tokens exclude each other: leave one out");
     }
     if listen.ip().is_loopback() {
         return problems;
     }
     if settings.tokens.is_none() && settings.proxy.is_none() {
         let what = format!(
-            "{listen} is open to other machines, and anybody there could come in: set console.tokens or console.proxy, or listen on \
-             127.0.0.1"
+            "{listen} is open to other machines without authentication: set console.tokens or console.proxy, or \
+             listen on 127.0.0.1"
         );
         problems.add("console.listen", what);
     }
     if settings.url.is_none() {
         let what = format!(
-            "is missing: under which URL do people reach {listen}? Requests for another name are refused"
+            "is missing: set the URL under which browsers reach {listen}; requests for another name are refused"
         );
         problems.add("console.url", what);
     }
     if !insecure_plaintext {
         let what = format!(
-            "{listen} is open to other machines, and the console speaks no TLS: everybody on the way could read sessions and messages. \
-             Put a proxy with TLS in front of it; where the last part of the way is yours alone, say --insecure-plaintext"
+            "{listen} is open to other machines in plaintext: sessions and messages can be read on the network. Put a \
+             proxy with TLS in front of it; if the network behind the proxy is trusted, use --insecure-plaintext"
         );
         problems.add("console.listen", what);
     }

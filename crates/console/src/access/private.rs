@@ -40,13 +40,13 @@ pub(super) fn read(path: &Path) -> Result<(FileVersion, String), String> {
 
 fn trusted(mode: u32, owner: u32, own: u32) -> Result<(), String> {
     if mode & 0o007 != 0 {
-        return Err("may be read or changed by everybody: chmod o= takes that away".to_owned());
+        return Err("is accessible to all users: run chmod o= on it".to_owned());
     }
     if mode & 0o020 != 0 {
-        return Err("may be changed by its group: chmod g-w takes that away".to_owned());
+        return Err("is writable by its group: run chmod g-w on it".to_owned());
     }
     if owner != 0 && owner != own {
-        return Err(format!("belongs to user {owner}: its owner must be root, or whoever runs the console"));
+        return Err(format!("belongs to user {owner}: its owner must be root or the console's user"));
     }
     Ok(())
 }

@@ -31,7 +31,7 @@ impl TokenFile {
         let Some(now) = now else { return Arc::default() };
         if known.0 != now {
             *known = AccessTokens::read(&self.path).unwrap_or_else(|problems| {
-                tracing::error!("nobody comes in until this is mended: {problems}");
+                tracing::error!("console.tokens is invalid; no sign-in until it is fixed: {problems}");
                 (now, Arc::default())
             });
         }
@@ -92,7 +92,7 @@ impl AccessTokens {
             }
         }
         if tokens.0.is_empty() && problems.is_empty() {
-            problems.add(place, "names nobody");
+            problems.add(place, "has no tokens");
         }
         tokens
     }
@@ -148,7 +148,7 @@ mod tests {
             assert!(told.contains(&format!("line {line}:")), "{told}");
         }
         assert!(!told.contains("line 4") && !told.contains(TOKEN), "{told}");
-        assert!(parse("# nobody\n").unwrap_err().contains("names nobody"));
+        assert!(parse("# nobody\n").unwrap_err().contains("has no tokens"));
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub(super) fn section(ask: &PageRequest, now: DateTime<Utc>) -> Markup {
             p {
                 @match &last {
                     Some(last) => (summary(last, now)),
-                    None => span.quiet { "No run of this console is over yet." },
+                    None => span.quiet { "No run of this console has ended yet." },
                 }
                 " "
                 @if is_running { span.quiet { "Running now." } }
@@ -65,8 +65,8 @@ fn all(report: &Report) -> Markup {
             @for examined in of(&[Verdict::Error]).chain(of(&[Verdict::Warning])) { (bad(examined)) }
         }
         @for (title, id, verdicts) in [
-            ("Worth knowing", "info-checks", &[Verdict::Info][..]),
-            ("Not looked at", "skipped-checks", &[Verdict::Skipped]),
+            ("Information", "info-checks", &[Verdict::Info][..]),
+            ("Skipped", "skipped-checks", &[Verdict::Skipped]),
             ("Fine", "fine-checks", &[Verdict::Ok]),
         ] {
             @if of(verdicts).next().is_some() {

@@ -90,9 +90,9 @@ fn troubles(ask: &PageRequest, view: &StatusView, database: &DatabaseSnapshot, n
     html! {
         @if let Some((seen, trouble)) = stalled {
             p.said {
-                b { "Stands still " } (ago(trouble.since, database.now)) " because: " (text(&trouble.text))
+                b { "Stalled " } (ago(trouble.since, database.now)) ": " (text(&trouble.text))
                 @if let Some(state) = &trouble.code { " (SQLSTATE " (text(state)) ")" }
-                ", says worker " (text(&seen.row.name)) ". It is tried again and goes on by itself."
+                ", says worker " (text(&seen.row.name)) ". It is retried and continues by itself."
             }
         }
         @if let Some(state) = state && state.failing > 0 {
@@ -185,7 +185,7 @@ fn workers(view: &StatusView, database: &DatabaseSnapshot, name: &str) -> Markup
                                 td { @match report.condition.completed_at { Some(at) => (ago(at, database.now)), None => span.quiet { "none" } } }
                             }
                         }
-                        @if view.picture.workers(name).next().is_none() { tr { td.empty colspan="9" { "No worker of it lives." } } }
+                        @if view.picture.workers(name).next().is_none() { tr { td.empty colspan="9" { "No worker of it is running." } } }
                     }
                 }
             }
@@ -197,7 +197,7 @@ fn workers(view: &StatusView, database: &DatabaseSnapshot, name: &str) -> Markup
 fn memory(known: Option<&KnownConsumer>) -> Markup {
     html! {
         section aria-labelledby="memory-title" {
-            h2 #memory-title { "How long it remembers" }
+            h2 #memory-title { "Retention of keys" }
             @match known {
                 None => p { "No worker of it has started on this database: nothing of it is remembered yet." },
                 Some(known) => dl.facts {
@@ -248,7 +248,7 @@ fn controls(ask: &PageRequest, name: &str, database: &DatabaseSnapshot, lately: 
         return Markup::default();
     }
     if !lately.abilities.pause {
-        return html! { p.note { "The console's login " (text(&lately.abilities.login)) " may pause nobody: that takes the role oncely_operator." } };
+        return html! { p.note { "The console's login " (text(&lately.abilities.login)) " may not pause consumers: that needs the role oncely_operator." } };
     }
     let site = ask.app.access.site();
     html! {
@@ -271,7 +271,7 @@ fn controls(ask: &PageRequest, name: &str, database: &DatabaseSnapshot, lately: 
                     option value="1h" selected { "an hour" }
                     option value="8h" { "8 hours" }
                     option value="1d" { "a day" }
-                    option value=(UNTIL_RESUMED) { "until somebody resumes it" }
+                    option value=(UNTIL_RESUMED) { "until it is resumed" }
                 }
                 button { "Pause" }
             },
@@ -280,7 +280,7 @@ fn controls(ask: &PageRequest, name: &str, database: &DatabaseSnapshot, lately: 
 }
 
 fn named(ask: &PageRequest) -> Result<&str, PageError> {
-    ask.parameters.get("name").ok_or_else(|| PageError::Wrong("Which consumer?".to_owned()))
+    ask.parameters.get("name").ok_or_else(|| PageError::Wrong("The consumer's name is missing.".to_owned()))
 }
 
 /// Returns a session that may pause.
@@ -292,7 +292,7 @@ async fn allowed(ask: &PageRequest) -> Result<PooledSession, PageError> {
     let login = lease.abilities.login.clone();
     lease.give_back();
     Err(PageError::Refused(format!(
-        "The console's login {login} may pause nobody: that takes the role oncely_operator."
+        "The console's login {login} may not pause consumers: that needs the role oncely_operator."
     )))
 }
 
@@ -301,7 +301,7 @@ pub(super) async fn pause(ask: PageRequest) -> PageResult {
     let name = named(&ask)?;
     let Some(reason) = ask.parameters.word("reason") else {
         return Err(PageError::Wrong(
-            "A pause has a reason: whoever finds the consumer paused reads it.".to_owned(),
+            "A pause needs a reason: it is shown while the consumer is paused.".to_owned(),
         ));
     };
     let mut lease = allowed(&ask).await?;

@@ -48,10 +48,10 @@ fn findings(findings: &[StatusFinding]) -> Markup {
             @match (of(Severity::Danger).count(), of(Severity::Look).count()) {
                 (0, 0) => { span.sign.fine aria-hidden="true" { "●" } "No findings." },
                 (0, looks) => { span.sign.look aria-hidden="true" { "▲" } (counted(looks, "finding")) " for working hours. Messages are being processed." },
-                (dangers, looks) => { span.sign.bad aria-hidden="true" { "■" } (counted(dangers, "finding")) " where messages stand still, " (looks) " for working hours." },
+                (dangers, looks) => { span.sign.bad aria-hidden="true" { "■" } (counted(dangers, "finding")) " with messages that are not processed, " (looks) " for working hours." },
             }
         }
-        (list("Messages stand still", "danger-title", Severity::Danger))
+        (list("Messages are not processed", "danger-title", Severity::Danger))
         (list("For working hours", "look-title", Severity::Look))
     }
 }

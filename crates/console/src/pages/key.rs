@@ -40,7 +40,7 @@ pub(super) async fn reveal(ask: PageRequest) -> PageResult {
 
 async fn build(ask: &PageRequest, sight: Visibility) -> Result<Page, PageError> {
     let Some(key) = ask.parameters.get("key") else {
-        return Err(PageError::Wrong("Which key? Look for it on Keys & trail.".to_owned()));
+        return Err(PageError::Wrong("The key is missing. Search for it on Keys & trail.".to_owned()));
     };
     let (tenant, consumer) = (ask.parameters.get("tenant"), ask.parameters.get("consumer"));
     let mut lease = ask.app.pool.lease().await?;

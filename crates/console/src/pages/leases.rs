@@ -146,7 +146,7 @@ async fn named(ask: &PageRequest) -> Result<(Option<HeldLease>, pg::Abilities), 
     let of = |name: &str| {
         ask.parameters
             .text(name)
-            .ok_or_else(|| PageError::Wrong("Which key? Name it, its tenant and its consumer.".to_owned()))
+            .ok_or_else(|| PageError::Wrong("Key, tenant and consumer are required.".to_owned()))
     };
     let filter = LeaseFilter {
         tenant: Some(of("tenant")?),
@@ -235,7 +235,7 @@ fn order(ask: &PageRequest, held: &HeldLease) -> Markup {
             input type="hidden" name="token" value=(held.token);
             label for="note" { "Why, for the record" }
             input #note type="text" name="note" maxlength="1000" required;
-            label for="typed" { "Type 1 to go on" }
+            label for="typed" { "Type 1 to confirm" }
             input #typed type="text" name="typed" inputmode="numeric" autocomplete="off" required;
             button.strong { "Release 1" }
         }
@@ -258,9 +258,9 @@ pub(super) async fn release(ask: PageRequest) -> PageResult {
         page.status = StatusCode::UNPROCESSABLE_ENTITY;
         Ok(PageReply::from(page))
     };
-    let Some(note) = ask.parameters.word("note") else { return wrong("Say why: it is recorded.") };
+    let Some(note) = ask.parameters.word("note") else { return wrong("A reason is required.") };
     if ask.parameters.word("typed") != Some("1") {
-        return wrong("Nothing was changed: 1 is to be typed.");
+        return wrong("Nothing was changed: type 1 to confirm.");
     }
     let actor = ask.visitor.session.person.actor();
     let is_meant = ask.parameters.word("token") == Some(held.token.to_string().as_str());

@@ -29,7 +29,7 @@ pub(super) async fn reveal(ask: PageRequest) -> PageResult {
 
 async fn build(ask: &PageRequest, sight: Visibility) -> Result<Page, PageError> {
     let named = ask.parameters.word("id").and_then(|id| Uuid::try_parse(id).ok());
-    let id = named.ok_or_else(|| PageError::Wrong("Which letter? Its id is a UUID.".to_owned()))?;
+    let id = named.ok_or_else(|| PageError::Wrong("The UUID of the dead letter is missing.".to_owned()))?;
     let filter = LetterFilter { ids: Some(vec![id]), limit: 1, ..LetterFilter::default() };
     let mut lease = ask.app.pool.lease().await?;
     let connection = &mut lease.session.connection;

@@ -205,7 +205,7 @@ fn change(ask: &PageRequest, filter: &EventFilter, events: &[EventRow]) -> Marku
             }
             label for="note" { "Why, for the record" }
             input #note type="text" name="note" maxlength="1000" required;
-            label for="typed" { "Type " (number) " to go on" }
+            label for="typed" { "Type " (number) " to confirm" }
             input #typed type="text" name="typed" inputmode="numeric" autocomplete="off" required;
             p.actionsbar {
                 button #retry name="change" value="retry" { "Try again now" }
@@ -223,7 +223,7 @@ pub(super) async fn change_them(ask: PageRequest) -> PageResult {
         _ => return Err(PageError::Wrong("Try again, or discard?".to_owned())),
     };
     let Some(note) = ask.parameters.word("note") else {
-        return Err(PageError::Wrong("Say why: it is recorded.".to_owned()));
+        return Err(PageError::Wrong("A reason is required.".to_owned()));
     };
     let before =
         ask.parameters.word("before").and_then(|text| DateTime::from_timestamp_micros(text.parse().ok()?));
@@ -244,7 +244,7 @@ pub(super) async fn change_them(ask: PageRequest) -> PageResult {
         transaction.rollback().await?;
         lease.give_back();
         return Err(PageError::Wrong(format!(
-            "Nothing was changed: there are {} now, and that is to be typed.",
+            "Nothing was changed: there are {} now; type that number to confirm.",
             found.len()
         )));
     }

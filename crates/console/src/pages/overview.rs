@@ -76,7 +76,7 @@ fn verdict(view: &StatusView) -> Markup {
             some => format!(" {some} more findings like it."),
         };
         let said = format!("{}: {}.", first.about, first.text.lines().next().unwrap_or_default());
-        return html! { span.sign.bad aria-hidden="true" { "■" } b { "Somebody is needed now. " } (with_commands(&said)) (others) (more) };
+        return html! { span.sign.bad aria-hidden="true" { "■" } b { "Action needed now. " } (with_commands(&said)) (others) (more) };
     }
     if view.picture.rabbitmq.is_err() {
         return html! { span.sign.bad aria-hidden="true" { "■" } b { "RabbitMQ does not answer. " } "No message comes in, and none is lost." (more) };
@@ -87,9 +87,9 @@ fn verdict(view: &StatusView) -> Markup {
         _ => format!(" {} consumers are paused.", paused.len()),
     };
     if looks == 0 {
-        return html! { span.sign.fine aria-hidden="true" { "●" } b { "Working. " } "Nothing needs a look." };
+        return html! { span.sign.fine aria-hidden="true" { "●" } b { "Working. " } "No findings." };
     }
-    html! { span.sign.fine aria-hidden="true" { "●" } b { "Working. " } "No message stands still." (pauses) (more) }
+    html! { span.sign.fine aria-hidden="true" { "●" } b { "Working. " } "No consumer is stalled." (pauses) (more) }
 }
 
 /// Renders the servers that don't answer.

@@ -220,7 +220,7 @@ fn order(ask: &PageRequest, asked: &ChangeRequest, plan: &LetterChangePlan) -> M
                 label for="rate" { "Messages per second, at most" }
                 input #rate type="number" name="rate" value=(RATE) min="1" max=(FASTEST);
             }
-            label for="typed" { "Type " (number) " to go on" }
+            label for="typed" { "Type " (number) " to confirm" }
             input #typed type="text" name="typed" inputmode="numeric" autocomplete="off" required;
             button.strong { @match asked.change { Change::Requeue => "Requeue ", Change::Discard => "Discard " } (number) }
         }
@@ -250,12 +250,12 @@ pub(super) async fn operate(ask: PageRequest) -> PageResult {
         page.status = axum::http::StatusCode::UNPROCESSABLE_ENTITY;
         Ok(PageReply::from(page))
     };
-    let Some(reason) = ask.parameters.word("note") else { return wrong("Say why: it is recorded.") };
+    let Some(reason) = ask.parameters.word("note") else { return wrong("A reason is required.") };
     if number == 0 {
         return wrong("There is nothing to do any more.");
     }
     if ask.parameters.word("typed") != Some(number.to_string().as_str()) {
-        return wrong(&format!("Nothing was changed: there are {number} now, and that is to be typed."));
+        return wrong(&format!("Nothing was changed: there are {number} now; type that number to confirm."));
     }
     if ask.parameters.word("digest") != Some(digest_of(&plan).as_str()) {
         return wrong(

@@ -23,7 +23,7 @@ async fn named(ask: &PageRequest) -> Result<(Option<KeyDetails>, Abilities), Pag
     let of = |name: &str| {
         ask.parameters
             .text(name)
-            .ok_or_else(|| PageError::Wrong("Which key? Name it, its tenant and its consumer.".to_owned()))
+            .ok_or_else(|| PageError::Wrong("Key, tenant and consumer are required.".to_owned()))
     };
     let (tenant, consumer, key) = (of("tenant")?, of("consumer")?, of("key")?);
     let mut lease = ask.app.pool.lease().await?;
@@ -62,10 +62,10 @@ fn settle_page(ask: &PageRequest, key: &KeyDetails, abilities: &Abilities, said:
     page.polls = false;
     page.above = html! {
         @if let Some(said) = said { p.said role="alert" { (said) } }
-        p.lead { "Look at the other side first: what you say is taken for true." }
+        p.lead { "Check the other system first: your answer is taken for true." }
         ul.findings {
             li { span.sign.look aria-hidden="true" { "▲" } "It did: nothing of this key runs any more." }
-            li { span.sign.look aria-hidden="true" { "▲" } "It did not: what comes next with this key runs, afresh. If it did take effect, it does so again." }
+            li { span.sign.look aria-hidden="true" { "▲" } "It did not: the next message or request with this key runs. If it did take effect, it does so again." }
         }
         dl.facts {
             dt { "Key" } dd { a #key href=(key_link(ask, &key.tenant, &key.consumer, &key.key)) { (code(&key.key)) } }
@@ -141,7 +141,7 @@ pub(super) async fn say(ask: PageRequest) -> PageResult {
         _ => return wrong("Nothing was changed: say whether it took effect."),
     };
     let Some(note) = ask.parameters.word("note") else {
-        return wrong("Say how you know: it is recorded.");
+        return wrong("State how you know: it is recorded.");
     };
     let actor = ask.visitor.session.person.actor();
     let is_meant = ask.parameters.word("seen") == Some(seen(&key).as_str());

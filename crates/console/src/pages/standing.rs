@@ -88,8 +88,8 @@ impl<'a> ConsumerIssue<'a> {
                 span.note {
                     " by " (text(&pause.paused_by)) " " (ago(pause.paused_at, database.now)) ": " q { (text(&pause.reason)) } ". "
                     @match pause.paused_until {
-                        Some(until) => { "It goes on at " (time(until)) "." },
-                        None => "It goes on when somebody resumes it.",
+                        Some(until) => { "It continues at " (time(until)) "." },
+                        None => "It continues when it is resumed.",
                     }
                 }
             }

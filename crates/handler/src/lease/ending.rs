@@ -107,7 +107,7 @@ impl Lease {
                 },
             };
             self.store().own.stall(&fault);
-            tracing::warn!(token = self.token(), error = %fault, "a finished run can't be recorded yet; tried again");
+            tracing::warn!(token = self.token(), error = %fault, "cannot record a finished run; retrying");
             tokio::select! {
                 biased;
                 () = self.run().abandon().cancelled() => return Ok(RunEndResult::Abandoned),
@@ -132,7 +132,7 @@ impl Lease {
             Ok(stored) => Some(stored),
             // Never stored unencrypted. The calls of other systems have happened, so the key is completed all the same.
             Err(error) => {
-                tracing::error!(token = self.token(), %error, "a response is not stored: it can't be encrypted");
+                tracing::error!(token = self.token(), %error, "response not stored: encryption failed");
                 None
             }
         })
@@ -143,7 +143,7 @@ impl Lease {
     pub async fn fail(&self, failure: RunFailure) -> RunEndResult<LeaseFailOutcome> {
         self.run().pay_owed().await;
         let failed = self
-            .say("a failed run is recorded", move |me, connection| {
+            .say("record a failed run", move |me, connection| {
                 let failure = failure.clone();
                 Box::pin(async move {
                     let failure = LeaseFailure {
@@ -169,7 +169,7 @@ impl Lease {
             Err(StatementError::Unavailable(_)) => RunEndResult::Abandoned,
             Err(StatementError::Refused(fault)) => {
                 // Its lease runs out, and the next copy takes the key over.
-                tracing::error!(error = %fault, "a failed run can't be recorded");
+                tracing::error!(error = %fault, "cannot record a failed run");
                 RunEndResult::Lost
             }
         }
@@ -180,14 +180,14 @@ impl Lease {
     pub async fn release(&self) -> Option<bool> {
         self.run().pay_owed().await;
         let released = self
-            .say("a lease is given back", |me, connection| {
+            .say("release a lease", |me, connection| {
                 Box::pin(async move { pg::release_lease(connection, me.run().held().as_row()).await })
             })
             .await;
         match released {
             Ok(was_held) => Some(was_held),
             Err(error) => {
-                tracing::debug!(?error, "a lease was not given back: it runs out");
+                tracing::debug!(?error, "lease not released; it will expire");
                 None
             }
         }

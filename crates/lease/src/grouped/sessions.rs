@@ -247,7 +247,8 @@ impl LeaseSessions {
                 Err(error) => self.judge(asked, error),
             };
             let StatementError::Unavailable(fault) = &error else { return Err(error) };
-            tracing::warn!(application = %self.application, error = %fault, "{what}: PostgreSQL can't be asked; tried again");
+            tracing::warn!(application = %self.application, error = %fault,
+                "cannot {what}: no answer from PostgreSQL; retrying");
             tokio::select! {
                 biased;
                 () = until.cancelled() => return Err(error),

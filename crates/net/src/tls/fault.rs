@@ -71,7 +71,7 @@ impl TlsFault {
     pub fn explanation(self, section: &str) -> String {
         let (what, mend) = match self {
             Self::UnknownCa => (
-                "no authority that is trusted here vouches for the server's certificate, so it may be anybody",
+                "the server's certificate is not issued by a trusted authority, so its identity is unknown",
                 format!("name the right one in {section}.tls.ca"),
             ),
             Self::WrongName => (

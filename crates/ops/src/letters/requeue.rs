@@ -49,13 +49,14 @@ pub fn requeue_refusal(letter: &PlannedLetter, named: bool, overrides: Overrides
     };
     if reason == Some(Reason::IncompleteClaim.as_str()) && !named {
         return Some(
-            "incomplete_claim: they may have taken effect, and would run again; look, and name them by id, --key or --reason",
+            "incomplete_claim: they may have taken effect, and would run again; check, then name them \
+             by id, --key or --reason",
         );
     }
     if reason == Some(Reason::OutcomeUnknown.as_str()) && !(named && overrides.repeat_unknown) {
         return Some(
-            "outcome_unknown: what they called outside may have happened; look, then settle their keys (oncely keys settle), or name \
-             them by id, --key or --reason and say --repeat-unknown",
+            "outcome_unknown: their calls to other services may have happened; check, then settle their keys (oncely \
+             keys settle), or name them by id, --key or --reason and use --repeat-unknown",
         );
     }
     match LetterKeyState::from_column(&letter.memory) {
@@ -67,8 +68,8 @@ pub fn requeue_refusal(letter: &PlannedLetter, named: bool, overrides: Overrides
         }
         LetterKeyState::Forgotten if !overrides.even_if_forgotten => {
             return Some(
-                "they are older than what keys and audit trail remember: nobody can say whether they took effect; look, then \
-                 discard them, or say --even-if-forgotten",
+                "they are older than what keys and audit trail remember, and may have taken effect; check, then \
+                 discard them, or use --even-if-forgotten",
             );
         }
         _ => {}

@@ -66,16 +66,14 @@ pub fn judge(picture: &StatusSnapshot, times: Times) -> Vec<StatusFinding> {
     if let Err(missing) = &picture.postgres
         && !missing.is_away
     {
-        found.add_notice(
-            "PostgreSQL",
-            format!("answers, and a question to it failed: {}", safe(&missing.text)),
-        );
+        found.add_notice("PostgreSQL", format!("answers, but a query failed: {}", safe(&missing.text)));
     }
     if let Ok(database) = &picture.postgres
         && database.read_only
     {
-        let what = "takes no writes: default_transaction_read_only is on, so nothing can be processed, and no process can report. Workers \
-                    and relays wait, and go on once it is off (a provider sets it where the disk is full, say)";
+        let what = "takes no writes: default_transaction_read_only is on, so nothing is processed and no \
+                    process reports. Workers and relays wait until it is off (providers set it when the disk is \
+                    full)";
         found.add_danger("PostgreSQL", what.to_owned());
         found.pauses(database, times);
     } else if let Ok(database) = &picture.postgres {
@@ -137,16 +135,16 @@ impl StatusFindings {
         let is_alone = reports && workers == 0 && state.subscriptions.is_some();
         if (state.subscriptions == Some(0) || is_alone) && !paused {
             let what = match (workers, state.subscriptions) {
-                (0, None | Some(0)) => "no worker is there".to_owned(),
+                (0, None | Some(0)) => "no worker is running".to_owned(),
                 (0, Some(_)) => "its workers died, hang, or can't reach PostgreSQL".to_owned(),
-                (1, _) => "1 worker lives and is not subscribed".to_owned(),
-                (some, _) => format!("{some} workers live and are not subscribed"),
+                (1, _) => "1 worker is running and not subscribed".to_owned(),
+                (some, _) => format!("{some} workers are running and not subscribed"),
             };
             let ready = state.ready.unwrap_or_default();
             self.add_danger(
                 &state.consumer,
                 format!(
-                    "nobody consumes {}: {what}; {} ready",
+                    "no worker consumes {}: {what}; {} ready",
                     safe(&state.queue),
                     counted(ready, "message")
                 ),
@@ -159,7 +157,7 @@ impl StatusFindings {
             let until = match pause.paused_until {
                 Some(until) => format!("until {}", times.show(until)),
                 None => {
-                    format!("until somebody resumes it (`oncely consumers resume {}`)", safe(&pause.consumer))
+                    format!("until it is resumed (run `oncely consumers resume {}`)", safe(&pause.consumer))
                 }
             };
             let text = format!(
@@ -178,7 +176,8 @@ impl StatusFindings {
             for report in &seen.reports {
                 if report.unsettled > 0 {
                     let text = format!(
-                        "{} can't be acknowledged: the copies for retry or dead-letter queues have not arrived (the log of worker {} says why)",
+                        "{} can't be acknowledged: the copies for retry or dead-letter queues \
+                         are not published (see the log of worker {})",
                         counted(report.unsettled, "message"),
                         safe(&seen.row.name)
                     );
@@ -188,7 +187,7 @@ impl StatusFindings {
                 let text = match (&report.condition.stalled, &report.condition.failing) {
                     (Some(stalled), _) => {
                         format!(
-                            "stands still since {} because: {}",
+                            "is stalled since {}: {}",
                             since(stalled.since),
                             example(stalled, stalled.code.as_deref())
                         )
@@ -202,7 +201,7 @@ impl StatusFindings {
                             .map(|failed| example(failed, None))
                             .unwrap_or_default();
                         format!(
-                            "every message fails since {} and is tried again, {} new ones so far. The last one: {last}",
+                            "every message fails since {} and is retried, {} new ones so far. The last one: {last}",
                             since(failing.since),
                             failing.messages
                         )
@@ -315,7 +314,8 @@ impl StatusFindings {
     fn leases(&mut self, database: &DatabaseSnapshot) {
         for held in database.leases.iter().filter(|held| database.now - held.first_end > LATE) {
             let text = format!(
-                "{} held by a lease that ended, the first {} ago, and nobody has taken over (`oncely leases list --over`)",
+                "{} held by an expired lease, the first expired {} ago, and no run took over \
+                 (`oncely leases list --over`)",
                 match held.over {
                     1 => "1 key is".to_owned(),
                     some => format!("{some} keys are"),
@@ -365,14 +365,14 @@ impl StatusFindings {
         }
         if let Some(oldest) = late(database.mirror_queue.oldest) {
             let text = format!(
-                "the oldest record waits for {}: duplicates cost more meanwhile",
+                "the oldest record waits for {}: duplicates are slower meanwhile",
                 age(oldest, database.now)
             );
             self.add_notice("mirror queue", text);
         }
         if let Some(since) = database.tables.sealing_since.filter(|at| database.now - *at > SEALED) {
             let text = format!(
-                "is not sealed since {} ago: `oncely gc run` says why, or a transaction has been open for as long",
+                "was last sealed {} ago: `oncely gc run` says why, or a transaction has been open for as long",
                 age(since, database.now)
             );
             self.add_notice("trail", text);

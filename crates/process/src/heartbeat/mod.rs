@@ -102,7 +102,7 @@ impl Heartbeat {
     pub async fn end(self) {
         drop(self.stop);
         if tokio::time::timeout(LIMIT, self.task).await.is_err() {
-            tracing::debug!("the last heartbeat was not answered");
+            tracing::debug!("no answer to the last heartbeat");
         }
     }
 }
@@ -139,9 +139,9 @@ impl HeartbeatTask {
             };
             match &error {
                 Some(error) if !failing => {
-                    tracing::warn!(error, "the heartbeat can't be written; tried again")
+                    tracing::warn!(error, "cannot write the heartbeat; retrying")
                 }
-                Some(error) => tracing::debug!(error, "the heartbeat can't be written"),
+                Some(error) => tracing::debug!(error, "cannot write the heartbeat"),
                 None => {}
             }
             failing = error.is_some();
@@ -193,7 +193,7 @@ impl HeartbeatTask {
                     if !std::mem::replace(pauses_unreadable, true) {
                         tracing::warn!(
                             error = pg::describe(&error),
-                            "pauses can't be read; what was read last holds"
+                            "cannot read pauses; keeping the last ones"
                         );
                     }
                 }
@@ -206,7 +206,7 @@ impl HeartbeatTask {
                 Err(error) if pg::is_outage(&error) => return Err(error.into()),
                 Err(error) => tracing::warn!(
                     error = pg::describe(&error),
-                    "keys can't be read; those that were read last hold"
+                    "cannot read signing and mirror keys; keeping the last ones"
                 ),
             }
         }
@@ -218,7 +218,7 @@ impl HeartbeatTask {
             match self.write_stats(&mut session, member).await {
                 Err(error) if pg::is_outage(&error) => return Err(error.into()),
                 // The row and the pauses matter more.
-                Err(error) => tracing::warn!(error = pg::describe(&error), "stats can't be written"),
+                Err(error) => tracing::warn!(error = pg::describe(&error), "cannot write stats"),
                 Ok(()) => {}
             }
         }

@@ -74,7 +74,7 @@ impl Preflight {
     /// Logs the conditions that the process waits for, and returns them in one line.
     pub fn log_wait(&self) -> String {
         for problem in self.unfit.list() {
-            tracing::error!(place = problem.place, "waiting until this is mended: {}", problem.message);
+            tracing::error!(place = problem.place, "waiting until this is fixed: {}", problem.message);
         }
         if !self.unreachable.is_empty() {
             tracing::warn!(servers = self.unreachable.join("; "), "waiting for servers");

@@ -44,7 +44,7 @@ pub(super) fn serve(vitals: Arc<Vitals>, listener: TcpListener) -> std::io::Resu
         runtime.block_on(async move {
             match TcpListener::from_std(listener) {
                 Ok(listener) => answer(vitals, listener, stopped).await,
-                Err(error) => tracing::error!(%error, "metrics and health are not told"),
+                Err(error) => tracing::error!(%error, "cannot serve metrics and health"),
             }
         });
     })?;

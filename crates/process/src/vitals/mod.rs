@@ -42,11 +42,11 @@ async fn bind(
             Err(error) => return Err(error),
         }
         if began.elapsed() >= TAKEN {
-            tracing::error!(%address, waited = ?TAKEN, "the address to listen on is taken, and stays so: the process ends");
+            tracing::error!(%address, waited = ?TAKEN, "listen address still in use; exiting");
             return Ok(None);
         }
         if !std::mem::replace(&mut is_told, true) {
-            tracing::warn!(%address, limit = ?TAKEN, "the address to listen on is taken by another process: it is waited for");
+            tracing::warn!(%address, limit = ?TAKEN, "listen address in use by another process; retrying");
         }
         tokio::select! {
             () = stop.cancelled() => return Ok(None),

@@ -59,12 +59,12 @@ pub(crate) async fn count(config: &Config, session: &mut Session) -> Result<(), 
     step("gc.count.after");
     match counted {
         Ok(Some(letters)) if letters > 0 => {
-            tracing::info!(letters, "closed dead letters made room for others of their tenants");
+            tracing::info!(letters, "removed messages of closed dead letters of tenants near their quota");
             Ok(())
         }
         Ok(_) => Ok(()),
         Err(error) if !is_outage(&error) => {
-            tracing::warn!(error = describe(&error), "stored dead letters were not counted");
+            tracing::warn!(error = describe(&error), "cannot count stored dead letters");
             Ok(())
         }
         Err(error) => Err(error),

@@ -45,11 +45,11 @@ pub(crate) async fn run(config: Config, door: SessionFactory, signs: Signs, stop
                 }
                 // An operator has to correct this.
                 Err(error @ NoSession::OtherCell { .. }) => {
-                    tracing::error!(error = %error, "no maintenance; looked at again within the hour");
+                    tracing::error!(error = %error, "wrong database: no maintenance; checking again within the hour");
                     PARTITIONS
                 }
                 Err(error) => {
-                    tracing::warn!(error = %error, "maintenance of the tables failed; tried again");
+                    tracing::warn!(error = %error, "table maintenance failed; retrying");
                     backoff.next_pause()
                 }
             };
@@ -92,9 +92,9 @@ async fn maintain(
                     tracing::info!(expired = report.expired, "collected keys of oncely.claim");
                 }
             }
-            CollectionOutcome::Busy => tracing::info!("another relay is collecting"),
+            CollectionOutcome::Busy => tracing::info!("collection skipped: another relay is collecting"),
             // The reason was logged with the partitions, a moment ago.
-            CollectionOutcome::Refused(_) => tracing::error!("nothing was collected"),
+            CollectionOutcome::Refused(_) => tracing::error!("collection refused: the clock jumped"),
         }
     }
     let now = session.clock.now();
@@ -112,14 +112,14 @@ async fn keep_small(config: &Config, session: &mut Session, now: DateTime<Utc>) 
     let limit = config.postgres.client_timeout();
     let connection = &mut session.connection;
     let buried = within(limit, bury_processes(connection, now - FORGOTTEN)).await;
-    let buried = count_or_log(buried, "silent processes were not removed")?;
+    let buried = count_or_log(buried, "cannot remove silent processes")?;
     if buried > 0 {
         tracing::info!(buried, "removed processes that were silent for an hour");
     }
     let pruned = within(limit, prune_stats(connection)).await;
-    let pruned = count_or_log(pruned, "stats older than seven days were not removed")?;
+    let pruned = count_or_log(pruned, "cannot remove stats older than seven days")?;
     let minutes = within(limit, roll_up_stats(connection)).await;
-    let minutes = count_or_log(minutes, "minutes of stats were not made")?;
+    let minutes = count_or_log(minutes, "cannot aggregate stats by minute")?;
     tracing::debug!(pruned, minutes, "kept stats small");
     Ok(())
 }
@@ -152,7 +152,7 @@ fn log_kept(kept: &PartitionReport) {
     }
     // Rows without a partition go to the default one; a partition not dropped now is dropped later.
     for failure in &kept.failures {
-        tracing::warn!("{failure}; tried again within the hour");
+        tracing::warn!("{failure}; retrying within the hour");
     }
 }
 

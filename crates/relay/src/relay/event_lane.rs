@@ -85,7 +85,7 @@ pub(super) async fn publish_events(
                 }
                 match (report.taken, &lane.cursor) {
                     _ if none_arrives => {
-                        let error = "no event arrives (`oncely outbox list`): no attempt is spent".to_owned();
+                        let error = "events fail (`oncely outbox list`); no attempt is spent".to_owned();
                         watched.pulse.failed(Target::Rabbitmq, error);
                         backoff.next_pause()
                     }
@@ -99,7 +99,7 @@ pub(super) async fn publish_events(
                 BLOCKED
             }
             Err(error) => {
-                tracing::warn!(error = %error, "events were not published; tried again");
+                tracing::warn!(error = %error, "cannot publish events; retrying");
                 watched.pulse.failed(Target::Rabbitmq, error.to_string());
                 lane.give_up(&error);
                 backoff.next_pause()
@@ -139,7 +139,7 @@ impl LaneReporter {
 fn log_total(total: &mut EventReport) {
     let EventReport { published, failed, parked, .. } = std::mem::take(total);
     if published + failed + parked > 0 {
-        tracing::info!(published, failed, parked, "events");
+        tracing::info!(published, failed, parked, "event counts");
     }
 }
 

@@ -447,10 +447,10 @@ fn log_failures(failures: &[EventFailure<'_>]) {
                 events,
                 parked,
                 error,
-                "events were not published; see `oncely outbox list`"
+                "cannot publish events; see the parked ones with `oncely outbox list`"
             );
         } else {
-            tracing::warn!(exchange, reason, events, error, "events were not published; tried again");
+            tracing::warn!(exchange, reason, events, error, "cannot publish events; retrying");
         }
     }
 }

@@ -44,7 +44,7 @@ pub(super) async fn examine(
             let bad = |verdict| matches!(verdict, Verdict::Warning | Verdict::Error);
             for finding in examined.findings.iter().filter(|finding| bad(finding.verdict)) {
                 let (about, page) = (&finding.about, &examined.page);
-                tracing::warn!(check = id, about, page, "the doctor found: {}", finding.text);
+                tracing::warn!(check = id, about, page, "doctor: {}", finding.text);
             }
         }
     }

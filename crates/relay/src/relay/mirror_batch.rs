@@ -116,7 +116,7 @@ fn tags_of(record: &MirrorRecord, tag_key: &TagKey, epoch: &str) -> Vec<Tag> {
         MirrorContent::Key(identity, print) => vec![tag_key.tag(epoch, identity, print.as_ref())],
         // Its key stays known to PostgreSQL.
         MirrorContent::Unreadable => {
-            tracing::error!(id = %record.id, "a mirror record that can't be read is dropped");
+            tracing::error!(id = %record.id, "dropped an unreadable mirror record");
             Vec::new()
         }
     }

@@ -45,7 +45,7 @@ pub(super) async fn relay_mirror_records(
     let mut idle = IdleBackoff::new(config.relay.poll);
     let mut total = MirrorReport::default();
     let mut reported = tokio::time::Instant::now();
-    tracing::info!("relaying");
+    tracing::info!("mirror lane started");
     while !stop.is_cancelled() {
         watched
             .beat
@@ -64,7 +64,7 @@ pub(super) async fn relay_mirror_records(
                 idle.after(report.records, config.relay.batch)
             }
             Err(error) => {
-                tracing::warn!(error, "the mirror queue was not relayed; tried again");
+                tracing::warn!(error, "cannot write mirror records to Redis; retrying");
                 watched.pulse.count(Target::Redis, RelayResult::Failed, 1);
                 watched.pulse.failed(Target::Redis, error);
                 open = None;
@@ -72,7 +72,7 @@ pub(super) async fn relay_mirror_records(
             }
         };
         if reported.elapsed() >= REPORT && total.records > 0 {
-            tracing::info!(records = total.records, tags = total.tags, "relayed");
+            tracing::info!(records = total.records, tags = total.tags, "mirror records written");
             total = MirrorReport::default();
             reported = tokio::time::Instant::now();
         }
@@ -84,7 +84,7 @@ pub(super) async fn relay_mirror_records(
         }
     }
     if total.records > 0 {
-        tracing::info!(records = total.records, tags = total.tags, "relayed");
+        tracing::info!(records = total.records, tags = total.tags, "mirror records written");
     }
     if let Some(open) = open {
         open.sessions.close().await;

@@ -113,9 +113,7 @@ impl Relay {
         tasks.spawn(maintenance::run_counts(self.config.clone(), door.clone(), beat, stop.clone()));
         let mirror = self.config.mirror.as_ref().map(Mirror::open).transpose()?;
         if mirror.is_none() {
-            tracing::info!(
-                "no [redis] url: nothing is mirrored, mirror records of workers that have one are dropped"
-            );
+            tracing::info!("redis.url is not set: mirror records are dropped");
         }
         for lane in 1..=self.config.events.lanes {
             let beat = vitals.liveness.watch(format!("event lane {lane}"));
@@ -168,7 +166,7 @@ impl Relay {
 /// Waits for a task that only checks. If it fails, no more checks run until the relay starts again, and the relay goes on.
 async fn never_to_end_the_relay(looking: AbortOnDropHandle<()>) {
     if let Err(error) = looking.await {
-        tracing::error!(error = %error, "the doctor's hourly look has failed: none comes until the relay is restarted");
+        tracing::error!(error = %error, "hourly doctor failed; it runs again after a restart of the relay");
     }
 }
 
@@ -185,7 +183,7 @@ async fn supervise(tasks: &mut JoinSet<()>, stop: &CancellationToken, shutdown: 
             ended = tasks.join_next() => ended,
             () = &mut overdue => {
                 // Work in progress (waiting for a silent server, for example) is rolled back, and taken again.
-                tracing::error!(limit = ?shutdown, "not all work was finished in time");
+                tracing::error!(limit = ?shutdown, "shutdown limit reached; unfinished work is rolled back");
                 tasks.shutdown().await;
                 return StopOutcome::Deadline;
             }
@@ -194,7 +192,7 @@ async fn supervise(tasks: &mut JoinSet<()>, stop: &CancellationToken, shutdown: 
             None => return stopped,
             Some(Ok(())) => {}
             Some(Err(error)) => {
-                tracing::error!(error = %error, "a task of the relay has failed: the relay stops");
+                tracing::error!(error = %error, "a task of the relay failed; stopping the relay");
                 stop.cancel();
                 stopped = StopOutcome::Failed;
             }

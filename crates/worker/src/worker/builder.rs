@@ -156,13 +156,13 @@ impl WorkerBuilder {
                     let place = format!("consumers.{}.replies", consumer.name);
                     problems.add(
                         place,
-                        "a handler that runs under leases answers nobody: emit the answer in its Finish",
+                        "a handler under leases sends no replies: emit the reply in its Finish",
                     );
                 }
                 if consumer.fair {
                     problems.add(
                         format!("consumers.{}.fair", consumer.name),
-                        "has no effect where the handler runs under leases: nothing is fetched ahead that could be put in turns",
+                        "has no effect if the handler runs under leases: no messages are prefetched",
                     );
                 }
                 // A pause waits this long for its runs.

@@ -150,10 +150,10 @@ impl FailureLog {
                 FailureLine::More(count, failure) => (Some(*count), failure),
             };
             let what = match (count.is_some(), failure.reason.is_some()) {
-                (false, true) => "a message is dead-lettered",
-                (false, false) => "a message has failed: it is tried again",
-                (true, true) => "more messages are dead-lettered, this one for example",
-                (true, false) => "more runs have failed and are tried again, this one for example",
+                (false, true) => "message dead-lettered",
+                (false, false) => "message failed; retrying",
+                (true, true) => "more messages dead-lettered; the fields show one",
+                (true, false) => "more runs failed and are retried; the fields show one",
             };
             tracing::warn!(
                 consumer = %self.consumer,

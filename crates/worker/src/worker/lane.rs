@@ -95,7 +95,7 @@ impl Lane {
                 self.decider.attempts.end_trace();
                 if done.is_err() {
                     self.decider.attempts.abandon().await;
-                    tracing::debug!(consumer = %self.shared.consumer.name, "a batch was left to redelivery");
+                    tracing::debug!(consumer = %self.shared.consumer.name, "batch left to redelivery");
                 }
             }
         }
@@ -182,7 +182,8 @@ impl Lane {
         }
         // A failover has happened in between, and may have undone earlier decisions: all are made again.
         if !self.decider.attempts.is_of_one_epoch().await? {
-            tracing::warn!(consumer = %shared.consumer.name, "the database has changed during a batch: it is decided anew");
+            tracing::warn!(consumer = %shared.consumer.name,
+                "database epoch changed during a batch; deciding the batch again");
             return Ok(round.into_candidates());
         }
         let DecidedRound { mut settled, again, undecided, suspects, completed } = round.end(&shared);
@@ -247,7 +248,7 @@ impl Lane {
                 *known.or_insert_with(|| shared.progress.undecided(&identity, now, has_failed));
             if fault.class == FaultClass::Contention {
                 tracing::debug!(consumer = %shared.consumer.name, tenant = %identity.tenant, key = %identity.key,
-                    error = %fault, "a message waits for what another transaction holds");
+                    error = %fault, "message waits: another transaction holds a lock that it needs");
                 self.arrivals.aside.put(
                     now + wait.min(LONGEST_HELD),
                     since,
@@ -274,11 +275,11 @@ impl Lane {
             match shared.health.stalled(&fault, Some(&identity)) {
                 true => {
                     tracing::error!(%consumer, %tenant, %key, sqlstate = fault.code, error = %fault, waiting,
-                        "no message succeeds: those that failed wait, each new one is tried; no attempt is spent");
+                        "consumer stalled: no message succeeds; failed messages wait, no attempt is spent");
                 }
                 false => {
                     tracing::warn!(%consumer, %tenant, %key, sqlstate = fault.code, error = %fault, waiting,
-                        "a message has failed, and none has succeeded beside it: it waits; no attempt is spent");
+                        "message failed, and no other succeeded meanwhile; it waits, no attempt is spent");
                 }
             }
         }

@@ -40,7 +40,7 @@ impl WorkerObserver {
             is_subscribed |= !report.condition.unacknowledged.is_empty();
             if shared.gate.is_unknown() {
                 reasons.push(format!(
-                    "pauses can't be read yet: it is not known whether somebody has paused {}",
+                    "pauses can't be read yet: it is unknown whether {} is paused",
                     shared.consumer.name
                 ));
                 continue;

@@ -26,7 +26,7 @@ pub(super) async fn register(config: &Config, session: &mut Session) -> bool {
             Err(error) => {
                 let server = config.postgres.shown();
                 tracing::error!(consumer = %consumer.name, error = pg::describe(&error),
-                    "it can't be registered at {server} (role oncely_worker): tried again");
+                    "cannot register the consumer at {server} (role oncely_worker); retrying");
                 return false;
             }
         }
@@ -38,8 +38,8 @@ fn log_differences(consumer: &ConsumerSettings, fingerprint: &str, known: &Regis
     if consumer.retention < known.retention {
         tracing::warn!(
             consumer = %consumer.name,
-            "retention is {} here, but the database keeps keys for {}, the longest that a worker has started with: that is used; \
-             to shorten it: `oncely retention set {} {}`",
+            "configured retention {} is shorter than {}, the longest that a worker has started with; the longer one \
+             is used; to shorten it: `oncely retention set {} {}`",
             humantime::format_duration(consumer.retention),
             humantime::format_duration(known.retention),
             consumer.name,
@@ -50,7 +50,8 @@ fn log_differences(consumer: &ConsumerSettings, fingerprint: &str, known: &Regis
     if horizon < known.redelivery_horizon {
         tracing::warn!(
             consumer = %consumer.name,
-            "a copy may come for {} here (redelivery_horizon, or retry.delays and half an hour), but the database reckons with copies for {}, the longest that a worker has started with; \
+            "configured redelivery horizon {} (redelivery_horizon, or retry.delays and half an hour) is shorter than \
+             {}, the longest that a worker has started with; the longer one is used; \
              to shorten it: `oncely retention set {} {} --redelivery-horizon {}`",
             humantime::format_duration(horizon),
             humantime::format_duration(known.redelivery_horizon),
@@ -62,7 +63,7 @@ fn log_differences(consumer: &ConsumerSettings, fingerprint: &str, known: &Regis
     if let Some(former) = known.former_fingerprint.as_deref().filter(|former| *former != fingerprint) {
         tracing::warn!(
             consumer = %consumer.name, former, fingerprint,
-            "another fingerprint policy than before: for keys that were stored by the former one the key alone decides"
+            "fingerprint policy changed; payloads of keys stored under the former one are not compared"
         );
     }
 }

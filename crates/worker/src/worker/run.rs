@@ -190,14 +190,14 @@ impl InitialState {
         if status.as_ref().is_some_and(|status| status.may_lose_commits) && !session.synchronous {
             tracing::warn!(
                 "PostgreSQL may lose commits that it reported (an asynchronous standby may take over, or commits are not \
-                 flushed): messages that were acknowledged just before are lost with them"
+                 flushed), and with them the effects of messages that are already acknowledged"
             );
         }
         let pauses = match pg::within(limit, pg::pauses(&mut session.connection)).await {
             Ok(pauses) => Some(pauses),
             Err(error) => {
                 let error = pg::describe(&error);
-                tracing::warn!(error, "pauses could not be read yet: nothing is taken before");
+                tracing::warn!(error, "cannot read pauses yet; not consuming until then");
                 None
             }
         };
@@ -252,12 +252,10 @@ fn is_told(task: &str, ended: Result<(), JoinError>, stop: &CancellationToken) -
     match ended {
         Ok(()) if stop.is_cancelled() => return true,
         Ok(()) => {
-            tracing::error!(
-                "{task} has ended without being told to: the worker stops, its messages come again"
-            );
+            tracing::error!("{task} ended unexpectedly; stopping the worker, its messages are redelivered");
         }
         Err(error) => {
-            tracing::error!(error = %error, "{task} has failed: the worker stops, its messages come again");
+            tracing::error!(error = %error, "{task} failed; stopping the worker, its messages are redelivered");
         }
     }
     stop.cancel();
@@ -271,11 +269,11 @@ async fn finish(tasks: &mut Tasks, common: &ProcessContext, limit: Duration) -> 
         Ok(true) => StopOutcome::Clean,
         Ok(false) => StopOutcome::Failed,
         Err(_) => {
-            tracing::error!(?limit, "not all work was finished in time; its messages come again");
+            tracing::error!(?limit, "shutdown limit reached; unfinished messages are redelivered");
             // These messages have not crashed the process: their marks are taken back.
             common.abandon.cancel();
             if tokio::time::timeout(GIVE_UP, finish).await.is_err() {
-                tracing::warn!("PostgreSQL did not answer while work was given up");
+                tracing::warn!("no answer from PostgreSQL during the shutdown");
             }
             StopOutcome::Deadline
         }

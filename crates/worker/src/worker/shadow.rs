@@ -125,7 +125,8 @@ pub(super) async fn shadow(shared: Arc<ConsumerContext>, mut arriving: mpsc::Rec
                 Err(fault) => {
                     shared.health.stalled(&fault, None);
                     shared.counters.outage();
-                    tracing::warn!(consumer = %shared.consumer.name, error = %fault, "what is observed can't be noted; tried again");
+                    tracing::warn!(consumer = %shared.consumer.name, error = %fault,
+                        "cannot record observed messages; retrying");
                     tokio::select! {
                         () = shared.stop.cancelled() => break,
                         () = tokio::time::sleep(notebook.backoff.next_pause()) => {}

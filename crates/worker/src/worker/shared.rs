@@ -244,7 +244,7 @@ impl ConsumerContext {
             Ok(answer) => Some(answer),
             Err(error) => {
                 let consumer = &self.consumer.name;
-                tracing::warn!(%consumer, error = %error, "a session could not be reached from outside");
+                tracing::warn!(%consumer, error = %error, "cannot query or cancel a session over a second connection");
                 None
             }
         }

@@ -39,7 +39,8 @@ pub(crate) async fn subscribe(
         }
         if !shared.budget.has_room() {
             beat.idle();
-            tracing::warn!(%consumer, queue, buffer = shared.consumer.buffer, "what is unsettled uses up the buffer: nothing is fetched");
+            tracing::warn!(%consumer, queue, buffer = shared.consumer.buffer,
+                "deliveries are paused: unsettled messages have reached consumers.buffer");
             tokio::select! {
                 () = shared.stop.cancelled() => continue,
                 () = shared.budget.room() => {}
@@ -85,7 +86,7 @@ pub(crate) async fn subscribe(
                             backoff.reset();
                         }
                         let full = !shared.budget.has_room();
-                        tracing::warn!(%consumer, queue, reason, full, "the subscription is over; a new one is made");
+                        tracing::warn!(%consumer, queue, reason, full, "subscription lost; subscribing again");
                         subscription.close().await;
                     }
                 }
@@ -93,11 +94,11 @@ pub(crate) async fn subscribe(
             Err(error) if error.reply_code() == Some(406) => {
                 tracing::error!(
                     %consumer, queue, error = %error,
-                    "cannot subscribe: a stream, or a queue for another use; it must be classic or quorum; tried again"
+                    "cannot subscribe: only classic and quorum queues can be consumed, no streams; retrying"
                 );
             }
             Err(error) => {
-                tracing::warn!(%consumer, queue, error = %error, "cannot subscribe; tried again");
+                tracing::warn!(%consumer, queue, error = %error, "cannot subscribe; retrying");
             }
         }
         tokio::select! {
@@ -114,15 +115,16 @@ async fn wait_for_resumption(shared: &ConsumerContext, beat: &LoopBeat, queue: &
     let consumer = &shared.consumer.name;
     match shared.gate.pause() {
         Some(pause) => {
-            tracing::info!(%consumer, queue, by = pause.paused_by, reason = pause.reason, until = ?pause.paused_until, "paused: not subscribed");
+            tracing::info!(%consumer, queue, by = pause.paused_by, reason = pause.reason, until = ?pause.paused_until,
+                "consumer paused: not subscribed");
         }
-        None => tracing::info!(%consumer, queue, "not subscribed before pauses could be read"),
+        None => tracing::info!(%consumer, queue, "waiting until pauses are read before subscribing"),
     }
     beat.idle();
     let mut pauses = shared.gate.watch();
     tokio::select! {
         () = shared.stop.cancelled() => {}
-        () = pauses.open() => tracing::info!(%consumer, queue, "resumed"),
+        () = pauses.open() => tracing::info!(%consumer, queue, "consumer resumed"),
     }
 }
 
@@ -152,7 +154,8 @@ async fn rest(shared: Arc<ConsumerContext>, mut subscription: Subscription, clos
         }
     };
     if subscription.let_go(at_rest).await.is_err() {
-        tracing::warn!(consumer = %shared.consumer.name, ?limit, "paused while a batch is at work; its messages come again");
+        tracing::warn!(consumer = %shared.consumer.name, ?limit,
+            "batch in progress not finished before the pause; its messages are redelivered");
     }
     close(subscription).await;
 }
@@ -192,7 +195,7 @@ async fn forward(
     deliveries: &mpsc::Sender<Box<Delivery>>,
     lived: &mut bool,
 ) -> Result<SubscriptionEnd, String> {
-    let no_lane = || "no lane takes deliveries any more".to_owned();
+    let no_lane = || "no lane accepts deliveries".to_owned();
     let channel = Arc::clone(subscription.channel());
     let mut looks = tokio::time::interval(LOOK);
     looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -237,7 +240,7 @@ async fn forward(
             () = channel.ended() => return Err("an acknowledgement could not be sent".to_owned()),
         };
         let delivery =
-            next.ok_or_else(|| "the broker ended it".to_owned())?.map_err(|error| error.to_string())?;
+            next.ok_or_else(|| "ended by the broker".to_owned())?.map_err(|error| error.to_string())?;
         *lived = true;
         shared.counters.delivered(delivery.message.redelivered);
         match deliveries.try_send(delivery) {

@@ -88,7 +88,7 @@ impl Tasks {
     pub(super) async fn close(&mut self) {
         let closed = async { while self.subscriptions.join_next().await.is_some() {} };
         if tokio::time::timeout(CLOSE, closed).await.is_err() {
-            tracing::warn!("the broker did not answer while closing");
+            tracing::warn!("no answer from RabbitMQ while closing connections");
         }
     }
 }

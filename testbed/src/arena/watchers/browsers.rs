@@ -170,7 +170,7 @@ impl Desk {
         let plan = format!("/failed/plan?change=requeue&since=90d&tenant={tenant}&reason=attempts_exhausted");
         let Some(page) = self.look(browser, &plan).await else { return };
         // No form: there is nothing to requeue.
-        let (Some(mut fields), Some(count)) = (page.form(OPERATE), page.between(">Type ", " to go on"))
+        let (Some(mut fields), Some(count)) = (page.form(OPERATE), page.between(">Type ", " to confirm"))
         else {
             return;
         };

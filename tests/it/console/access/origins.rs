@@ -105,11 +105,11 @@ async fn another_address_is_refused_without_a_way_to_tell_people_apart_and_witho
     for (arguments, parts) in [
         (
             &["--listen", "0.0.0.0:0"][..],
-            &["anybody there could come in", "under which URL", "speaks no TLS"][..],
+            &["without authentication", "the URL under which browsers", "in plaintext"][..],
         ),
         (
             &["--listen", "0.0.0.0:0", "--insecure-plaintext"],
-            &["anybody there could come in", "under which URL"],
+            &["without authentication", "the URL under which browsers"],
         ),
     ] {
         let output = world.oncely(&[&["console"], arguments].concat()).await;
@@ -130,7 +130,7 @@ async fn another_address_is_refused_without_a_way_to_tell_people_apart_and_witho
         assert_eq!(output.status.code(), Some(78), "{told}");
         assert!(told.contains(part) && !told.contains(OPERATOR), "{told}");
     };
-    refused("may be read or changed by everybody").await;
+    refused("is accessible to all users").await;
     std::fs::set_permissions(&tokens, std::fs::Permissions::from_mode(0o600)).unwrap();
     refused("line 2: has a token of less than 24 characters").await;
 }

@@ -190,9 +190,9 @@ impl Runner {
         let (tenant, key) = (&identity.tenant, &identity.key);
         match shared.health.stalled(fault, Some(identity)) {
             true => tracing::error!(%consumer, %tenant, %key, sqlstate = fault.code, error = %fault,
-                "no message succeeds: those that failed wait, each new one is tried; no attempt is spent"),
+                "consumer stalled: no message succeeds; failed messages wait, no attempt is spent"),
             false => tracing::warn!(%consumer, %tenant, %key, sqlstate = fault.code, error = %fault,
-                "a message has failed, and none has succeeded beside it: it waits; no attempt is spent"),
+                "message failed, and no other succeeded meanwhile; it waits, no attempt is spent"),
         }
         waits
     }
@@ -205,7 +205,7 @@ impl Runner {
         // First a pause here, whichever its rung is; the next time it goes back to its queue.
         let waits = self.waits(candidate, FaultClass::Contention);
         tracing::error!(consumer = %shared.consumer.name, tenant = %identity.tenant, key = %identity.key, error = %fault,
-            "a key of [encryption] is missing here: the message comes back; no attempt is spent");
+            "encryption key missing in this process; the message is retried, no attempt is spent");
         if shared.progress.tries(identity) % 2 == 1 {
             return waits;
         }

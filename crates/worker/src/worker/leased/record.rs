@@ -21,7 +21,7 @@ impl Runner {
     /// Stores a dead letter alone: the trail has its row. Returns `None` if the worker stops first.
     pub(super) async fn keep_letter(&self, candidate: &Arc<Candidate>, outcome: Outcome) -> Option<Outcome> {
         let shared = Arc::clone(&self.shared);
-        self.written("a dead letter is kept", || {
+        self.written("store a dead letter", || {
             let (shared, candidate) = (Arc::clone(&shared), Arc::clone(candidate));
             let mut outcome = outcome.clone();
             Box::new(move |session| {
@@ -43,7 +43,7 @@ impl Runner {
     /// Writes a duplicate's row in the trail. Returns false if the worker stops first.
     pub(super) async fn list(&self, candidate: &Arc<Candidate>, outcome: &Outcome) -> bool {
         let shared = Arc::clone(&self.shared);
-        let listed = self.written("a duplicate is listed", || {
+        let listed = self.written("record a duplicate", || {
             let (shared, candidate, outcome) = (Arc::clone(&shared), Arc::clone(candidate), outcome.clone());
             Box::new(move |session| {
                 Box::pin(async move {
@@ -58,7 +58,7 @@ impl Runner {
     /// Writes the audit row and the letter of a message that can't run. Returns `None` if the worker stops first.
     pub(super) async fn note_rejected(&self, rejected: RefusedDelivery) -> Option<RefusedDelivery> {
         let shared = Arc::clone(&self.shared);
-        self.written("a rejected message is recorded", || {
+        self.written("record a rejected message", || {
             let (shared, mut one) = (Arc::clone(&shared), [rejected.clone()]);
             Box::new(move |session| {
                 Box::pin(async move {
@@ -82,7 +82,8 @@ impl Runner {
             Err(error) => {
                 if let StatementError::Refused(fault) = error {
                     self.shared.health.stalled(&fault, None);
-                    tracing::error!(consumer = %self.shared.consumer.name, error = %fault, "{what}: it can't be; the message stays unacknowledged");
+                    tracing::error!(consumer = %self.shared.consumer.name, error = %fault,
+                        "cannot {what}; leaving the message unacknowledged");
                 }
                 None
             }

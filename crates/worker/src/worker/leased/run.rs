@@ -35,7 +35,7 @@ const RECORDED: Duration = Duration::from_secs(1);
 const GIVE_BACK: Duration = Duration::from_secs(5);
 
 /// Name of the claim in the log.
-const CLAIMED: &str = "a message is claimed";
+const CLAIMED: &str = "claim a message";
 
 impl Runner {
     /// Processes a message until it is settled or waits aside.
@@ -107,7 +107,7 @@ impl Runner {
         let channel = Arc::clone(&settled.0.channel);
         let trace = shared.traces.batch(1);
         if settle(shared, &trace, vec![settled]).await.is_err() {
-            tracing::debug!(consumer = %shared.consumer.name, "a message was left to redelivery");
+            tracing::debug!(consumer = %shared.consumer.name, "message left to redelivery");
         }
         // An acknowledgement held back behind a long run would keep its place in the prefetch idle.
         if let Err(error) = channel.release().await {
@@ -128,7 +128,7 @@ impl Runner {
         if shared.progress.note(began, std::iter::once((&candidate.identity, outcome))) {
             self.failed.store(0, Ordering::Relaxed);
             if self.arrivals.aside.resume(tokio::time::Instant::now()) {
-                tracing::info!(consumer = %shared.consumer.name, "a message has succeeded: consuming goes on");
+                tracing::info!(consumer = %shared.consumer.name, "a message succeeded; consuming continues");
             }
         }
         match shared.progress.is_stalled() {
@@ -145,7 +145,7 @@ impl Runner {
             let shared = Arc::clone(&self.shared);
             statement(move |connection| Box::pin(async move { shared.keys.ask(since, connection).await }))
         };
-        self.store.own.say(&self.shared.stop, "keys are read", make).await.is_ok()
+        self.store.own.say(&self.shared.stop, "read keys", make).await.is_ok()
     }
 
     /// Claims the key, and runs the message if it is granted.
@@ -263,7 +263,8 @@ impl Runner {
             Err(StatementError::Refused(fault)) => {
                 shared.health.stalled(&fault, None);
                 shared.counters.outage();
-                tracing::error!(consumer = %shared.consumer.name, error = %fault, "a message can't be claimed; it comes back");
+                tracing::error!(consumer = %shared.consumer.name, error = %fault,
+                    "cannot claim a message; it is retried");
                 Some(locked())
             }
             Err(StatementError::Unavailable(_)) if unanswered.load(Ordering::Relaxed) => {

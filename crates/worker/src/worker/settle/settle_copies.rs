@@ -42,7 +42,7 @@ pub(crate) async fn settle_copies(shared: Arc<ConsumerContext>) {
     }
     if !waiting.is_empty() {
         let messages = waiting.len();
-        tracing::warn!(consumer = %shared.consumer.name, messages, "messages stay unsettled: they come again");
+        tracing::warn!(consumer = %shared.consumer.name, messages, "messages left unsettled; they are redelivered");
     }
 }
 
@@ -140,7 +140,7 @@ fn log(shared: &ConsumerContext, waiting: &[FailedCopy], logged: &mut HashMap<&'
     let consumer = &shared.consumer.name;
     if waiting.is_empty() {
         if !logged.is_empty() {
-            tracing::info!(%consumer, "all copies for retry and dead-letter queues have arrived");
+            tracing::info!(%consumer, "all copies for retry and dead-letter queues are published");
             logged.clear();
         }
         return;
@@ -162,7 +162,7 @@ fn log(shared: &ConsumerContext, waiting: &[FailedCopy], logged: &mut HashMap<&'
             reason,
             copies,
             error = %error,
-            "copies for retry or dead-letter queues did not arrive; their originals stay where they are"
+            "cannot publish copies to retry or dead-letter queues; the originals stay unacknowledged"
         );
     }
 }

@@ -157,7 +157,7 @@ impl UnsettledDeliveries {
                     queue = delivery.message.queue,
                     tenant = known.tenant.as_ref().map(tracing::field::display),
                     key = known.key.as_ref().map(tracing::field::display),
-                    "the consumer waits: as many messages stay unsettled as may, since their copies don't arrive"
+                    "consumer waits: the limit of unsettled messages is reached, as copies cannot be published"
                 );
             }
         }

@@ -216,7 +216,7 @@ impl Attempts {
             match self.take_permit(isolation, plan, work).await {
                 Ok(true) => {}
                 Ok(false) => {
-                    let text = "others are at work, and it must run alone";
+                    let text = "other messages are running, and this one must run alone";
                     return Ok(Err(Setback::Held(Fault::new(FaultClass::Contention, None, text))));
                 }
                 Err(error) => {
@@ -231,7 +231,7 @@ impl Attempts {
                     let decided = work.iter().map(|one| &one.identity).zip(&outcomes);
                     if shared.progress.note(began, decided) && self.aside.resume(tokio::time::Instant::now())
                     {
-                        tracing::info!(consumer = %shared.consumer.name, "consuming goes on");
+                        tracing::info!(consumer = %shared.consumer.name, "consuming continues");
                     }
                     match shared.progress.is_stalled() {
                         true => shared.health.committed(),
@@ -459,7 +459,8 @@ impl Attempts {
                     true => self.give_up_session().await,
                     false => self.session = None,
                 }
-                tracing::warn!(%consumer, error = %outage, "PostgreSQL is away: consuming waits, no attempt is spent");
+                tracing::warn!(%consumer, error = %outage,
+                    "PostgreSQL unavailable: consuming waits, no attempt is spent");
             }
             Interrupt::Known => return Ok(()),
             Interrupt::NotNow(fault) | Interrupt::Held(fault) | Interrupt::Failed(fault) => {
@@ -468,11 +469,11 @@ impl Attempts {
                 self.session = None;
                 shared.health.stalled(&fault, None);
                 tracing::error!(%consumer, sqlstate = fault.code, error = %fault,
-                    "consuming waits until this is mended; no attempt is spent");
+                    "consuming waits until this is fixed; no attempt is spent");
             }
             Interrupt::Tainted(fault) => {
                 self.give_up_session().await;
-                tracing::error!(%consumer, error = %fault, "a connection to PostgreSQL is given up");
+                tracing::error!(%consumer, error = %fault, "closing a connection to PostgreSQL");
             }
         }
         // A wait kills no process: if this one ends meanwhile, its messages must not be charged with that.
@@ -500,7 +501,8 @@ impl Attempts {
     /// Returns the lane's session; opens one if none is open.
     pub(crate) async fn session(&mut self) -> Result<&mut Session, AbandonedBatch> {
         if self.session.as_ref().is_some_and(|open| !self.shared.door.admits(open)) {
-            tracing::warn!(consumer = %self.shared.consumer.name, "a connection to an older timeline is given up");
+            tracing::warn!(consumer = %self.shared.consumer.name,
+                "closing a connection to a server on an older timeline");
             self.session = None;
         }
         while self.session.is_none() {
@@ -508,7 +510,8 @@ impl Attempts {
                 Ok(session) => self.session = Some(session),
                 Err(error) => {
                     self.shared.counters.outage();
-                    tracing::warn!(consumer = %self.shared.consumer.name, error = %error, "consuming waits");
+                    tracing::warn!(consumer = %self.shared.consumer.name, error = %error,
+                        "no connection to PostgreSQL: consuming waits");
                     self.pause().await?;
                 }
             }

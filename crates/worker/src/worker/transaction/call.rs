@@ -260,7 +260,7 @@ async fn end_guard(transaction: &mut PgConnection, limit: Duration) -> Result<()
 /// which sqlx answers with a ROLLBACK of everything.
 fn over(code: Option<String>) -> Interrupt {
     let text = "the handler ended the transaction that it ran in";
-    tracing::error!(code, "{text}; its connection is closed");
+    tracing::error!(code, "{text}; closing its connection");
     Interrupt::Tainted(Fault::new(FaultClass::Transient, code, text))
 }
 

@@ -76,7 +76,7 @@ pub(crate) async fn until_deadline<T>(
         shared.counters.metrics.handled(began.elapsed(), false);
     }
     if limit == deadline {
-        tracing::warn!(%consumer, ?deadline, "a handler is past its deadline: its statement is cancelled");
+        tracing::warn!(%consumer, ?deadline, "handler exceeded its deadline; cancelling its statement");
         let told = shared.cancel(backend).await;
         // A cancellation that was not confirmed may still be on its way, and would cancel a later statement: the connection is not used
         // again, regardless of the answer.
@@ -95,7 +95,7 @@ pub(crate) async fn until_deadline<T>(
     if is_unknown {
         return Err(silent(limit));
     }
-    tracing::error!(%consumer, "a handler does not return after its deadline: its connection is closed");
+    tracing::error!(%consumer, "handler did not return after its deadline; closing its connection");
     Err(Interrupt::Tainted(late()))
 }
 

@@ -148,7 +148,7 @@ fn row(shared: &ConsumerContext, given_up: &GivenUpDelivery<'_>) -> Option<DeadL
                 Ok(stored) => (Some(stored), None),
                 // Never stored unencrypted: the queue has it.
                 Err(error) => {
-                    tracing::error!(letter = %id, %error, "the body of a dead letter is not stored: it can't be encrypted");
+                    tracing::error!(letter = %id, %error, "body of a dead letter not stored: encryption failed");
                     (None, Some("cipher"))
                 }
             }
