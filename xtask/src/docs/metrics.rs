@@ -29,29 +29,36 @@ pub(super) fn page(source: &str) -> anyhow::Result<String> {
     Ok(page)
 }
 
-/// One for each call of `metric(…)` in the list.
+/// One for each metric in the list, which has them by programs.
 fn rows(source: &str) -> anyhow::Result<Vec<Row>> {
-    let (_, list) = source.split_once("pub const CATALOGUE").context("there is no CATALOGUE")?;
-    let (list, _) = list.split_once("\n];").context("CATALOGUE does not end")?;
-    let rows: anyhow::Result<Vec<Row>> = list.split("metric(").skip(1).map(row).collect();
-    let rows = rows?;
-    anyhow::ensure!(rows.len() > 20, "CATALOGUE is written in another way");
+    let (_, list) = source.split_once("\ncatalogue! {\n").context("there is no catalogue")?;
+    let (list, _) = list.split_once("\n}").context("the catalogue does not end")?;
+    let mut rows = Vec::new();
+    for group in list.split("\n    }").filter(|group| !group.is_empty()) {
+        let (of, metrics) = group.split_once('{').with_context(|| format!("no programs in {group}"))?;
+        let of = of.trim().trim_matches('"');
+        // The last one's end of line belongs to the end of the group.
+        for metric in metrics.trim().trim_end_matches(';').split(";\n") {
+            rows.push(row(metric.trim(), of)?);
+        }
+    }
+    anyhow::ensure!(rows.len() > 20, "the catalogue is written in another way");
     Ok(rows)
 }
 
-fn row(call: &str) -> anyhow::Result<Row> {
+fn row(metric: &str, of: &str) -> anyhow::Result<Row> {
     // A quotation mark within a text is no end of it.
-    let call = &call.replace("\\\"", "\u{201d}");
-    let texts: Vec<&str> = call.split('"').skip(1).step_by(2).collect();
-    let kind = ["Counter", "Gauge", "Histogram"].into_iter().find(|kind| call.contains(&format!(" {kind},")));
-    let kind = kind.with_context(|| format!("no kind in {call}"))?.to_lowercase();
-    let [name, labels @ .., of, help] = &texts[..] else { anyhow::bail!("too few texts in {call}") };
+    let metric = &metric.replace("\\\"", "\u{201d}");
+    let texts: Vec<&str> = metric.split('"').skip(1).step_by(2).collect();
+    let kind = metric.split_whitespace().next().unwrap_or_default();
+    anyhow::ensure!(["Counter", "Gauge", "Histogram"].contains(&kind), "no kind in {metric}");
+    let [name, labels @ .., help] = &texts[..] else { anyhow::bail!("too few texts in {metric}") };
     let labels: Vec<String> = labels.iter().map(|label| format!("`{label}`")).collect();
     Ok(Row {
         name: (*name).to_owned(),
-        kind,
+        kind: kind.to_lowercase(),
         labels: labels.join(", "),
-        of: (*of).to_owned(),
+        of: of.to_owned(),
         help: help.replace('\u{201d}', "\""),
     })
 }
@@ -61,8 +68,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_is_a_row() {
-        let found = row("\"a_total\", Counter, &[\"x\", \"y\"], \"both\", \"Things\"),").unwrap();
+    fn a_metric_is_a_row() {
+        let found = row("Counter \"a_total\" [\"x\", \"y\"] \"Things\"", "both").unwrap();
         let wanted = Row {
             name: "a_total".to_owned(),
             kind: "counter".to_owned(),
@@ -71,6 +78,6 @@ mod tests {
             help: "Things".to_owned(),
         };
         assert_eq!(found, wanted);
-        assert!(row("\"a_total\"").is_err());
+        assert!(row("Counter \"a_total\"", "both").is_err());
     }
 }
