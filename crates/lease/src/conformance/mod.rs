@@ -234,7 +234,7 @@ macro_rules! cases {
             let mut broken = Vec::new();
             $($(
                 // Boxed, so that the futures of the cases don't add up on the stack.
-                if let Err(ObservedBehaviour(what)) = Box::pin($module::$case(&trial)).await {
+                if let Err(ObservedBehaviour(what)) = Box::pin(trial.$case()).await {
                     broken.push(FailedCase { case: stringify!($case), what });
                 }
             )*)*
