@@ -1,7 +1,6 @@
 //! `oncely audit list|verify`.
 
 use std::path::Path;
-use std::process::ExitCode;
 
 use chrono::{DateTime, Utc};
 use clap::{Args, Subcommand};
@@ -57,7 +56,7 @@ struct AuditListArguments {
     output: Output,
 }
 
-pub(super) async fn run(file: &Path, arguments: AuditArguments, times: Times) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, arguments: AuditArguments, times: Times) -> crate::VerbResult {
     let list = match arguments.verb {
         AuditCommand::List(list) => list,
         AuditCommand::Verify(arguments) => return audit_verify::run(file, arguments, times).await,

@@ -59,11 +59,7 @@ struct TrailVerification {
 /// Seals per query.
 const PAGE: i64 = 500;
 
-pub(super) async fn run(
-    file: &Path,
-    arguments: AuditVerifyArguments,
-    times: Times,
-) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, arguments: AuditVerifyArguments, times: Times) -> crate::VerbResult {
     let mut connection = connect(file, "oncely audit verify").await?;
     let anchor = arguments.anchor.as_deref().map(str::to_lowercase);
     let mut found = verify(&mut connection, anchor.as_deref()).await?;

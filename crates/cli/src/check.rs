@@ -45,7 +45,7 @@ impl From<RoleArgument> for doctor::Role {
     }
 }
 
-pub(super) async fn run(file: &Path, arguments: CheckArguments) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, arguments: CheckArguments) -> crate::VerbResult {
     let scope = Scope { role: arguments.role.map(Into::into), at_start: true, ..Scope::default() };
     let (config, problems) = Config::examine(file);
     let report = match &config {

@@ -28,7 +28,7 @@ pub(super) struct CompletionsArguments {
 /// The environment variable by which a shell's script requests completions.
 const VARIABLE: &str = "COMPLETE";
 
-pub(super) fn run(arguments: &CompletionsArguments) -> anyhow::Result<ExitCode> {
+pub(super) fn run(arguments: &CompletionsArguments) -> crate::VerbResult {
     let shells = Shells::builtins();
     let shell = shells.completer(&arguments.shell).context("there are no completions for this shell")?;
     let mut script = Vec::new();

@@ -56,7 +56,7 @@ struct ConfigDocsArguments {
     output: Output,
 }
 
-pub(super) fn run(file: &Path, arguments: ConfigArguments, times: Times) -> anyhow::Result<ExitCode> {
+pub(super) fn run(file: &Path, arguments: ConfigArguments, times: Times) -> crate::VerbResult {
     match arguments.verb {
         ConfigCommand::Show(asked) => show(file, &asked, times),
         ConfigCommand::Docs(asked) => docs(&asked, times),
@@ -85,7 +85,7 @@ impl Row for EffectiveSettingRow {
     }
 }
 
-fn show(file: &Path, asked: &ShowConfigArguments, times: Times) -> anyhow::Result<ExitCode> {
+fn show(file: &Path, asked: &ShowConfigArguments, times: Times) -> crate::VerbResult {
     let rows: Vec<EffectiveSettingRow> = effective_settings(file, asked.defaults)?
         .into_iter()
         .map(|EffectiveSetting { key, value, source }| EffectiveSettingRow { key, value, source })
@@ -148,7 +148,7 @@ impl Row for SettingRow {
     }
 }
 
-fn docs(asked: &ConfigDocsArguments, times: Times) -> anyhow::Result<ExitCode> {
+fn docs(asked: &ConfigDocsArguments, times: Times) -> crate::VerbResult {
     if asked.toml {
         output::print(default_file().trim_end())?;
         return Ok(ExitCode::SUCCESS);

@@ -34,7 +34,7 @@ pub(super) struct ConsoleArguments {
     insecure_plaintext: bool,
 }
 
-pub(super) async fn run(file: &Path, arguments: ConsoleArguments) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, arguments: ConsoleArguments) -> crate::VerbResult {
     let config = Config::load_to_look(file)?;
     telemetry::start(&config.log);
     let stop = shutdown::on_signal()?;

@@ -84,11 +84,7 @@ struct ResumeArguments {
 
 const SCHEMA: &str = "oncely.consumers/1";
 
-pub(super) async fn run(
-    file: &Path,
-    arguments: ConsumersArguments,
-    times: Times,
-) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, arguments: ConsumersArguments, times: Times) -> crate::VerbResult {
     let mut connection = connect(file, "oncely consumers").await?;
     match arguments.verb {
         ConsumersCommand::List(listing) => {
@@ -104,11 +100,7 @@ pub(super) async fn run(
     }
 }
 
-async fn pause(
-    connection: &mut PgConnection,
-    asked: &PauseArguments,
-    times: Times,
-) -> anyhow::Result<ExitCode> {
+async fn pause(connection: &mut PgConnection, asked: &PauseArguments, times: Times) -> crate::VerbResult {
     let PauseArguments { consumer, reason, duration, json } = asked;
     let name = safe(consumer);
     let known = pg::known_consumers(connection).await?;
@@ -163,7 +155,7 @@ fn end(now: DateTime<Utc>, duration: Duration) -> Option<DateTime<Utc>> {
     is_fine.then(|| now.checked_add_signed(duration)).flatten()
 }
 
-async fn resume(connection: &mut PgConnection, asked: &ResumeArguments) -> anyhow::Result<ExitCode> {
+async fn resume(connection: &mut PgConnection, asked: &ResumeArguments) -> crate::VerbResult {
     let ResumeArguments { consumer, reason, json } = asked;
     let name = safe(consumer);
     let resumed = pg::resume_consumer(connection, consumer, reason.as_deref(), &consent::user())

@@ -34,7 +34,7 @@ pub(super) struct ExplainArguments {
     json: bool,
 }
 
-pub(super) async fn run(file: &Path, arguments: ExplainArguments, times: Times) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, arguments: ExplainArguments, times: Times) -> crate::VerbResult {
     let config = Config::load_without_broker(file)?;
     let mut session = open_session(&config).await?;
     pg::read_by_index(&mut session.connection).await?;

@@ -27,7 +27,7 @@ pub(super) struct GatewayArguments {
     listen: Option<SocketAddr>,
 }
 
-pub(super) async fn run(file: &Path, arguments: GatewayArguments) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, arguments: GatewayArguments) -> crate::VerbResult {
     let config = load_gateway(file, arguments.upstream.as_deref(), arguments.listen)?;
     telemetry::start(&config.log);
     let stop = shutdown::on_signal()?;

@@ -43,7 +43,7 @@ enum GcCommand {
     },
 }
 
-pub(super) async fn run(file: &Path, arguments: GcArguments, times: Times) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, arguments: GcArguments, times: Times) -> crate::VerbResult {
     let GcCommand::Run { dry_run, accept_clock, json } = arguments.verb;
     let config = Config::load_without_broker(file)?;
     // Refuses a cell other than the configured one: nothing is deleted there.

@@ -76,7 +76,7 @@ impl GrantArguments {
 
 const SCHEMA: &str = "oncely.grant/1";
 
-pub(super) async fn run(file: &Path, arguments: GrantArguments, times: Times) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, arguments: GrantArguments, times: Times) -> crate::VerbResult {
     let granting = !arguments.list && !arguments.revoke;
     let named: Option<Vec<(&str, String)>> =
         arguments.objects().into_iter().map(|(verb, object)| Some((verb, object?))).collect();

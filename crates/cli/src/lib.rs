@@ -57,6 +57,9 @@ pub use self::completions::complete;
 
 use oncely_config::DEFAULT_FILE;
 
+/// Exit code of a verb, or the error that decides it.
+type VerbResult = anyhow::Result<ExitCode>;
+
 /// Operate Oncely: messages that take effect once
 #[derive(Debug, Parser)]
 #[command(name = "oncely", version)]
@@ -181,7 +184,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
 }
 
 impl DefaultRuntimeCommand {
-    async fn run(self, config: &Path, times: output::Times) -> anyhow::Result<ExitCode> {
+    async fn run(self, config: &Path, times: output::Times) -> VerbResult {
         match self {
             Self::Relay => relay::run(config).await,
             Self::Migrate(arguments) => migrate::run(config, arguments, times).await,

@@ -16,7 +16,7 @@ pub(super) struct ManArguments {
     dir: Option<PathBuf>,
 }
 
-pub(super) fn run(arguments: ManArguments) -> anyhow::Result<ExitCode> {
+pub(super) fn run(arguments: ManArguments) -> crate::VerbResult {
     let command = examples::add_for_man(super::Arguments::command());
     match arguments.dir {
         None => {

@@ -92,7 +92,7 @@ impl Row for MigrationRow {
     }
 }
 
-pub(super) async fn run(file: &Path, arguments: MigrateArguments, times: Times) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, arguments: MigrateArguments, times: Times) -> crate::VerbResult {
     let MigrateArguments { patience, verb } = arguments;
     if patience.wait.is_some() && !matches!(verb, None | Some(MigrateCommand::Run(_))) {
         output::note("--wait is for `oncely migrate` and `oncely migrate run`");
@@ -161,7 +161,7 @@ async fn apply(
     mut connection: PgConnection,
     before: &MigrationState,
     wait: Duration,
-) -> anyhow::Result<ExitCode> {
+) -> crate::VerbResult {
     let server = settings.shown();
     let migrating = || format!("migrating {server}");
     // Building an index on a large table takes longer than the configured statement timeout.
@@ -177,7 +177,7 @@ async fn apply(
     Ok(ExitCode::SUCCESS)
 }
 
-fn show(state: &MigrationState, output: Output, times: Times) -> anyhow::Result<ExitCode> {
+fn show(state: &MigrationState, output: Output, times: Times) -> crate::VerbResult {
     let own = MIGRATOR.iter().filter(|m| m.migration_type.is_up_migration()).map(|migration| MigrationRow {
         version: migration.version,
         state: match migration.version {
@@ -205,7 +205,7 @@ async fn revert(
     state: &MigrationState,
     server: &str,
     yes: bool,
-) -> anyhow::Result<ExitCode> {
+) -> crate::VerbResult {
     if !state.unknown.is_empty() {
         output::note(&format!(
             "{server}: migrations {:?} are unknown to this program: take them back with the one that made them",

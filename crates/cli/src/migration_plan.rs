@@ -89,7 +89,7 @@ pub(super) async fn run(
     state: &MigrationState,
     arguments: MigrationPlanArguments,
     times: Times,
-) -> anyhow::Result<ExitCode> {
+) -> crate::VerbResult {
     let mut planned = pg::pending_locks(state)?;
     pg::measure_locked(connection, &mut planned).await?;
     let rows: Vec<PlanRow> = planned.into_iter().map(PlanRow::from).collect();

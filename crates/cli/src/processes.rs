@@ -50,7 +50,7 @@ struct ForgetArguments {
     json: bool,
 }
 
-pub(super) async fn run(file: &Path, arguments: ProcessesArguments) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, arguments: ProcessesArguments) -> crate::VerbResult {
     let ProcessesCommand::Forget(ForgetArguments { host, name, pid, note, json }) = arguments.verb;
     let mut connection = connect(file, "oncely processes").await?;
     let which = (host.as_deref(), name.as_deref(), pid);

@@ -60,11 +60,7 @@ const SCHEMA: &str = "oncely.retention/1";
 const SHORTEST_HORIZON: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(3_650 * 86_400);
 
-pub(super) async fn run(
-    file: &Path,
-    arguments: RetentionArguments,
-    times: Times,
-) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, arguments: RetentionArguments, times: Times) -> crate::VerbResult {
     let config = Config::load_to_look(file)?;
     let mut session = open_session(&config).await?;
     let known = pg::known_consumers(&mut session.connection).await?;
@@ -110,7 +106,7 @@ async fn change(
     session: &mut pg::Session,
     known: &[KnownConsumer],
     set: &SetRetentionArguments,
-) -> anyhow::Result<ExitCode> {
+) -> crate::VerbResult {
     let show = humantime::format_duration;
     let name = safe(&set.consumer);
     let Some(before) = known.iter().find(|one| one.consumer == set.consumer) else {

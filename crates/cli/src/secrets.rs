@@ -90,7 +90,7 @@ const SCHEMA: &str = "oncely.secrets/1";
 const DAY: Duration = Duration::from_secs(86_400);
 const SOONEST: Duration = Duration::from_secs(5);
 
-pub(super) async fn run(file: &Path, arguments: SecretsArguments, times: Times) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, arguments: SecretsArguments, times: Times) -> crate::VerbResult {
     let config = Config::load(file)?;
     let mut session = open_session(&config).await?;
     let code = match arguments.verb {
@@ -129,7 +129,7 @@ async fn rotate(
     session: &mut pg::Session,
     asked: &RotateArguments,
     times: Times,
-) -> anyhow::Result<ExitCode> {
+) -> crate::VerbResult {
     if !(SOONEST..=DAY * 30).contains(&asked.signs_in)
         || asked.accept.is_some_and(|accept| accept > DAY * 3_650)
     {

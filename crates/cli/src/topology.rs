@@ -72,7 +72,7 @@ impl Row for QueueRow {
     }
 }
 
-pub(super) async fn run(file: &Path, arguments: TopologyArguments, times: Times) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, arguments: TopologyArguments, times: Times) -> crate::VerbResult {
     let config = Config::load(file)?;
     let server = config.rabbitmq.shown();
     let connection = connect(&config.rabbitmq, "oncely topology")

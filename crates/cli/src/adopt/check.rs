@@ -50,11 +50,7 @@ const FINE: &str = "fine";
 const NOTE: &str = "note";
 const MUST: &str = "must";
 
-pub(super) async fn run(
-    file: &Path,
-    arguments: AdoptCheckArguments,
-    times: Times,
-) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, arguments: AdoptCheckArguments, times: Times) -> crate::VerbResult {
     let config = Config::load(file)?;
     let server = config.rabbitmq.shown();
     let connected = connect(&config.rabbitmq, "oncely adopt check").await;

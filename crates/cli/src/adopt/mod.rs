@@ -4,7 +4,6 @@ mod check;
 mod report;
 
 use std::path::Path;
-use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 
@@ -33,7 +32,7 @@ enum AdoptCommand {
     Report(report::AdoptReportArguments),
 }
 
-pub(super) async fn run(file: &Path, arguments: AdoptArguments, times: Times) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, arguments: AdoptArguments, times: Times) -> crate::VerbResult {
     match arguments.verb {
         AdoptCommand::Check(arguments) => check::run(file, arguments, times).await,
         AdoptCommand::Report(arguments) => report::run(file, arguments, times).await,

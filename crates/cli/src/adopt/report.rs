@@ -140,11 +140,7 @@ impl ObservedTotals {
     }
 }
 
-pub(super) async fn run(
-    file: &Path,
-    arguments: AdoptReportArguments,
-    times: Times,
-) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, arguments: AdoptReportArguments, times: Times) -> crate::VerbResult {
     let name = match arguments.consumer.ends_with(OBSERVER) {
         true => arguments.consumer.clone(),
         false => format!("{}{OBSERVER}", arguments.consumer),

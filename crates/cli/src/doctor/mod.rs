@@ -57,7 +57,7 @@ fn names() -> Vec<&'static str> {
     names
 }
 
-pub(super) async fn run(file: &Path, arguments: DoctorArguments) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, arguments: DoctorArguments) -> crate::VerbResult {
     if arguments.list {
         match arguments.json {
             true => output::print_json("oncely.doctor.checks/1", json!({ "checks": CHECKS }))?,

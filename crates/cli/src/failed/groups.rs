@@ -1,7 +1,6 @@
 //! `oncely failed groups`.
 
 use std::path::Path;
-use std::process::ExitCode;
 
 use clap::Args;
 
@@ -17,11 +16,7 @@ pub(super) struct LetterGroupsArguments {
     output: Output,
 }
 
-pub(super) async fn run(
-    file: &Path,
-    arguments: LetterGroupsArguments,
-    times: Times,
-) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, arguments: LetterGroupsArguments, times: Times) -> crate::VerbResult {
     let mut connection = reader(file).await?;
     let groups = letter_groups(&mut connection, &arguments.which.filter(50)).await?;
     List { schema: SCHEMA, field: "groups", rows: &groups, none: "no dead letter matches" }

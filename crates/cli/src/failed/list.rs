@@ -1,7 +1,6 @@
 //! `oncely failed list`.
 
 use std::path::Path;
-use std::process::ExitCode;
 
 use clap::Args;
 use uuid::Uuid;
@@ -23,11 +22,7 @@ pub(super) struct LetterListArguments {
     output: Output,
 }
 
-pub(super) async fn run(
-    file: &Path,
-    arguments: LetterListArguments,
-    times: Times,
-) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, arguments: LetterListArguments, times: Times) -> crate::VerbResult {
     let mut filter = arguments.which.filter(50);
     filter.states = match arguments.state.as_deref() {
         Some("any") => None,

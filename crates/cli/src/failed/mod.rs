@@ -12,7 +12,6 @@ mod show;
 mod sweep;
 
 use std::path::Path;
-use std::process::ExitCode;
 
 use chrono::{DateTime, Utc};
 use clap::{Args, Subcommand};
@@ -51,7 +50,7 @@ enum FailedCommand {
     Sweep(sweep::SweepArguments),
 }
 
-pub(super) async fn run(file: &Path, arguments: FailedArguments, times: Times) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, arguments: FailedArguments, times: Times) -> crate::VerbResult {
     match arguments.verb {
         FailedCommand::Groups(arguments) => groups::run(file, arguments, times).await,
         FailedCommand::List(arguments) => list::run(file, arguments, times).await,

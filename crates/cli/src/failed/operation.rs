@@ -47,12 +47,12 @@ pub(super) struct DiscardArguments {
     change: LetterChangeArguments,
 }
 
-pub(super) async fn requeue(file: &Path, arguments: RequeueArguments) -> anyhow::Result<ExitCode> {
+pub(super) async fn requeue(file: &Path, arguments: RequeueArguments) -> crate::VerbResult {
     let RequeueArguments { change, even_if_forgotten, repeat_unknown } = arguments;
     run(file, &change, letters::Change::Requeue, Overrides { even_if_forgotten, repeat_unknown }).await
 }
 
-pub(super) async fn discard(file: &Path, arguments: DiscardArguments) -> anyhow::Result<ExitCode> {
+pub(super) async fn discard(file: &Path, arguments: DiscardArguments) -> crate::VerbResult {
     run(file, &arguments.change, letters::Change::Discard, Overrides::default()).await
 }
 
@@ -61,7 +61,7 @@ async fn run(
     asked: &LetterChangeArguments,
     change: letters::Change,
     overrides: Overrides,
-) -> anyhow::Result<ExitCode> {
+) -> crate::VerbResult {
     let config = Config::load(file)?;
     let mut session = open_session(&config).await?;
     let refuse = |letter: &PlannedLetter| match change {

@@ -45,7 +45,7 @@ struct ParkPlan {
     pub now: DateTime<Utc>,
 }
 
-pub(super) async fn run(file: &Path, arguments: ParkArguments, _times: Times) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, arguments: ParkArguments, _times: Times) -> crate::VerbResult {
     let config = Config::load(file)?;
     let Some(consumer) = consumer(&config, arguments.consumer.as_deref()) else {
         let names: Vec<&str> = config.consumers.iter().map(|consumer| consumer.name.as_str()).collect();

@@ -35,11 +35,7 @@ pub(super) struct LetterShowArguments {
 /// Maximum number of bytes of a body that are shown.
 const PREVIEW: usize = 4_096;
 
-pub(super) async fn run(
-    file: &Path,
-    arguments: LetterShowArguments,
-    times: Times,
-) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, arguments: LetterShowArguments, times: Times) -> crate::VerbResult {
     let mut connection = reader(file).await?;
     let filter = LetterFilter { ids: Some(vec![arguments.id]), limit: 1, ..LetterFilter::default() };
     let Some(row) = letters(&mut connection, &filter).await?.into_iter().next() else {
@@ -86,7 +82,7 @@ impl ShownLetter {
         Ok(())
     }
 
-    fn write_raw(&self) -> anyhow::Result<ExitCode> {
+    fn write_raw(&self) -> crate::VerbResult {
         let Some(body) = &self.body else {
             output::note(&match &self.unreadable {
                 Some(error) => format!("the body is {error}"),

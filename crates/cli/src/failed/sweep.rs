@@ -24,7 +24,7 @@ pub(super) struct SweepArguments {
     json: bool,
 }
 
-pub(super) async fn run(file: &Path, arguments: SweepArguments) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, arguments: SweepArguments) -> crate::VerbResult {
     let config = Config::load(file)?;
     let mut session = open_session(&config).await?;
     let queues: Vec<String> = match arguments.queue {

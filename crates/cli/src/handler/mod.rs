@@ -4,7 +4,6 @@ mod report;
 mod test;
 
 use std::path::Path;
-use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 
@@ -20,7 +19,7 @@ enum HandlerCommand {
     Test(test::HandlerTestArguments),
 }
 
-pub(super) async fn run(file: &Path, arguments: HandlerArguments) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, arguments: HandlerArguments) -> crate::VerbResult {
     match arguments.verb {
         HandlerCommand::Test(arguments) => test::run(file, arguments).await,
     }

@@ -63,7 +63,7 @@ pub(super) struct HandlerTestArguments {
     json: bool,
 }
 
-pub(super) async fn run(file: &Path, arguments: HandlerTestArguments) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, arguments: HandlerTestArguments) -> crate::VerbResult {
     let mut config = Config::load(file)?;
     let (consumer, function) = match chosen(&config, arguments.consumer.as_deref()) {
         Ok(chosen) => chosen,

@@ -52,7 +52,7 @@ enum KeyStatusArgument {
     InProgress,
 }
 
-pub(super) async fn run(file: &Path, arguments: KeyListArguments, times: Times) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, arguments: KeyListArguments, times: Times) -> crate::VerbResult {
     let walk = match walk(&arguments) {
         Ok(walk) => walk,
         Err(advice) => {

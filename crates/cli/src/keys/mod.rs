@@ -7,7 +7,6 @@ mod settle;
 mod show;
 
 use std::path::Path;
-use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 
@@ -57,7 +56,7 @@ enum KeysCommand {
     Settle(settle::KeySettleArguments),
 }
 
-pub(super) async fn run(file: &Path, arguments: KeysArguments, times: Times) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, arguments: KeysArguments, times: Times) -> crate::VerbResult {
     match arguments.verb {
         KeysCommand::List(arguments) => list::run(file, arguments, times).await,
         KeysCommand::Show(arguments) => show::run(file, arguments, times).await,

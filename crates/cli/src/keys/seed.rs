@@ -74,7 +74,7 @@ struct SeedCounts {
     refused: u64,
 }
 
-pub(super) async fn run(file: &Path, arguments: KeySeedArguments) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, arguments: KeySeedArguments) -> crate::VerbResult {
     let config = Config::load(file)?;
     let part = |what: &str, text: &str| {
         IdentityPart::new(text.as_bytes()).with_context(|| format!("the {what} {}", safe(text)))

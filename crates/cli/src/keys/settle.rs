@@ -43,7 +43,7 @@ struct SettlePlan {
     pub now: DateTime<Utc>,
 }
 
-pub(super) async fn run(file: &Path, arguments: KeySettleArguments) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, arguments: KeySettleArguments) -> crate::VerbResult {
     let mut connection = connect(file, "oncely keys").await?;
     pg::read_by_index(&mut connection).await?;
     let KeySettleArguments { took_effect, name: KeyName { key, tenant, consumer }, agreement } = arguments;

@@ -24,7 +24,7 @@ pub(super) struct KeyShowArguments {
     json: bool,
 }
 
-pub(super) async fn run(file: &Path, arguments: KeyShowArguments, times: Times) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, arguments: KeyShowArguments, times: Times) -> crate::VerbResult {
     let config = Config::load_without_broker(file)?;
     let mut session = open_session(&config).await?;
     pg::read_by_index(&mut session.connection).await?;

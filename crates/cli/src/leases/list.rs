@@ -34,11 +34,7 @@ pub(super) struct LeaseListArguments {
     output: Output,
 }
 
-pub(super) async fn run(
-    file: &Path,
-    arguments: LeaseListArguments,
-    times: Times,
-) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, arguments: LeaseListArguments, times: Times) -> crate::VerbResult {
     let Ok(after) = arguments.after.as_deref().map(serde_json::from_str).transpose() else {
         output::note("--after takes the place printed by the previous page of the same query");
         return Ok(ExitCode::from(exit::USAGE));

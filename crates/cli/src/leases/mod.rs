@@ -4,7 +4,6 @@ mod list;
 mod release;
 
 use std::path::Path;
-use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 
@@ -38,7 +37,7 @@ enum LeasesCommand {
     Release(release::LeaseReleaseArguments),
 }
 
-pub(super) async fn run(file: &Path, arguments: LeasesArguments, times: Times) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, arguments: LeasesArguments, times: Times) -> crate::VerbResult {
     match arguments.verb {
         LeasesCommand::List(arguments) => list::run(file, arguments, times).await,
         LeasesCommand::Release(arguments) => release::run(file, arguments).await,

@@ -32,7 +32,7 @@ struct LeaseReleasePlan {
     pub now: DateTime<Utc>,
 }
 
-pub(super) async fn run(file: &Path, arguments: LeaseReleaseArguments) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, arguments: LeaseReleaseArguments) -> crate::VerbResult {
     let config = Config::load(file)?;
     let mut session = open_session(&config).await?;
     pg::read_by_index(&mut session.connection).await?;

@@ -45,7 +45,7 @@ enum MirrorCommand {
     Rebuild(rebuild::MirrorRebuildArguments),
 }
 
-pub(super) async fn run(file: &Path, arguments: MirrorArguments, times: Times) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, arguments: MirrorArguments, times: Times) -> crate::VerbResult {
     match arguments.verb {
         MirrorCommand::Stats(arguments) => stats::run(file, arguments, times).await,
         MirrorCommand::Verify(arguments) => verify::run(file, arguments).await,

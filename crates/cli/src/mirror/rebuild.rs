@@ -48,11 +48,7 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// A place in the walk, printed and accepted by `--after`: consumer, time, tenant and key.
 type ResumePosition = (String, DateTime<Utc>, String, String);
 
-pub(super) async fn run(
-    file: &Path,
-    arguments: MirrorRebuildArguments,
-    times: Times,
-) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, arguments: MirrorRebuildArguments, times: Times) -> crate::VerbResult {
     let config = Config::load(file)?;
     let Some(settings) = &config.mirror else { return Ok(none()) };
     let after: Option<ResumePosition> = match arguments.after.as_deref().map(serde_json::from_str).transpose()

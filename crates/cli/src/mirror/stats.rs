@@ -22,11 +22,7 @@ pub(super) struct MirrorStatsArguments {
     json: bool,
 }
 
-pub(super) async fn run(
-    file: &Path,
-    arguments: MirrorStatsArguments,
-    times: Times,
-) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, arguments: MirrorStatsArguments, times: Times) -> crate::VerbResult {
     let config = Config::load(file)?;
     let Some(settings) = &config.mirror else { return Ok(none()) };
     let mut session = open_session(&config).await?;

@@ -36,7 +36,7 @@ struct MirrorVerification {
     foreign: usize,
 }
 
-pub(super) async fn run(file: &Path, arguments: MirrorVerifyArguments) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, arguments: MirrorVerifyArguments) -> crate::VerbResult {
     let config = Config::load(file)?;
     let Some(settings) = &config.mirror else { return Ok(none()) };
     let mut session = open_session(&config).await?;

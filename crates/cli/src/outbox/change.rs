@@ -38,11 +38,7 @@ struct EventChangePlan {
     pub now: DateTime<Utc>,
 }
 
-pub(super) async fn run(
-    file: &Path,
-    asked: EventChangeArguments,
-    change: EventChange,
-) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, asked: EventChangeArguments, change: EventChange) -> crate::VerbResult {
     let EventChangeArguments { which, agreement } = asked;
     if let Some(code) = agreement.must_name(!which.is_any(), "ids or a filter") {
         return Ok(code);

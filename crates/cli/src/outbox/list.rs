@@ -1,7 +1,6 @@
 //! `oncely outbox list`.
 
 use std::path::Path;
-use std::process::ExitCode;
 
 use clap::Args;
 
@@ -21,11 +20,7 @@ pub(super) struct OutboxListArguments {
     output: Output,
 }
 
-pub(super) async fn run(
-    file: &Path,
-    arguments: OutboxListArguments,
-    times: Times,
-) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, arguments: OutboxListArguments, times: Times) -> crate::VerbResult {
     let mut connection = connect(file, "oncely outbox").await?;
     let rows = events(&mut connection, &arguments.which.filter(None, arguments.limit)).await?;
     List { schema: SCHEMA, field: "events", rows: &rows, none: "no event matches" }

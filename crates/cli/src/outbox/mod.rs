@@ -6,7 +6,6 @@ mod change;
 mod list;
 
 use std::path::Path;
-use std::process::ExitCode;
 
 use chrono::{DateTime, Utc};
 use clap::{Args, Subcommand};
@@ -41,7 +40,7 @@ enum OutboxCommand {
     Discard(change::EventChangeArguments),
 }
 
-pub(super) async fn run(file: &Path, arguments: OutboxArguments, times: Times) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, arguments: OutboxArguments, times: Times) -> crate::VerbResult {
     match arguments.verb {
         OutboxCommand::List(arguments) => list::run(file, arguments, times).await,
         OutboxCommand::Retry(arguments) => change::run(file, arguments, EventChange::Retry).await,

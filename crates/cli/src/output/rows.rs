@@ -71,7 +71,7 @@ pub(crate) struct List<'a, T> {
 
 impl<T: Row> List<'_, T> {
     /// Prints the rows. The exit code shows whether there are any.
-    pub(crate) fn print(&self, output: Output, times: Times) -> anyhow::Result<ExitCode> {
+    pub(crate) fn print(&self, output: Output, times: Times) -> crate::VerbResult {
         self.print_with(output, times, json!({}))
     }
 
@@ -82,7 +82,7 @@ impl<T: Row> List<'_, T> {
         times: Times,
         limit: i64,
         place: impl FnOnce(&T) -> Value,
-    ) -> anyhow::Result<ExitCode> {
+    ) -> crate::VerbResult {
         let is_full = i64::try_from(self.rows.len()).is_ok_and(|count| count == limit);
         let last = self.rows.last().filter(|_| is_full);
         let next = last.map(|row| shown::json(&place(row).to_string()).into_owned());
@@ -94,7 +94,7 @@ impl<T: Row> List<'_, T> {
     }
 
     /// Prints the rows, with further fields of the object with all rows.
-    pub(crate) fn print_with(&self, output: Output, times: Times, more: Value) -> anyhow::Result<ExitCode> {
+    pub(crate) fn print_with(&self, output: Output, times: Times, more: Value) -> crate::VerbResult {
         match output.form() {
             OutputFormat::Json => {
                 let mut object = more;

@@ -42,7 +42,7 @@ pub(super) struct PublishArguments {
     properties: PropertyArguments,
 }
 
-pub(super) async fn run(file: &Path, arguments: PublishArguments) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, arguments: PublishArguments) -> crate::VerbResult {
     let config = Config::load(file)?;
     let mut properties = arguments.properties.read().with_delivery_mode(2);
     if let Some(id) = arguments.message_id {

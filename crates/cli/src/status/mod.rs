@@ -38,7 +38,7 @@ pub(super) struct StatusArguments {
     watch: Option<u64>,
 }
 
-pub(super) async fn run(file: &Path, arguments: StatusArguments, times: Times) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, arguments: StatusArguments, times: Times) -> crate::VerbResult {
     let config = Config::load_to_look(file)?;
     let Some(seconds) = arguments.watch else {
         let picture = StatusSnapshot::take(&config).await?;

@@ -49,11 +49,7 @@ enum TrailErasure {
     Delete,
 }
 
-pub(super) async fn run(
-    file: &Path,
-    arguments: TenantEraseArguments,
-    times: Times,
-) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, arguments: TenantEraseArguments, times: Times) -> crate::VerbResult {
     let tenant = arguments.tenant.as_str();
     let config = Config::load(file)?;
     let mut session = open_session(&config).await?;

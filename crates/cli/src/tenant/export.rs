@@ -40,7 +40,7 @@ const PAGE: i64 = 1_000;
 /// Rows per query with messages.
 const MESSAGES: i64 = 50;
 
-pub(super) async fn run(file: &Path, arguments: TenantExportArguments) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, arguments: TenantExportArguments) -> crate::VerbResult {
     let tenant = arguments.tenant.as_str();
     let (masks, cipher) = match arguments.reveal {
         true => {

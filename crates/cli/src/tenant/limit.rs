@@ -138,7 +138,7 @@ impl Row for TenantUsage {
     }
 }
 
-pub(super) async fn usage(file: &Path, arguments: UsageArguments, times: Times) -> anyhow::Result<ExitCode> {
+pub(super) async fn usage(file: &Path, arguments: UsageArguments, times: Times) -> crate::VerbResult {
     let config = Config::load(file)?;
     let mut session = open_session(&config).await?;
     let quota = config.dead_letters.quota();
@@ -149,7 +149,7 @@ pub(super) async fn usage(file: &Path, arguments: UsageArguments, times: Times) 
     List { schema: USAGE, field: "tenants", rows: &found, none }.print(arguments.output, times)
 }
 
-pub(super) async fn limit(file: &Path, arguments: LimitArguments) -> anyhow::Result<ExitCode> {
+pub(super) async fn limit(file: &Path, arguments: LimitArguments) -> crate::VerbResult {
     let config = Config::load(file)?;
     let mut session = open_session(&config).await?;
     let LimitArguments { tenant, letters, bytes: most, events, event_bytes, retention, default, note, json } =

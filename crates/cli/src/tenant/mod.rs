@@ -57,7 +57,7 @@ enum TenantCommand {
     Limit(limit::LimitArguments),
 }
 
-pub(super) async fn run(file: &Path, arguments: TenantArguments, times: Times) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, arguments: TenantArguments, times: Times) -> crate::VerbResult {
     let tenant = match &arguments.verb {
         TenantCommand::Export(export::TenantExportArguments { tenant, .. })
         | TenantCommand::Erase(erase::TenantEraseArguments { tenant, .. }) => Some(tenant),

@@ -22,7 +22,7 @@ use oncely_process::shutdown;
 /// Redraw interval: a clock that does not move looks like a program that hangs.
 const TICK: Duration = Duration::from_secs(1);
 
-pub(super) async fn run(config: Config, every: Duration, times: Times) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(config: Config, every: Duration, times: Times) -> crate::VerbResult {
     if !std::io::stdout().is_terminal() {
         output::note(
             "top needs a terminal; without one, use --once for one frame, or --json for one line per query",

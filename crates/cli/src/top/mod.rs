@@ -45,7 +45,7 @@ pub(super) struct TopArguments {
 /// The schema of each line.
 const SCHEMA: &str = "oncely.top/1";
 
-pub(super) async fn run(file: &Path, arguments: TopArguments, times: Times) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(file: &Path, arguments: TopArguments, times: Times) -> crate::VerbResult {
     let config = Config::load_to_look(file)?;
     let every = Duration::from_secs(arguments.every);
     match (arguments.once, arguments.json) {
@@ -72,7 +72,7 @@ pub(super) async fn run(file: &Path, arguments: TopArguments, times: Times) -> a
 }
 
 /// Prints a line for each query, until it is stopped or stdout is closed.
-async fn stream(config: Config, every: Duration) -> anyhow::Result<ExitCode> {
+async fn stream(config: Config, every: Duration) -> crate::VerbResult {
     let stop = oncely_process::shutdown::on_signal()?;
     tokio::pin!(stop);
     let mut servers = Servers::new(config.clone());
