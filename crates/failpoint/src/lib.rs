@@ -1,120 +1,32 @@
 //! Named steps of the programs at which a test ends the process (feature `failpoints`), or a task with all that it owns (feature
 //! `testing`). Without these features, which no release build has, steps do nothing.
 
+/// The steps of each point: one before it, and one after it unless it stands in the last list.
+macro_rules! steps {
+    ($($area:literal: $($point:literal),+;)+ before alone: $($alone:literal),+;) => {
+        &[
+            $($(concat!($area, ".", $point, ".before"), concat!($area, ".", $point, ".after")),+),+,
+            $(concat!($alone, ".before")),+
+        ]
+    };
+}
+
 /// Every step, before and after each input or output of worker, relay and garbage collection. `tests/it/crash_points.rs`
 /// kills a process at each of them.
-pub const STEPS: &[&str] = &[
-    "worker.precheck.before",
-    "worker.precheck.after",
-    "worker.look_up_suspects.before",
-    "worker.look_up_suspects.after",
-    "worker.mark.before",
-    "worker.mark.after",
-    "worker.begin.before",
-    "worker.begin.after",
-    "worker.commit_fresh.before",
-    "worker.commit_fresh.after",
-    "worker.claim_fresh.before",
-    "worker.claim_fresh.after",
-    "worker.claim.before",
-    "worker.claim.after",
-    "worker.look_up.before",
-    "worker.look_up.after",
-    "worker.retake.before",
-    "worker.retake.after",
-    "worker.handle.before",
-    "worker.handle.after",
-    "worker.fail.before",
-    "worker.fail.after",
-    "worker.refusal.before",
-    "worker.refusal.after",
-    "worker.responses.before",
-    "worker.responses.after",
-    "worker.audit.before",
-    "worker.audit.after",
-    "worker.mirror_queue.before",
-    "worker.mirror_queue.after",
-    "worker.reply.before",
-    "worker.reply.after",
-    "worker.letter.before",
-    "worker.letter.after",
-    "worker.commit.before",
-    "worker.commit.after",
-    "worker.record_failure.before",
-    "worker.record_failure.after",
-    "worker.reject.before",
-    "worker.reject.after",
-    "worker.publish.before",
-    "worker.publish.after",
-    "worker.ack.before",
-    "worker.ack.after",
-    "observe.commit.before",
-    "observe.commit.after",
-    "observe.ack.before",
-    "observe.ack.after",
-    "relay.take.before",
-    "relay.take.after",
-    "relay.mirror.before",
-    "relay.mirror.after",
-    "relay.delete.before",
-    "relay.delete.after",
-    "relay.commit.before",
-    "relay.commit.after",
-    "events.take.before",
-    "events.take.after",
-    "events.publish.before",
-    "events.publish.after",
-    "events.delete.before",
-    "events.delete.after",
-    "events.fail.before",
-    "events.fail.after",
-    "events.commit.before",
-    "events.commit.after",
-    "gc.partitions.before",
-    "gc.partitions.after",
-    "gc.seal.before",
-    "gc.seal.after",
-    "gc.drop.before",
-    "gc.drop.after",
-    "gc.lock.before",
-    "gc.lock.after",
-    "gc.delete.before",
-    "gc.delete.after",
-    "gc.count.before",
-    "gc.count.after",
-    "lease.claim.before",
-    "lease.claim.after",
-    "lease.begin.before",
-    "lease.begin.after",
-    "lease.call.before",
-    "lease.call.after",
-    "lease.checkpoint.before",
-    "lease.checkpoint.after",
-    "lease.transaction.before",
-    "lease.transaction.after",
-    "lease.renew.before",
-    "lease.complete.before",
-    "lease.commit.before",
-    "lease.commit.after",
-    "lease.fail.before",
-    "lease.fail.after",
-    "http.claim.before",
-    "http.claim.after",
-    "http.handle.before",
-    "http.handle.after",
-    "http.leave.before",
-    "http.leave.after",
-    "http.store.before",
-    "http.store.after",
-    "http.commit.before",
-    "http.commit.after",
-    "leased.claim.before",
-    "leased.claim.after",
-    "leased.handle.before",
-    "leased.handle.after",
-    "leased.end.before",
-    "leased.end.after",
-];
+pub const STEPS: &[&str] = steps! {
+    "worker":
+        "precheck", "look_up_suspects", "mark", "begin", "commit_fresh", "claim_fresh", "claim", "look_up",
+        "retake", "handle", "fail", "refusal", "responses", "audit", "mirror_queue", "reply", "letter",
+        "commit", "record_failure", "reject", "publish", "ack";
+    "observe": "commit", "ack";
+    "relay": "take", "mirror", "delete", "commit";
+    "events": "take", "publish", "delete", "fail", "commit";
+    "gc": "partitions", "seal", "drop", "lock", "delete", "count";
+    "lease": "claim", "begin", "call", "checkpoint", "transaction", "commit", "fail";
+    "http": "claim", "handle", "leave", "store", "commit";
+    "leased": "claim", "handle", "end";
+    before alone: "lease.renew", "lease.complete";
+};
 
 #[cfg(feature = "testing")]
 tokio::task_local! {
