@@ -16,8 +16,9 @@ use super::error::PageError;
 use super::html::PageLink;
 use super::page::{Nav, Page, PageViewer, document};
 use super::parameters::Parameters;
-use super::pool::spawn_limited;
+use super::pool::{PooledSession, spawn_limited};
 use oncely_ops::status::Severity;
+use oncely_postgres::Abilities;
 
 /// Time limit of a page.
 const PAGE: Duration = Duration::from_millis(2_800);
@@ -52,6 +53,19 @@ impl From<Page> for PageReply {
     }
 }
 
+impl PageReply {
+    /// A page that is shown again, since nothing was done.
+    pub(crate) fn undone(mut page: Page) -> Self {
+        page.status = StatusCode::UNPROCESSABLE_ENTITY;
+        page.into()
+    }
+}
+
+/// Explains an action that the console's login may not do.
+pub(crate) fn refused(login: &str, cannot: &str) -> String {
+    format!("The console's login {login} {cannot}: that needs the role oncely_operator.")
+}
+
 /// Result of a page.
 pub(crate) type PageResult = Result<PageReply, PageError>;
 
@@ -59,6 +73,31 @@ impl PageRequest {
     /// Returns a link to a page.
     pub(crate) fn link(&self, path: &str) -> PageLink {
         PageLink::new(self.app.access.site().path(path))
+    }
+
+    /// Returns the tenant, the consumer and the key that a page about one key names.
+    pub(crate) fn named_key(&self) -> Result<[String; 3], PageError> {
+        let of = |name: &str| {
+            self.parameters.text(name).ok_or_else(|| {
+                PageError::Wrong("Key, tenant and consumer are required.".to_owned())
+            })
+        };
+        Ok([of("tenant")?, of("consumer")?, of("key")?])
+    }
+
+    /// Takes a session of a login with an ability; `cannot` is part of the refusal of one without it.
+    pub(crate) async fn lease_for(
+        &self,
+        has: fn(&Abilities) -> bool,
+        cannot: &str,
+    ) -> Result<PooledSession, PageError> {
+        let lease = self.app.pool.lease().await?;
+        if has(&lease.abilities) {
+            return Ok(lease);
+        }
+        let refusal = refused(&lease.abilities.login, cannot);
+        lease.give_back();
+        Err(PageError::Refused(refusal))
     }
 }
 

@@ -105,19 +105,8 @@ impl Page {
 
     /// Builds a page with a single message.
     pub(crate) fn notice(status: StatusCode, title: &str, said: Markup) -> Self {
-        Self {
-            status,
-            tab: None,
-            title: title.to_owned(),
-            heading: html! { (title) },
-            is_subject: true,
-            verdict: None,
-            above: said,
-            live: Markup::default(),
-            below: Markup::default(),
-            elsewhere: EquivalentCommands::default(),
-            polls: false,
-        }
+        let page = Self::new(Tab::Overview, title);
+        Self { status, tab: None, is_subject: true, above: said, polls: false, ..page }
     }
 }
 

@@ -91,6 +91,11 @@ pub fn shell_flag(name: &str, value: &str) -> String {
     format!(" --{name}{between}{}", shell_word(value))
 }
 
+/// Returns the flags of the values that are set.
+pub fn shell_flags<'a>(named: impl IntoIterator<Item = (&'a str, Option<&'a str>)>) -> String {
+    named.into_iter().filter_map(|(name, value)| Some(shell_flag(name, value?))).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

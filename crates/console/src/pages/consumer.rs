@@ -7,7 +7,6 @@ use super::super::ask::{PageReply, PageRequest, PageResult};
 use super::super::error::PageError;
 use super::super::html::{ago, capped, code, count, exact_time, length, text, text_or, time};
 use super::super::page::{EquivalentCommands, Page, Tab, csrf};
-use super::super::pool::PooledSession;
 use super::super::settings::settings;
 use super::super::watch::{RecentActivity, StatusView};
 use super::leases;
@@ -283,19 +282,6 @@ fn named(ask: &PageRequest) -> Result<&str, PageError> {
     ask.parameters.get("name").ok_or_else(|| PageError::Wrong("The consumer's name is missing.".to_owned()))
 }
 
-/// Returns a session that may pause.
-async fn allowed(ask: &PageRequest) -> Result<PooledSession, PageError> {
-    let lease = ask.app.pool.lease().await?;
-    if lease.abilities.pause {
-        return Ok(lease);
-    }
-    let login = lease.abilities.login.clone();
-    lease.give_back();
-    Err(PageError::Refused(format!(
-        "The console's login {login} may not pause consumers: that needs the role oncely_operator."
-    )))
-}
-
 /// Pauses a consumer.
 pub(super) async fn pause(ask: PageRequest) -> PageResult {
     let name = named(&ask)?;
@@ -304,7 +290,7 @@ pub(super) async fn pause(ask: PageRequest) -> PageResult {
             "A pause needs a reason: it is shown while the consumer is paused.".to_owned(),
         ));
     };
-    let mut lease = allowed(&ask).await?;
+    let mut lease = ask.lease_for(|may| may.pause, "may not pause consumers").await?;
     let now = lease.session.clock.now();
     let until = match end(ask.parameters.word("for").unwrap_or_default(), now) {
         Ok(until) => until,
@@ -336,7 +322,7 @@ fn end(length: &str, now: DateTime<Utc>) -> Result<Option<DateTime<Utc>>, PageEr
 /// Resumes a consumer.
 pub(super) async fn resume(ask: PageRequest) -> PageResult {
     let name = named(&ask)?;
-    let mut lease = allowed(&ask).await?;
+    let mut lease = ask.lease_for(|may| may.pause, "may not pause consumers").await?;
     let actor = ask.visitor.session.person.actor();
     let reason = ask.parameters.word("reason");
     pg::resume_consumer(&mut lease.session.connection, name, reason, &actor).await?;

@@ -37,27 +37,27 @@ pub(super) struct LetterQuery {
 impl LetterQuery {
     pub(super) fn from_request(ask: &PageRequest) -> Self {
         let own = |name: &str| ask.parameters.text(name);
-        Self {
-            since: own("since"),
-            tenant: own("tenant"),
-            consumer: own("consumer"),
-            reason: own("reason"),
-            group: own("group"),
-            key: own("key"),
-            state: own("state"),
-        }
+        let [since, tenant, consumer, reason, group, key, state] =
+            ["since", "tenant", "consumer", "reason", "group", "key", "state"].map(own);
+        Self { since, tenant, consumer, reason, group, key, state }
+    }
+
+    /// Returns the names and values of the parameters, the state last.
+    pub(super) fn parts(&self) -> [(&'static str, Option<&str>); 7] {
+        [
+            ("since", self.since.as_deref()),
+            ("tenant", self.tenant.as_deref()),
+            ("consumer", self.consumer.as_deref()),
+            ("reason", self.reason.as_deref()),
+            ("group", self.group.as_deref()),
+            ("key", self.key.as_deref()),
+            ("state", self.state.as_deref()),
+        ]
     }
 
     /// Returns a link to a page with the same filter.
     pub(super) fn link(&self, ask: &PageRequest, path: &str) -> PageLink {
-        ask.link(path)
-            .with_some("since", self.since.as_deref())
-            .with_some("tenant", self.tenant.as_deref())
-            .with_some("consumer", self.consumer.as_deref())
-            .with_some("reason", self.reason.as_deref())
-            .with_some("group", self.group.as_deref())
-            .with_some("key", self.key.as_deref())
-            .with_some("state", self.state.as_deref())
+        self.parts().into_iter().fold(ask.link(path), |link, (name, value)| link.with_some(name, value))
     }
 
     /// Returns the filter of the database query.
@@ -87,21 +87,9 @@ impl LetterQuery {
 
     /// Returns the equivalent flags of the command line.
     pub(super) fn flags(&self) -> String {
-        let mut line = String::new();
         let since = self.since.as_deref().or(self.key.is_none().then_some(DEFAULT));
-        for (name, value) in [
-            ("tenant", self.tenant.as_deref()),
-            ("consumer", self.consumer.as_deref()),
-            ("reason", self.reason.as_deref()),
-            ("group", self.group.as_deref()),
-            ("key", self.key.as_deref()),
-            ("since", since),
-        ] {
-            if let Some(value) = value {
-                line.push_str(&shown::shell_flag(name, value));
-            }
-        }
-        line
+        let [_, narrower @ .., _] = self.parts();
+        shown::shell_flags(narrower.into_iter().chain([("since", since)]))
     }
 }
 

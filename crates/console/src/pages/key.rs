@@ -66,9 +66,7 @@ async fn build(ask: &PageRequest, sight: Visibility) -> Result<Page, PageError> 
         @if stories.is_empty() { (nothing(since)) }
         @for (index, story) in stories.iter().enumerate() { (known.story(story, index, stories.len() > 1)) }
     };
-    let named = [("tenant", tenant), ("consumer", consumer)];
-    let flags: String =
-        named.iter().filter_map(|(name, value)| Some(shown::shell_flag(name, (*value)?))).collect();
+    let flags = shown::shell_flags([("tenant", tenant), ("consumer", consumer)]);
     // A key that looks like an option is placed after all options.
     let command = match key.starts_with('-') {
         true => format!("oncely explain{flags} -- {}", shown::shell_word(key)),

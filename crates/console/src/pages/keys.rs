@@ -218,8 +218,7 @@ fn wider(ask: &PageRequest, search: &Search, found: &TrailPage, wanted: &TrailQu
 
 fn command(wanted: &TrailQuery, search: &Search) -> String {
     let filter = &wanted.filter;
-    let mut line = "oncely audit list".to_owned();
-    for (name, value) in [
+    let flags = shown::shell_flags([
         ("tenant", filter.tenant.as_deref()),
         ("consumer", filter.consumer.as_deref()),
         ("key", filter.key.as_deref()),
@@ -227,12 +226,8 @@ fn command(wanted: &TrailQuery, search: &Search) -> String {
         ("reason", filter.reason.as_deref()),
         ("since", search.get("since").or(filter.key.is_none().then_some(SINCE[DEFAULT]))),
         ("until", search.get("until")),
-    ] {
-        if let Some(value) = value {
-            line.push_str(&shown::shell_flag(name, value));
-        }
-    }
-    line
+    ]);
+    format!("oncely audit list{flags}")
 }
 
 /// Returns the search for decisions made together with a row.

@@ -1,9 +1,8 @@
 //! Keys that runs hold by leases: holder and duration; and the release of a key from its run.
 
-use axum::http::StatusCode;
 use maud::{Markup, html};
 
-use super::super::ask::{PageReply, PageRequest, PageResult};
+use super::super::ask::{PageReply, PageRequest, PageResult, refused};
 use super::super::error::PageError;
 use super::super::html::{ago, code, count, duration, exact_time, text};
 use super::super::page::{EquivalentCommands, Page, Tab, csrf};
@@ -14,6 +13,8 @@ use oncely_postgres::{self as pg, HeldLease, LeaseFilter, LeaseStep};
 
 /// Rows per page.
 const ROWS: i64 = 50;
+/// The refusal of a login without the ability.
+const CANNOT: &str = "may release no key";
 
 /// Returns the filter of the page; the next page begins after its last lease.
 fn filter(ask: &PageRequest) -> Result<LeaseFilter, PageError> {
@@ -65,15 +66,9 @@ pub(super) async fn page(ask: PageRequest) -> PageResult {
     };
     // Further pages are not refreshed, so that rows don't move while they are read.
     page.polls = filter.after.is_none();
-    let mut command = "oncely leases list".to_owned();
-    for (name, value) in [("consumer", &filter.consumer), ("tenant", &filter.tenant)] {
-        if let Some(value) = value {
-            command.push_str(&shown::shell_flag(name, value));
-        }
-    }
-    if filter.is_over {
-        command.push_str(" --over");
-    }
+    let named = [("consumer", filter.consumer.as_deref()), ("tenant", filter.tenant.as_deref())];
+    let over = if filter.is_over { " --over" } else { "" };
+    let command = format!("oncely leases list{}{over}", shown::shell_flags(named));
     page.elsewhere =
         EquivalentCommands { cli: vec![command], sql: vec![pg::equivalent_sql::leases(&filter)] };
     Ok(page.into())
@@ -143,15 +138,11 @@ pub(super) fn release_link(
 
 /// Returns the named lease; `None` if no run holds the key.
 async fn named(ask: &PageRequest) -> Result<(Option<HeldLease>, pg::Abilities), PageError> {
-    let of = |name: &str| {
-        ask.parameters
-            .text(name)
-            .ok_or_else(|| PageError::Wrong("Key, tenant and consumer are required.".to_owned()))
-    };
+    let [tenant, consumer, key] = ask.named_key()?;
     let filter = LeaseFilter {
-        tenant: Some(of("tenant")?),
-        consumer: Some(of("consumer")?),
-        key: Some(of("key")?),
+        tenant: Some(tenant),
+        consumer: Some(consumer),
+        key: Some(key),
         limit: 1,
         ..LeaseFilter::default()
     };
@@ -205,23 +196,16 @@ fn release_page(ask: &PageRequest, held: &HeldLease, abilities: &pg::Abilities, 
         }
         @match (ask.visitor.is_operator(), abilities.release_leases) {
             (false, _) => p.note { "You may look at this; carrying it out takes the role operator." },
-            (true, false) => p.note { (refused(&abilities.login)) },
+            (true, false) => p.note { (refused(&abilities.login, CANNOT)) },
             (true, true) => (order(ask, held)),
         }
     };
-    let mut command = format!("oncely leases release {}", shown::shell_word(&held.key));
-    for (name, value) in [("tenant", &held.tenant), ("consumer", &held.consumer)] {
-        command.push_str(&shown::shell_flag(name, value));
-    }
+    let flags = shown::shell_flags([("tenant", Some(&*held.tenant)), ("consumer", Some(&*held.consumer))]);
     page.elsewhere = EquivalentCommands {
-        cli: vec![command],
+        cli: vec![format!("oncely leases release {}{flags}", shown::shell_word(&held.key))],
         sql: vec![pg::equivalent_sql::revoke_lease(&held.tenant, &held.consumer, &held.key)],
     };
     page
-}
-
-fn refused(login: &str) -> String {
-    format!("The console's login {login} may release no key: that takes the role oncely_operator.")
 }
 
 fn order(ask: &PageRequest, held: &HeldLease) -> Markup {
@@ -246,18 +230,10 @@ fn order(ask: &PageRequest, held: &HeldLease) -> Markup {
 pub(super) async fn release(ask: PageRequest) -> PageResult {
     let (held, abilities) = named(&ask).await?;
     if !abilities.release_leases {
-        return Err(PageError::Refused(refused(&abilities.login)));
+        return Err(PageError::Refused(refused(&abilities.login, CANNOT)));
     }
-    let Some(held) = held else {
-        let mut page = no_holder_page(&ask);
-        page.status = StatusCode::UNPROCESSABLE_ENTITY;
-        return Ok(page.into());
-    };
-    let wrong = |said: &str| {
-        let mut page = release_page(&ask, &held, &abilities, Some(said));
-        page.status = StatusCode::UNPROCESSABLE_ENTITY;
-        Ok(PageReply::from(page))
-    };
+    let Some(held) = held else { return Ok(PageReply::undone(no_holder_page(&ask))) };
+    let wrong = |said: &str| Ok(PageReply::undone(release_page(&ask, &held, &abilities, Some(said))));
     let Some(note) = ask.parameters.word("note") else { return wrong("A reason is required.") };
     if ask.parameters.word("typed") != Some("1") {
         return wrong("Nothing was changed: type 1 to confirm.");

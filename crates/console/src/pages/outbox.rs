@@ -68,18 +68,13 @@ pub(super) async fn page(ask: PageRequest) -> PageResult {
             @if may && filter.state.as_deref() == Some("parked") && !events.is_empty() { (change(&ask, &filter, &events)) }
         }
     };
-    let mut command = "oncely outbox list".to_owned();
-    for (name, value) in [
+    let flags = shown::shell_flags([
         ("state", filter.state.as_deref()),
         ("exchange", filter.exchange.as_deref()),
         ("reason", filter.reason.as_deref()),
-    ] {
-        if let Some(value) = value {
-            command.push_str(&shown::shell_flag(name, value));
-        }
-    }
+    ]);
     page.elsewhere = EquivalentCommands {
-        cli: vec![command],
+        cli: vec![format!("oncely outbox list{flags}")],
         sql: vec![pg::equivalent_sql::events(&filter), pg::equivalent_sql::mirror_queue()],
     };
     Ok(page.into())
@@ -227,14 +222,7 @@ pub(super) async fn change_them(ask: PageRequest) -> PageResult {
     };
     let before =
         ask.parameters.word("before").and_then(|text| DateTime::from_timestamp_micros(text.parse().ok()?));
-    let mut lease = ask.app.pool.lease().await?;
-    if !lease.abilities.change_events {
-        let login = lease.abilities.login.clone();
-        lease.give_back();
-        return Err(PageError::Refused(format!(
-            "The console's login {login} may not change events: that takes the role oncely_operator."
-        )));
-    }
+    let mut lease = ask.lease_for(|may| may.change_events, "may not change events").await?;
     let filter =
         EventFilter { state: Some("parked".to_owned()), created_before: before, ..filter(&ask, ROWS)? };
     let now = lease.session.clock.now();

@@ -85,15 +85,13 @@ impl ChangeRequest {
 
     /// Renders the filter as fields of a form.
     fn fields(&self) -> Markup {
-        let wanted = &self.wanted;
+        let [wanted @ .., _] = self.wanted.parts();
         let id = self.id.map(|id| id.to_string());
         let until = self.until.timestamp_micros().to_string();
+        let own =
+            [("change", Some(self.change.verb())), ("id", id.as_deref()), ("until", Some(until.as_str()))];
         html! {
-            @for (name, value) in [
-                ("change", Some(self.change.verb())), ("id", id.as_deref()), ("until", Some(until.as_str())), ("since", wanted.since.as_deref()),
-                ("tenant", wanted.tenant.as_deref()), ("consumer", wanted.consumer.as_deref()), ("reason", wanted.reason.as_deref()),
-                ("group", wanted.group.as_deref()), ("key", wanted.key.as_deref()),
-            ] {
+            @for (name, value) in own.into_iter().chain(wanted) {
                 @if let Some(value) = value { input type="hidden" name=(name) value=(value); }
             }
         }
@@ -115,18 +113,19 @@ impl ChangeRequest {
     }
 }
 
-/// Renders the plan.
-pub(super) async fn page(ask: PageRequest) -> PageResult {
-    let mut lease = ask.app.pool.lease().await?;
-    if !lease.abilities.change_letters {
-        let login = lease.abilities.login.clone();
-        lease.give_back();
-        return Err(refused(&login));
-    }
+/// Reads a change, and makes its plan: `None` if there are more letters than one operation takes.
+async fn planned(ask: &PageRequest) -> Result<(ChangeRequest, Option<LetterChangePlan>), PageError> {
+    let mut lease = ask.lease_for(|may| may.change_letters, "may not change dead letters").await?;
     let now = lease.session.clock.now();
-    let asked = ChangeRequest::from_request(&ask, now)?;
+    let asked = ChangeRequest::from_request(ask, now)?;
     let plan = asked.plan(&mut lease.session.connection, now).await?;
     lease.give_back();
+    Ok((asked, plan))
+}
+
+/// Renders the plan.
+pub(super) async fn page(ask: PageRequest) -> PageResult {
+    let (asked, plan) = planned(&ask).await?;
     Ok(match plan {
         Some(plan) => plan_page(&ask, &asked, &plan, None),
         None => too_many(&ask, &asked),
@@ -144,12 +143,6 @@ fn too_many(ask: &PageRequest, asked: &ChangeRequest) -> Page {
     };
     page.elsewhere = EquivalentCommands { cli: vec![asked.command()], sql: Vec::new() };
     page
-}
-
-fn refused(login: &str) -> PageError {
-    PageError::Refused(format!(
-        "The console's login {login} may not change dead letters: that takes the role oncely_operator."
-    ))
 }
 
 fn plan_page(ask: &PageRequest, asked: &ChangeRequest, plan: &LetterChangePlan, said: Option<&str>) -> Page {
@@ -229,27 +222,10 @@ fn order(ask: &PageRequest, asked: &ChangeRequest, plan: &LetterChangePlan) -> M
 
 /// Begins the confirmed operation: with the letters that were shown, and the number that was typed.
 pub(super) async fn operate(ask: PageRequest) -> PageResult {
-    let mut lease = ask.app.pool.lease().await?;
-    if !lease.abilities.change_letters {
-        let login = lease.abilities.login.clone();
-        lease.give_back();
-        return Err(refused(&login));
-    }
-    let now = lease.session.clock.now();
-    let asked = ChangeRequest::from_request(&ask, now)?;
-    let plan = asked.plan(&mut lease.session.connection, now).await?;
-    lease.give_back();
-    let Some(plan) = plan else {
-        let mut page = too_many(&ask, &asked);
-        page.status = axum::http::StatusCode::UNPROCESSABLE_ENTITY;
-        return Ok(page.into());
-    };
+    let (asked, plan) = planned(&ask).await?;
+    let Some(plan) = plan else { return Ok(PageReply::undone(too_many(&ask, &asked))) };
     let number = plan.letters.len();
-    let wrong = |said: &str| {
-        let mut page = plan_page(&ask, &asked, &plan, Some(said));
-        page.status = axum::http::StatusCode::UNPROCESSABLE_ENTITY;
-        Ok(PageReply::from(page))
-    };
+    let wrong = |said: &str| Ok(PageReply::undone(plan_page(&ask, &asked, &plan, Some(said))));
     let Some(reason) = ask.parameters.word("note") else { return wrong("A reason is required.") };
     if number == 0 {
         return wrong("There is nothing to do any more.");

@@ -19,14 +19,8 @@ pub(super) struct RevealTarget<'a> {
 /// Records that a user views a message, before it is shown.
 pub(super) async fn record_reveal(ask: &PageRequest, revealed: RevealTarget<'_>) -> Result<(), PageError> {
     let RevealTarget { what, id, tenant, consumer, key } = revealed;
-    let mut lease = ask.app.pool.lease().await?;
-    if !lease.abilities.record {
-        let login = lease.abilities.login.clone();
-        lease.give_back();
-        return Err(PageError::Refused(format!(
-            "The console's login {login} can't record that somebody looked, so nothing is revealed: that takes the role oncely_operator."
-        )));
-    }
+    let cannot = "can't record that somebody looked, so nothing is revealed";
+    let mut lease = ask.lease_for(|may| may.record, cannot).await?;
     let actor = ask.visitor.session.person.actor();
     let mut filter = json!({ "what": what, "tenant": tenant, "consumer": consumer, "key": key });
     if let Some(id) = id {

@@ -1,10 +1,9 @@
 //! A key with an unknown effect, and its settlement by an operator.
 
-use axum::http::StatusCode;
 use chrono::{DateTime, Utc};
 use maud::{Markup, html};
 
-use super::super::ask::{PageReply, PageRequest, PageResult};
+use super::super::ask::{PageReply, PageRequest, PageResult, refused};
 use super::super::error::PageError;
 use super::super::html::{PageLink, code, text};
 use super::super::page::{EquivalentCommands, Page, Tab, csrf};
@@ -13,6 +12,9 @@ use super::rows::key_link;
 use oncely_core::shown;
 use oncely_postgres::{self as pg, Abilities, KeyDetails, LeaseStep};
 
+/// The refusal of a login without the ability.
+const CANNOT: &str = "may settle no key";
+
 /// Returns the link to the page that settles a key.
 pub(super) fn settle_link(ask: &PageRequest, key: &KeyDetails) -> PageLink {
     ask.link("/settle").with("tenant", &key.tenant).with("consumer", &key.consumer).with("key", &key.key)
@@ -20,12 +22,7 @@ pub(super) fn settle_link(ask: &PageRequest, key: &KeyDetails) -> PageLink {
 
 /// Returns the named key, if an operator can settle it.
 async fn named(ask: &PageRequest) -> Result<(Option<KeyDetails>, Abilities), PageError> {
-    let of = |name: &str| {
-        ask.parameters
-            .text(name)
-            .ok_or_else(|| PageError::Wrong("Key, tenant and consumer are required.".to_owned()))
-    };
-    let (tenant, consumer, key) = (of("tenant")?, of("consumer")?, of("key")?);
+    let [tenant, consumer, key] = ask.named_key()?;
     let mut lease = ask.app.pool.lease().await?;
     let now: DateTime<Utc> = lease.session.clock.now();
     let connection = &mut lease.session.connection;
@@ -75,21 +72,15 @@ fn settle_page(ask: &PageRequest, key: &KeyDetails, abilities: &Abilities, said:
         }
         @match (ask.visitor.is_operator(), abilities.settle) {
             (false, _) => p.note { "You may look at this; carrying it out takes the role operator." },
-            (true, false) => p.note { (refused(&abilities.login)) },
+            (true, false) => p.note { (refused(&abilities.login, CANNOT)) },
             (true, true) => (order(ask, key)),
         }
     };
-    let mut command = format!("oncely keys settle {} --took-effect no", shown::shell_word(&key.key));
-    for (name, value) in [("tenant", &key.tenant), ("consumer", &key.consumer)] {
-        command.push_str(&shown::shell_flag(name, value));
-    }
+    let flags = shown::shell_flags([("tenant", Some(&*key.tenant)), ("consumer", Some(&*key.consumer))]);
+    let command = format!("oncely keys settle {} --took-effect no{flags}", shown::shell_word(&key.key));
     let sql = pg::equivalent_sql::settle_claim(&key.tenant, &key.consumer, &key.key);
     page.elsewhere = EquivalentCommands { cli: vec![command], sql: vec![sql] };
     page
-}
-
-fn refused(login: &str) -> String {
-    format!("The console's login {login} may settle no key: that takes the role oncely_operator.")
 }
 
 /// Returns the version of the key that was shown: another run may have ended since.
@@ -123,18 +114,10 @@ fn order(ask: &PageRequest, key: &KeyDetails) -> Markup {
 pub(super) async fn say(ask: PageRequest) -> PageResult {
     let (key, abilities) = named(&ask).await?;
     if !abilities.settle {
-        return Err(PageError::Refused(refused(&abilities.login)));
+        return Err(PageError::Refused(refused(&abilities.login, CANNOT)));
     }
-    let Some(key) = key else {
-        let mut page = nothing();
-        page.status = StatusCode::UNPROCESSABLE_ENTITY;
-        return Ok(page.into());
-    };
-    let wrong = |said: &str| {
-        let mut page = settle_page(&ask, &key, &abilities, Some(said));
-        page.status = StatusCode::UNPROCESSABLE_ENTITY;
-        Ok(PageReply::from(page))
-    };
+    let Some(key) = key else { return Ok(PageReply::undone(nothing())) };
+    let wrong = |said: &str| Ok(PageReply::undone(settle_page(&ask, &key, &abilities, Some(said))));
     let took_effect = match ask.parameters.word("took_effect") {
         Some("yes") => true,
         Some("no") => false,
