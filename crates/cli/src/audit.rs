@@ -12,14 +12,8 @@ use super::{audit_verify, completions, since};
 use oncely_ops::trail::{TrailQuery, search_trail};
 use oncely_postgres::{self as pg, AuditRow, TrailFilter};
 
-#[derive(Debug, Args)]
-pub(super) struct AuditArguments {
-    #[command(subcommand)]
-    verb: AuditCommand,
-}
-
 #[derive(Debug, Subcommand)]
-enum AuditCommand {
+pub(super) enum AuditCommand {
     /// Decisions, newest first; exit 1 if nothing matches
     List(AuditListArguments),
     /// Verify the trail against its seals; exit 1 if they differ
@@ -27,7 +21,7 @@ enum AuditCommand {
 }
 
 #[derive(Debug, Args)]
-struct AuditListArguments {
+pub(super) struct AuditListArguments {
     /// Tenant of the messages
     #[arg(long)]
     tenant: Option<String>,
@@ -56,8 +50,8 @@ struct AuditListArguments {
     output: Output,
 }
 
-pub(super) async fn run(file: &Path, arguments: AuditArguments, times: Times) -> crate::VerbResult {
-    let list = match arguments.verb {
+pub(super) async fn run(file: &Path, verb: AuditCommand, times: Times) -> crate::VerbResult {
+    let list = match verb {
         AuditCommand::List(list) => list,
         AuditCommand::Verify(arguments) => return audit_verify::run(file, arguments, times).await,
     };

@@ -14,14 +14,8 @@ use oncely_config::{
 };
 use oncely_ops::exit;
 
-#[derive(Debug, Args)]
-pub(super) struct ConfigArguments {
-    #[command(subcommand)]
-    verb: ConfigCommand,
-}
-
 #[derive(Debug, Subcommand)]
-enum ConfigCommand {
+pub(super) enum ConfigCommand {
     /// Show the effective values and their origin; secrets are masked
     #[command(after_help = "Needs no server, and also shows the readable part of an invalid configuration.")]
     Show(ShowConfigArguments),
@@ -37,7 +31,7 @@ enum ConfigCommand {
 }
 
 #[derive(Debug, Args)]
-struct ShowConfigArguments {
+pub(super) struct ShowConfigArguments {
     /// Include defaults
     #[arg(long)]
     defaults: bool,
@@ -46,7 +40,7 @@ struct ShowConfigArguments {
 }
 
 #[derive(Debug, Args)]
-struct ConfigDocsArguments {
+pub(super) struct ConfigDocsArguments {
     /// A setting, such as consumers.retention, or a table, such as mirror [default: all]
     setting: Option<String>,
     /// Print the file of commented defaults (oncely.default.toml)
@@ -56,8 +50,8 @@ struct ConfigDocsArguments {
     output: Output,
 }
 
-pub(super) fn run(file: &Path, arguments: ConfigArguments, times: Times) -> crate::VerbResult {
-    match arguments.verb {
+pub(super) fn run(file: &Path, verb: ConfigCommand, times: Times) -> crate::VerbResult {
+    match verb {
         ConfigCommand::Show(asked) => show(file, &asked, times),
         ConfigCommand::Docs(asked) => docs(&asked, times),
         ConfigCommand::Schema => {

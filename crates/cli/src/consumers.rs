@@ -19,14 +19,8 @@ use oncely_ops::exit;
 use oncely_ops::overview::{ConsumerOverview, ConsumerState, Overview};
 use oncely_postgres as pg;
 
-#[derive(Debug, Args)]
-pub(super) struct ConsumersArguments {
-    #[command(subcommand)]
-    verb: ConsumersCommand,
-}
-
 #[derive(Debug, Subcommand)]
-enum ConsumersCommand {
+pub(super) enum ConsumersCommand {
     /// List consumers: state and reason, workers, the last minute; exit 1 if none exists
     #[command(
         after_help = "DONE, DUPLICATES and the durations are of the last whole minute, as processes report it. A \
@@ -48,13 +42,13 @@ enum ConsumersCommand {
 }
 
 #[derive(Debug, Args)]
-struct ConsumerListArguments {
+pub(super) struct ConsumerListArguments {
     #[command(flatten)]
     output: Output,
 }
 
 #[derive(Debug, Args)]
-struct PauseArguments {
+pub(super) struct PauseArguments {
     /// Consumer to pause
     #[arg(add = ArgValueCompleter::new(completions::consumers))]
     pub consumer: String,
@@ -70,7 +64,7 @@ struct PauseArguments {
 }
 
 #[derive(Debug, Args)]
-struct ResumeArguments {
+pub(super) struct ResumeArguments {
     /// Consumer to resume
     #[arg(add = ArgValueCompleter::new(completions::consumers))]
     consumer: String,
@@ -84,9 +78,9 @@ struct ResumeArguments {
 
 const SCHEMA: &str = "oncely.consumers/1";
 
-pub(super) async fn run(file: &Path, arguments: ConsumersArguments, times: Times) -> crate::VerbResult {
+pub(super) async fn run(file: &Path, verb: ConsumersCommand, times: Times) -> crate::VerbResult {
     let mut connection = connect(file, "oncely consumers").await?;
-    match arguments.verb {
+    match verb {
         ConsumersCommand::List(listing) => {
             let configured = Config::examine(file).0.map(|config| config.consumer_names());
             let now = pg::database_time(&mut connection).await?;

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use clap::{Args, Subcommand};
+use clap::Subcommand;
 use serde_json::json;
 
 use super::consent;
@@ -16,14 +16,8 @@ use oncely_relay::maintenance::{
     CollectionOutcome, PartitionReport, collect, keep_partitions, plan, refusal,
 };
 
-#[derive(Debug, Args)]
-pub(super) struct GcArguments {
-    #[command(subcommand)]
-    verb: GcCommand,
-}
-
 #[derive(Debug, Subcommand)]
-enum GcCommand {
+pub(super) enum GcCommand {
     /// Delete keys past their retention and maintain the audit partitions now
     #[command(
         after_help = "The retention of keys is stored in the database: `oncely retention list`. Exit 4: nothing was \
@@ -43,8 +37,8 @@ enum GcCommand {
     },
 }
 
-pub(super) async fn run(file: &Path, arguments: GcArguments, times: Times) -> crate::VerbResult {
-    let GcCommand::Run { dry_run, accept_clock, json } = arguments.verb;
+pub(super) async fn run(file: &Path, verb: GcCommand, times: Times) -> crate::VerbResult {
+    let GcCommand::Run { dry_run, accept_clock, json } = verb;
     let config = Config::load_without_broker(file)?;
     // Refuses a cell other than the configured one: nothing is deleted there.
     let mut session = open_session(&config).await?;

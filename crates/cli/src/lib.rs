@@ -101,36 +101,47 @@ enum DefaultRuntimeCommand {
     /// Check configuration, servers and grants, and print fixes (read-only)
     Doctor(doctor::DoctorArguments),
     /// Declare or show the queues and exchanges of the consumers
-    Topology(topology::TopologyArguments),
+    #[command(subcommand)]
+    Topology(topology::TopologyCommand),
     /// Show findings, servers, queues, processes, events and recent outcomes on one screen
     Status(status::StatusArguments),
     /// Show the consumers live
     #[cfg(feature = "top")]
     Top(top::TopArguments),
     /// List or verify the trail of decisions
-    Audit(audit::AuditArguments),
+    #[command(subcommand)]
+    Audit(audit::AuditCommand),
     /// Dead letters: list, requeue, discard
-    Failed(failed::FailedArguments),
+    #[command(subcommand)]
+    Failed(failed::FailedCommand),
     /// Events that wait for RabbitMQ: list, retry, discard
-    Outbox(outbox::OutboxArguments),
+    #[command(subcommand)]
+    Outbox(outbox::OutboxCommand),
     /// List, pause and resume consumers
-    Consumers(consumers::ConsumersArguments),
+    #[command(subcommand)]
+    Consumers(consumers::ConsumersCommand),
     /// Forget workers, relays and gateways that ended without a sign-off
-    Processes(processes::ProcessesArguments),
+    #[command(subcommand)]
+    Processes(processes::ProcessesCommand),
     /// List, show, seed and settle keys
-    Keys(keys::KeysArguments),
+    #[command(subcommand)]
+    Keys(keys::KeysCommand),
     /// Keys that runs hold for effects outside PostgreSQL: list, release
-    Leases(leases::LeasesArguments),
+    #[command(subcommand)]
+    Leases(leases::LeasesCommand),
     /// Move an existing queue and its consumer to Oncely
-    Adopt(adopt::AdoptArguments),
+    #[command(subcommand)]
+    Adopt(adopt::AdoptCommand),
     /// Completed keys in Redis: show the backlog, verify, rebuild
-    Mirror(mirror::MirrorArguments),
+    #[command(subcommand)]
+    Mirror(mirror::MirrorCommand),
     /// Explain all known facts about a key
     Explain(explain::ExplainArguments),
     /// Grant, revoke or list rights to use oncely.claim and oncely.emit, and to read rows
     Grant(grant::GrantArguments),
     /// Export, erase or limit a tenant's data
-    Tenant(tenant::TenantArguments),
+    #[command(subcommand)]
+    Tenant(tenant::TenantCommand),
     /// Serve the web console
     #[cfg(feature = "console")]
     Console(console::ConsoleArguments),
@@ -138,17 +149,22 @@ enum DefaultRuntimeCommand {
     #[cfg(feature = "gateway")]
     Gateway(gateway::GatewayArguments),
     /// Run the garbage collection
-    Gc(gc::GcArguments),
+    #[command(subcommand)]
+    Gc(gc::GcCommand),
     /// List or set how long the database remembers keys
-    Retention(retention::RetentionArguments),
+    #[command(subcommand)]
+    Retention(retention::RetentionCommand),
     /// List or rotate the keys that sign, mark and make tags
-    Secrets(secrets::SecretsArguments),
+    #[command(subcommand)]
+    Secrets(secrets::SecretsCommand),
     /// Publish one message, or a file of messages
     Publish(publish::PublishArguments),
     /// Test handlers that are SQL functions, without a broker
-    Handler(handler::HandlerArguments),
+    #[command(subcommand)]
+    Handler(handler::HandlerCommand),
     /// Show the effective configuration, or describe its settings
-    Config(config::ConfigArguments),
+    #[command(subcommand)]
+    Config(config::ConfigCommand),
     /// Print a script for shell completion, including names of consumers and queues
     Completions(completions::CompletionsArguments),
     /// Print or write man pages
@@ -190,34 +206,34 @@ impl DefaultRuntimeCommand {
             Self::Migrate(arguments) => migrate::run(config, arguments, times).await,
             Self::Check(arguments) => check::run(config, arguments).await,
             Self::Doctor(arguments) => doctor::run(config, arguments).await,
-            Self::Topology(arguments) => topology::run(config, arguments, times).await,
+            Self::Topology(verb) => topology::run(config, verb, times).await,
             Self::Status(arguments) => status::run(config, arguments, times).await,
             #[cfg(feature = "top")]
             Self::Top(arguments) => top::run(config, arguments, times).await,
-            Self::Audit(arguments) => audit::run(config, arguments, times).await,
-            Self::Failed(arguments) => failed::run(config, arguments, times).await,
-            Self::Outbox(arguments) => outbox::run(config, arguments, times).await,
-            Self::Consumers(arguments) => consumers::run(config, arguments, times).await,
-            Self::Processes(arguments) => processes::run(config, arguments).await,
-            Self::Keys(arguments) => keys::run(config, arguments, times).await,
-            Self::Leases(arguments) => leases::run(config, arguments, times).await,
-            Self::Adopt(arguments) => adopt::run(config, arguments, times).await,
-            Self::Mirror(arguments) => mirror::run(config, arguments, times).await,
+            Self::Audit(verb) => audit::run(config, verb, times).await,
+            Self::Failed(verb) => failed::run(config, verb, times).await,
+            Self::Outbox(verb) => outbox::run(config, verb, times).await,
+            Self::Consumers(verb) => consumers::run(config, verb, times).await,
+            Self::Processes(verb) => processes::run(config, verb).await,
+            Self::Keys(verb) => keys::run(config, verb, times).await,
+            Self::Leases(verb) => leases::run(config, verb, times).await,
+            Self::Adopt(verb) => adopt::run(config, verb, times).await,
+            Self::Mirror(verb) => mirror::run(config, verb, times).await,
             Self::Explain(arguments) => explain::run(config, arguments, times).await,
             Self::Publish(arguments) => publish::run(config, arguments).await,
-            Self::Handler(arguments) => handler::run(config, arguments).await,
-            Self::Config(arguments) => config::run(config, arguments, times),
+            Self::Handler(verb) => handler::run(config, verb).await,
+            Self::Config(verb) => config::run(config, verb, times),
             Self::Completions(arguments) => completions::run(&arguments),
             Self::Man(arguments) => man::run(arguments),
             Self::Grant(arguments) => grant::run(config, arguments, times).await,
-            Self::Tenant(arguments) => tenant::run(config, arguments, times).await,
-            Self::Secrets(arguments) => secrets::run(config, arguments, times).await,
-            Self::Retention(arguments) => retention::run(config, arguments, times).await,
+            Self::Tenant(verb) => tenant::run(config, verb, times).await,
+            Self::Secrets(verb) => secrets::run(config, verb, times).await,
+            Self::Retention(verb) => retention::run(config, verb, times).await,
             #[cfg(feature = "console")]
             Self::Console(arguments) => console::run(config, arguments).await,
             #[cfg(feature = "gateway")]
             Self::Gateway(arguments) => gateway::run(config, arguments).await,
-            Self::Gc(arguments) => gc::run(config, arguments, times).await,
+            Self::Gc(verb) => gc::run(config, verb, times).await,
         }
     }
 }

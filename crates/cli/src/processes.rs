@@ -14,14 +14,8 @@ use oncely_postgres as pg;
 
 const SCHEMA: &str = "oncely.processes/1";
 
-#[derive(Debug, Args)]
-pub(super) struct ProcessesArguments {
-    #[command(subcommand)]
-    verb: ProcessesCommand,
-}
-
 #[derive(Debug, Subcommand)]
-enum ProcessesCommand {
+pub(super) enum ProcessesCommand {
     /// Forget processes that ended without a sign-off and do not return: `status` no longer lists them
     #[command(
         after_help = "Applies to silent processes only. One that is still running is listed again with its next \
@@ -32,7 +26,7 @@ enum ProcessesCommand {
 }
 
 #[derive(Debug, Args)]
-struct ForgetArguments {
+pub(super) struct ForgetArguments {
     /// Only processes on this host
     #[arg(long)]
     host: Option<String>,
@@ -50,8 +44,8 @@ struct ForgetArguments {
     json: bool,
 }
 
-pub(super) async fn run(file: &Path, arguments: ProcessesArguments) -> crate::VerbResult {
-    let ProcessesCommand::Forget(ForgetArguments { host, name, pid, note, json }) = arguments.verb;
+pub(super) async fn run(file: &Path, verb: ProcessesCommand) -> crate::VerbResult {
+    let ProcessesCommand::Forget(ForgetArguments { host, name, pid, note, json }) = verb;
     let mut connection = connect(file, "oncely processes").await?;
     let which = (host.as_deref(), name.as_deref(), pid);
     let gone = pg::forget_processes(&mut connection, which, &consent::user(), note.as_deref())

@@ -15,14 +15,8 @@ use oncely_ops::exit;
 use oncely_postgres::{self as pg, KnownConsumer};
 use oncely_process::preflight::open_session;
 
-#[derive(Debug, Args)]
-pub(super) struct RetentionArguments {
-    #[command(subcommand)]
-    verb: RetentionCommand,
-}
-
 #[derive(Debug, Subcommand)]
-enum RetentionCommand {
+pub(super) enum RetentionCommand {
     /// List the consumers in the database; exit 1 if none exists
     List {
         #[command(flatten)]
@@ -38,7 +32,7 @@ enum RetentionCommand {
 }
 
 #[derive(Debug, Args)]
-struct SetRetentionArguments {
+pub(super) struct SetRetentionArguments {
     /// Consumer to change
     #[arg(add = ArgValueCompleter::new(completions::consumers))]
     consumer: String,
@@ -60,11 +54,11 @@ const SCHEMA: &str = "oncely.retention/1";
 const SHORTEST_HORIZON: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(3_650 * 86_400);
 
-pub(super) async fn run(file: &Path, arguments: RetentionArguments, times: Times) -> crate::VerbResult {
+pub(super) async fn run(file: &Path, verb: RetentionCommand, times: Times) -> crate::VerbResult {
     let config = Config::load_to_look(file)?;
     let mut session = open_session(&config).await?;
     let known = pg::known_consumers(&mut session.connection).await?;
-    let code = match arguments.verb {
+    let code = match verb {
         RetentionCommand::List { output } => {
             let none = "no worker has started on this database";
             List { schema: SCHEMA, field: "consumers", rows: &known, none }.print(output, times)?

@@ -15,14 +15,8 @@ use oncely_ops::exit;
 use oncely_postgres::{self as pg, SecretRow};
 use oncely_process::preflight::open_session;
 
-#[derive(Debug, Args)]
-pub(super) struct SecretsArguments {
-    #[command(subcommand)]
-    verb: SecretsCommand,
-}
-
 #[derive(Debug, Subcommand)]
-enum SecretsCommand {
+pub(super) enum SecretsCommand {
     /// List keys by purpose: which one signs, which ones are accepted and until when
     #[command(
         after_help = "The id of a key is in the header of what it signed, and reveals nothing of the key. Keys of a \
@@ -67,7 +61,7 @@ impl Purpose {
 }
 
 #[derive(Debug, Args)]
-struct RotateArguments {
+pub(super) struct RotateArguments {
     /// Purpose of the key
     #[arg(value_enum)]
     purpose: Purpose,
@@ -90,10 +84,10 @@ const SCHEMA: &str = "oncely.secrets/1";
 const DAY: Duration = Duration::from_secs(86_400);
 const SOONEST: Duration = Duration::from_secs(5);
 
-pub(super) async fn run(file: &Path, arguments: SecretsArguments, times: Times) -> crate::VerbResult {
+pub(super) async fn run(file: &Path, verb: SecretsCommand, times: Times) -> crate::VerbResult {
     let config = Config::load(file)?;
     let mut session = open_session(&config).await?;
-    let code = match arguments.verb {
+    let code = match verb {
         SecretsCommand::List { output } => {
             let rows = pg::list_secrets(&mut session.connection)
                 .await

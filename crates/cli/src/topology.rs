@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use clap::{Args, Subcommand};
+use clap::Subcommand;
 use serde::Serialize;
 
 use super::observer_bindings;
@@ -13,14 +13,8 @@ use oncely_amqp::{ExistingObject, RefusedObject, Topology, TopologyReport, conne
 use oncely_config::Config;
 use oncely_ops::exit;
 
-#[derive(Debug, Args)]
-pub(super) struct TopologyArguments {
-    #[command(subcommand)]
-    verb: TopologyCommand,
-}
-
 #[derive(Clone, Copy, Debug, Subcommand)]
-enum TopologyCommand {
+pub(super) enum TopologyCommand {
     /// Declare each consumer's queue with its dead-letter and retry queues; existing ones are not changed
     Apply,
     /// Show existing and missing queues and exchanges; exit 1 if any is missing
@@ -72,7 +66,7 @@ impl Row for QueueRow {
     }
 }
 
-pub(super) async fn run(file: &Path, arguments: TopologyArguments, times: Times) -> crate::VerbResult {
+pub(super) async fn run(file: &Path, verb: TopologyCommand, times: Times) -> crate::VerbResult {
     let config = Config::load(file)?;
     let server = config.rabbitmq.shown();
     let connection = connect(&config.rabbitmq, "oncely topology")
@@ -80,7 +74,7 @@ pub(super) async fn run(file: &Path, arguments: TopologyArguments, times: Times)
         .with_context(|| format!("cannot connect to {server}"))?;
     let limit = config.rabbitmq.timeout;
     let topologies = config.consumers.iter().flat_map(Topology::for_consumer);
-    if let TopologyCommand::Show { output } = arguments.verb {
+    if let TopologyCommand::Show { output } = verb {
         let mut rows = Vec::new();
         for topology in topologies {
             rows.push(QueueRow::new(topology.queue(), topology.inspect(&connection, limit).await?));

@@ -19,7 +19,7 @@ use oncely_config::{Config, ConsumerSettings, OBSERVER};
 use oncely_ops::exit;
 
 #[derive(Debug, Args)]
-pub(super) struct AdoptCheckArguments {
+pub(crate) struct AdoptCheckArguments {
     /// Only the queues of this consumer
     #[arg(long, add = ArgValueCompleter::new(completions::consumers))]
     consumer: Option<String>,

@@ -5,18 +5,12 @@ mod report;
 
 use std::path::Path;
 
-use clap::{Args, Subcommand};
+use clap::Subcommand;
 
 use super::output::Times;
 
-#[derive(Debug, Args)]
-pub(super) struct AdoptArguments {
-    #[command(subcommand)]
-    verb: AdoptCommand,
-}
-
 #[derive(Debug, Subcommand)]
-enum AdoptCommand {
+pub(super) enum AdoptCommand {
     /// Check whether an existing queue can be taken over, and list the steps before it; changes nothing
     #[command(
         after_help = "Queries RabbitMQ, and its HTTP API if rabbitmq.management is set: only the API has type, \
@@ -32,8 +26,8 @@ enum AdoptCommand {
     Report(report::AdoptReportArguments),
 }
 
-pub(super) async fn run(file: &Path, arguments: AdoptArguments, times: Times) -> crate::VerbResult {
-    match arguments.verb {
+pub(super) async fn run(file: &Path, verb: AdoptCommand, times: Times) -> crate::VerbResult {
+    match verb {
         AdoptCommand::Check(arguments) => check::run(file, arguments, times).await,
         AdoptCommand::Report(arguments) => report::run(file, arguments, times).await,
     }

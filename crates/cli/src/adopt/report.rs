@@ -17,7 +17,7 @@ use oncely_ops::exit;
 use oncely_postgres::{self as pg, ConflictingKey, ObservedCount};
 
 #[derive(Debug, Args)]
-pub(super) struct AdoptReportArguments {
+pub(crate) struct AdoptReportArguments {
     /// Observed consumer, with or without ".observe"
     #[arg(long, add = ArgValueCompleter::new(completions::consumers))]
     consumer: String,

@@ -9,7 +9,7 @@ use super::{LetterFilterArguments, SCHEMA, reader};
 use oncely_postgres::{LetterGroup, letter_groups};
 
 #[derive(Debug, Args)]
-pub(super) struct LetterGroupsArguments {
+pub(crate) struct LetterGroupsArguments {
     #[command(flatten)]
     which: LetterFilterArguments,
     #[command(flatten)]

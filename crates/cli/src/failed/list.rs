@@ -10,7 +10,7 @@ use super::{LetterFilterArguments, SCHEMA, reader};
 use oncely_postgres::{LetterRow, letters};
 
 #[derive(Debug, Args)]
-pub(super) struct LetterListArguments {
+pub(crate) struct LetterListArguments {
     /// Ids of dead letters
     ids: Vec<Uuid>,
     #[command(flatten)]

@@ -26,14 +26,8 @@ use oncely_postgres::{self as pg, LetterFilter};
 /// The schema of every verb's JSON object.
 const SCHEMA: &str = "oncely.failed/1";
 
-#[derive(Debug, Args)]
-pub(super) struct FailedArguments {
-    #[command(subcommand)]
-    verb: FailedCommand,
-}
-
 #[derive(Debug, Subcommand)]
-enum FailedCommand {
+pub(super) enum FailedCommand {
     /// Group failures of the same kind, with how many came back after a requeue; exit 1 if nothing matches
     Groups(groups::LetterGroupsArguments),
     /// Dead letters, newest first; exit 1 if nothing matches
@@ -50,8 +44,8 @@ enum FailedCommand {
     Sweep(sweep::SweepArguments),
 }
 
-pub(super) async fn run(file: &Path, arguments: FailedArguments, times: Times) -> crate::VerbResult {
-    match arguments.verb {
+pub(super) async fn run(file: &Path, verb: FailedCommand, times: Times) -> crate::VerbResult {
+    match verb {
         FailedCommand::Groups(arguments) => groups::run(file, arguments, times).await,
         FailedCommand::List(arguments) => list::run(file, arguments, times).await,
         FailedCommand::Show(arguments) => show::run(file, arguments, times).await,

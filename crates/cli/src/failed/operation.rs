@@ -26,7 +26,7 @@ use oncely_process::preflight::open_session;
     after_help = "If interrupted, run it again: publishing twice is harmless. Exit 1: no dead letter matches, or \
                   some could not be published. 4: not confirmed."
 )]
-pub(super) struct RequeueArguments {
+pub(crate) struct RequeueArguments {
     #[command(flatten)]
     change: LetterChangeArguments,
     /// Include those older than keys and trail remember: check first, they may run a second time
@@ -42,7 +42,7 @@ pub(super) struct RequeueArguments {
     after_help = "A discarded message does not run, and its key stays unchanged. If a requeue was interrupted, a \
                   copy may be on its way already: that one runs. Exit 1: no dead letter matches. 4: not confirmed."
 )]
-pub(super) struct DiscardArguments {
+pub(crate) struct DiscardArguments {
     #[command(flatten)]
     change: LetterChangeArguments,
 }

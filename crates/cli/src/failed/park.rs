@@ -26,7 +26,7 @@ use oncely_process::preflight::open_session;
                   an open transaction. 4: not confirmed.",
     mut_arg("note", |note| note.help("Reason, recorded with the action and the dead letter"))
 )]
-pub(super) struct ParkArguments {
+pub(crate) struct ParkArguments {
     /// Exact key
     key: String,
     /// Tenant of the message

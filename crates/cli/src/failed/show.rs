@@ -19,7 +19,7 @@ use oncely_postgres::{LetterFilter, LetterRow, StoredMessage, letters, messages}
 #[command(
     after_help = "The body may be sensitive: it is shown only on request. Exit 1: there is no such letter."
 )]
-pub(super) struct LetterShowArguments {
+pub(crate) struct LetterShowArguments {
     id: Uuid,
     /// Also show the body, with control characters escaped
     #[arg(long)]

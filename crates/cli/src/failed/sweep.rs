@@ -15,7 +15,7 @@ use oncely_process::preflight::open_session;
 
 #[derive(Debug, Args)]
 #[command(after_help = "Runs by itself after requeue and discard. Several may run at the same time.")]
-pub(super) struct SweepArguments {
+pub(crate) struct SweepArguments {
     /// Only the dead letters of this queue [default: all configured ones]
     #[arg(long)]
     queue: Option<String>,

@@ -5,22 +5,16 @@ mod test;
 
 use std::path::Path;
 
-use clap::{Args, Subcommand};
-
-#[derive(Debug, Args)]
-pub(super) struct HandlerArguments {
-    #[command(subcommand)]
-    verb: HandlerCommand,
-}
+use clap::Subcommand;
 
 #[derive(Debug, Subcommand)]
-enum HandlerCommand {
+pub(super) enum HandlerCommand {
     /// Run a consumer's function on the messages of a file, and roll everything back
     Test(test::HandlerTestArguments),
 }
 
-pub(super) async fn run(file: &Path, arguments: HandlerArguments) -> crate::VerbResult {
-    match arguments.verb {
+pub(super) async fn run(file: &Path, verb: HandlerCommand) -> crate::VerbResult {
+    match verb {
         HandlerCommand::Test(arguments) => test::run(file, arguments).await,
     }
 }

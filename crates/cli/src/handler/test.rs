@@ -30,7 +30,7 @@ use oncely_worker::worker::{DryRun, DryRunError, ProcessContext};
                   extension). Rows stay locked until the end, so a busy table of a live database is not the place for a large file.\n\nExit \
                   codes: 0 all messages take effect, are refused by oncely.refuse or are duplicates, 1 some fail."
 )]
-pub(super) struct HandlerTestArguments {
+pub(crate) struct HandlerTestArguments {
     /// File of JSON Lines ("-": standard input), one message each, in the format of `oncely publish --lines`: {"tenant", "message_id",
     /// "correlation_id", "user_id", "app_id", "type", "routing_key", "headers", "payload"}, of which only the payload is required; a body
     /// that is not JSON is "body" (text) or "body_base64" instead

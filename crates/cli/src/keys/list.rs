@@ -16,7 +16,7 @@ use oncely_ops::exit;
 use oncely_postgres::{self as pg, KeyRow, KeyWalk};
 
 #[derive(Debug, Args)]
-pub(super) struct KeyListArguments {
+pub(crate) struct KeyListArguments {
     /// Tenant of the keys
     #[arg(long)]
     tenant: Option<String>,

@@ -8,18 +8,12 @@ mod show;
 
 use std::path::Path;
 
-use clap::{Args, Subcommand};
+use clap::Subcommand;
 
 use super::output::Times;
 
-#[derive(Debug, Args)]
-pub(super) struct KeysArguments {
-    #[command(subcommand)]
-    verb: KeysCommand,
-}
-
 #[derive(Debug, Subcommand)]
-enum KeysCommand {
+pub(super) enum KeysCommand {
     /// Keys, page by page; exit 1 if nothing matches
     #[command(
         after_help = "Lists only what an index serves, so that a page costs the same in a table of any size: a \
@@ -56,8 +50,8 @@ enum KeysCommand {
     Settle(settle::KeySettleArguments),
 }
 
-pub(super) async fn run(file: &Path, arguments: KeysArguments, times: Times) -> crate::VerbResult {
-    match arguments.verb {
+pub(super) async fn run(file: &Path, verb: KeysCommand, times: Times) -> crate::VerbResult {
+    match verb {
         KeysCommand::List(arguments) => list::run(file, arguments, times).await,
         KeysCommand::Show(arguments) => show::run(file, arguments, times).await,
         KeysCommand::Seed(arguments) => seed::run(file, arguments).await,

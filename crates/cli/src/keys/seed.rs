@@ -22,7 +22,7 @@ use oncely_process::preflight::open_session;
 use oncely_process::shutdown;
 
 #[derive(Debug, Args)]
-pub(super) struct KeySeedArguments {
+pub(crate) struct KeySeedArguments {
     /// CSV with column names in its first line (tenant,key,completed_at; the last is optional), or JSON Lines with these fields; "-":
     /// standard input
     #[arg(value_name = "FILE")]

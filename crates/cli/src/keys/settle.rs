@@ -19,7 +19,7 @@ const SCHEMA: &str = "oncely.key_settlement/1";
 
 #[derive(Debug, Args)]
 #[command(mut_arg("note", |note| note.help("Reason, recorded with the action")))]
-pub(super) struct KeySettleArguments {
+pub(crate) struct KeySettleArguments {
     /// Result of your check of whether the key took effect
     #[arg(long, value_name = "YES|NO")]
     took_effect: EffectAnswer,

@@ -16,7 +16,7 @@ use oncely_postgres as pg;
 use oncely_process::preflight::open_session;
 
 #[derive(Debug, Args)]
-pub(super) struct KeyShowArguments {
+pub(crate) struct KeyShowArguments {
     #[command(flatten)]
     name: KeyName,
     /// Print one JSON object

@@ -14,7 +14,7 @@ use oncely_ops::exit;
 use oncely_postgres::{self as pg, HeldLease, LeaseFilter};
 
 #[derive(Debug, Args)]
-pub(super) struct LeaseListArguments {
+pub(crate) struct LeaseListArguments {
     /// Consumer of the keys
     #[arg(long, add = ArgValueCompleter::new(completions::consumers))]
     consumer: Option<String>,

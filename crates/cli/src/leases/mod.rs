@@ -5,19 +5,13 @@ mod release;
 
 use std::path::Path;
 
-use clap::{Args, Subcommand};
+use clap::Subcommand;
 
 use super::output::{Times, seconds};
 use oncely_postgres::{HeldLease, LeaseStep};
 
-#[derive(Debug, Args)]
-pub(super) struct LeasesArguments {
-    #[command(subcommand)]
-    verb: LeasesCommand,
-}
-
 #[derive(Debug, Subcommand)]
-enum LeasesCommand {
+pub(super) enum LeasesCommand {
     /// Keys that runs hold by a lease, the oldest first within a consumer; exit 1 if nothing matches
     #[command(
         after_help = "An expired lease blocks nothing: the next copy of its message takes the key over. Steps are \
@@ -37,8 +31,8 @@ enum LeasesCommand {
     Release(release::LeaseReleaseArguments),
 }
 
-pub(super) async fn run(file: &Path, arguments: LeasesArguments, times: Times) -> crate::VerbResult {
-    match arguments.verb {
+pub(super) async fn run(file: &Path, verb: LeasesCommand, times: Times) -> crate::VerbResult {
+    match verb {
         LeasesCommand::List(arguments) => list::run(file, arguments, times).await,
         LeasesCommand::Release(arguments) => release::run(file, arguments).await,
     }

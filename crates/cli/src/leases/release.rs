@@ -20,7 +20,7 @@ const SCHEMA: &str = "oncely.lease_release/1";
 const MOST: i64 = 20;
 
 #[derive(Debug, Args)]
-pub(super) struct LeaseReleaseArguments {
+pub(crate) struct LeaseReleaseArguments {
     #[command(flatten)]
     name: KeyName,
     #[command(flatten)]

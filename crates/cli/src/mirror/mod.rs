@@ -7,7 +7,7 @@ mod verify;
 use std::path::Path;
 use std::process::ExitCode;
 
-use clap::{Args, Subcommand};
+use clap::Subcommand;
 
 use super::output::{self, Times};
 use oncely_ops::exit;
@@ -15,14 +15,8 @@ use oncely_ops::exit;
 /// The schema of every verb's JSON object.
 const SCHEMA: &str = "oncely.mirror/1";
 
-#[derive(Debug, Args)]
-pub(super) struct MirrorArguments {
-    #[command(subcommand)]
-    verb: MirrorCommand,
-}
-
 #[derive(Debug, Subcommand)]
-enum MirrorCommand {
+pub(super) enum MirrorCommand {
     /// Show whether Redis answers, the backlog and the last minute's throughput
     #[command(after_help = "Exit 1: there is no mirror, or Redis does not answer.")]
     Stats(stats::MirrorStatsArguments),
@@ -45,8 +39,8 @@ enum MirrorCommand {
     Rebuild(rebuild::MirrorRebuildArguments),
 }
 
-pub(super) async fn run(file: &Path, arguments: MirrorArguments, times: Times) -> crate::VerbResult {
-    match arguments.verb {
+pub(super) async fn run(file: &Path, verb: MirrorCommand, times: Times) -> crate::VerbResult {
+    match verb {
         MirrorCommand::Stats(arguments) => stats::run(file, arguments, times).await,
         MirrorCommand::Verify(arguments) => verify::run(file, arguments).await,
         MirrorCommand::Rebuild(arguments) => rebuild::run(file, arguments, times).await,

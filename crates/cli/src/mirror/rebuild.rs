@@ -21,7 +21,7 @@ use oncely_process::preflight::open_session;
 use oncely_process::shutdown;
 
 #[derive(Debug, Args)]
-pub(super) struct MirrorRebuildArguments {
+pub(crate) struct MirrorRebuildArguments {
     /// Only this consumer [default: all that are configured]
     #[arg(long, add = ArgValueCompleter::new(completions::consumers))]
     consumer: Option<String>,

@@ -16,7 +16,7 @@ use oncely_postgres as pg;
 use oncely_process::preflight::open_session;
 
 #[derive(Debug, Args)]
-pub(super) struct MirrorStatsArguments {
+pub(crate) struct MirrorStatsArguments {
     /// Print one JSON object
     #[arg(long)]
     json: bool,

@@ -18,7 +18,7 @@ use oncely_postgres as pg;
 use oncely_process::preflight::open_session;
 
 #[derive(Debug, Args)]
-pub(super) struct MirrorVerifyArguments {
+pub(crate) struct MirrorVerifyArguments {
     /// Maximum number of keys that are sampled per consumer
     #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(i64).range(20..=100_000))]
     sample: i64,

@@ -17,7 +17,7 @@ use oncely_process::preflight::open_session;
 
 /// The options of `retry` and `discard`.
 #[derive(Debug, Args)]
-pub(super) struct EventChangeArguments {
+pub(crate) struct EventChangeArguments {
     #[command(flatten)]
     which: EventFilterArguments,
     #[command(flatten)]

@@ -10,7 +10,7 @@ use super::{EventFilterArguments, SCHEMA};
 use oncely_postgres::{EventRow, events};
 
 #[derive(Debug, Args)]
-pub(super) struct OutboxListArguments {
+pub(crate) struct OutboxListArguments {
     #[command(flatten)]
     which: EventFilterArguments,
     /// At most this many rows

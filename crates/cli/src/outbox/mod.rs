@@ -18,14 +18,8 @@ use oncely_postgres::{EventChange, EventFilter};
 /// The schema of every verb's JSON object.
 const SCHEMA: &str = "oncely.outbox/1";
 
-#[derive(Debug, Args)]
-pub(super) struct OutboxArguments {
-    #[command(subcommand)]
-    verb: OutboxCommand,
-}
-
 #[derive(Debug, Subcommand)]
-enum OutboxCommand {
+pub(super) enum OutboxCommand {
     /// Events, oldest first; exit 1 if nothing matches
     List(list::OutboxListArguments),
     /// Make parked events due now, as if they had never failed
@@ -40,8 +34,8 @@ enum OutboxCommand {
     Discard(change::EventChangeArguments),
 }
 
-pub(super) async fn run(file: &Path, arguments: OutboxArguments, times: Times) -> crate::VerbResult {
-    match arguments.verb {
+pub(super) async fn run(file: &Path, verb: OutboxCommand, times: Times) -> crate::VerbResult {
+    match verb {
         OutboxCommand::List(arguments) => list::run(file, arguments, times).await,
         OutboxCommand::Retry(arguments) => change::run(file, arguments, EventChange::Retry).await,
         OutboxCommand::Discard(arguments) => change::run(file, arguments, EventChange::Discard).await,

@@ -18,7 +18,7 @@ use oncely_process::preflight::open_session;
 const SCHEMA: &str = "oncely.tenant_erase/1";
 
 #[derive(Debug, Args)]
-pub(super) struct TenantEraseArguments {
+pub(crate) struct TenantEraseArguments {
     /// Tenant to erase
     pub(super) tenant: String,
     /// Treatment of its rows in the trail

@@ -24,7 +24,7 @@ use oncely_ops::trail::{TrailQuery, search_trail};
 use oncely_postgres::{self as pg, EventFilter, KeyContents, KeyWalk, LetterFilter, Position, TrailFilter};
 
 #[derive(Debug, Args)]
-pub(super) struct TenantExportArguments {
+pub(crate) struct TenantExportArguments {
     /// Tenant to export
     pub(super) tenant: String,
     /// Include responses, results of steps, bodies, headers and payloads; recorded

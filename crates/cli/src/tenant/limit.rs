@@ -20,7 +20,7 @@ const USAGE: &str = "oncely.tenant_usage/1";
 const LIMIT: &str = "oncely.tenant_limit/1";
 
 #[derive(Debug, Args)]
-pub(super) struct UsageArguments {
+pub(crate) struct UsageArguments {
     /// Maximum number of tenants in the list
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(i64).range(1..=100_000))]
     limit: i64,
@@ -30,7 +30,7 @@ pub(super) struct UsageArguments {
 
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("what").required(true).multiple(true).args(["letters", "bytes", "events", "event_bytes", "retention", "default"]))]
-pub(super) struct LimitArguments {
+pub(crate) struct LimitArguments {
     /// Tenant; '' for messages without a valid one
     pub(super) tenant: String,
     /// Maximum number of dead letters with a stored message

@@ -8,20 +8,14 @@ mod limit;
 use std::path::Path;
 use std::process::ExitCode;
 
-use clap::{Args, Subcommand};
+use clap::Subcommand;
 
 use super::output::{self, Times, safe};
 use oncely_core::identity::IdentityPart;
 use oncely_ops::exit;
 
-#[derive(Debug, Args)]
-pub(super) struct TenantArguments {
-    #[command(subcommand)]
-    verb: TenantCommand,
-}
-
 #[derive(Debug, Subcommand)]
-enum TenantCommand {
+pub(super) enum TenantCommand {
     /// Export all rows of a tenant: keys, trail, dead letters, events; one object per line
     #[command(
         after_help = "Reads page by page, so that a row that is added or deleted meanwhile may be missing; the last \
@@ -57,8 +51,8 @@ enum TenantCommand {
     Limit(limit::LimitArguments),
 }
 
-pub(super) async fn run(file: &Path, arguments: TenantArguments, times: Times) -> crate::VerbResult {
-    let tenant = match &arguments.verb {
+pub(super) async fn run(file: &Path, verb: TenantCommand, times: Times) -> crate::VerbResult {
+    let tenant = match &verb {
         TenantCommand::Export(export::TenantExportArguments { tenant, .. })
         | TenantCommand::Erase(erase::TenantEraseArguments { tenant, .. }) => Some(tenant),
         // The tenant is empty for letters without a valid one.
@@ -74,7 +68,7 @@ pub(super) async fn run(file: &Path, arguments: TenantArguments, times: Times) -
         output::note(&format!("{:?} is no tenant: {error}", safe(tenant)));
         return Ok(ExitCode::from(exit::USAGE));
     }
-    match arguments.verb {
+    match verb {
         TenantCommand::Export(arguments) => export::run(file, arguments).await,
         TenantCommand::Erase(arguments) => erase::run(file, arguments, times).await,
         TenantCommand::Usage(arguments) => limit::usage(file, arguments, times).await,
