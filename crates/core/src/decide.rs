@@ -11,32 +11,25 @@ use crate::identity::Identity;
 use crate::reason::{Reason, Rejection};
 use crate::retry::RetryPolicy;
 
-/// The state of a key in PostgreSQL.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KeyStatus {
-    /// Failed so far; may run again.
-    InProgress,
-    /// Took effect.
-    Completed,
-    /// Given up and dead-lettered.
-    Failed,
+crate::words! {
+    array;
+    /// The state of a key in PostgreSQL.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum KeyStatus {
+        /// Failed so far; may run again.
+        InProgress = "IN_PROGRESS",
+        /// Took effect.
+        Completed = "COMPLETED",
+        /// Given up and dead-lettered.
+        Failed = "FAILED",
+    }
 }
 
 impl KeyStatus {
-    /// Returns its value in the column.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::InProgress => "IN_PROGRESS",
-            Self::Completed => "COMPLETED",
-            Self::Failed => "FAILED",
-        }
-    }
-
     /// Parses the column's value.
     #[must_use]
     pub fn from_column(text: &str) -> Option<Self> {
-        [Self::InProgress, Self::Completed, Self::Failed].into_iter().find(|status| status.as_str() == text)
+        Self::ALL.into_iter().find(|status| status.as_str() == text)
     }
 }
 

@@ -5,64 +5,38 @@ use std::fmt;
 /// Longest error text that is kept, in bytes.
 const MAX_TEXT: usize = 1_000;
 
-/// Meaning of a failure for another try.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FaultClass {
-    /// Temporary: the message is tried again after a delay, a bounded number of times.
-    Transient,
-    /// Perhaps not caused by the message: a missing table, a revoked grant, a full disk. Other messages decide ([`crate::blame`]): if they
-    /// fail as well, consuming pauses and no attempt is used; if they succeed, the failure is the message's.
-    Environment,
-    /// A conflict of two transactions: a deadlock, a serialisation failure, a lock held by another. Batching may have brought them together.
-    Contention,
-    /// The session's cached state is out of date: a plan or a prepared statement that is no longer valid. A new connection has neither.
-    Session,
-    /// PostgreSQL refuses data of this message and would refuse it again.
-    Poison,
-    /// The handler reported that this message can never succeed.
-    Rejected,
-    /// The handler refused, which is the final answer.
-    Refused,
-    /// The handler needs JSON, and PostgreSQL can't hold the body.
-    NotJson,
-    /// It was at work in too many crashes of its process.
-    Crashed,
+crate::words! {
+    slice;
+    /// Meaning of a failure for another try.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum FaultClass {
+        /// Temporary: the message is tried again after a delay, a bounded number of times.
+        Transient = "transient",
+        /// Perhaps not caused by the message: a missing table, a revoked grant, a full disk. Other messages decide ([`crate::blame`]): if they
+        /// fail as well, consuming pauses and no attempt is used; if they succeed, the failure is the message's.
+        Environment = "environment",
+        /// A conflict of two transactions: a deadlock, a serialisation failure, a lock held by another. Batching may have brought them together.
+        Contention = "contention",
+        /// The session's cached state is out of date: a plan or a prepared statement that is no longer valid. A new connection has neither.
+        Session = "session",
+        /// PostgreSQL refuses data of this message and would refuse it again.
+        Poison = "poison",
+        /// The handler reported that this message can never succeed.
+        Rejected = "rejected",
+        /// The handler refused, which is the final answer.
+        Refused = "refused",
+        /// The handler needs JSON, and PostgreSQL can't hold the body.
+        NotJson = "not_json",
+        /// It was at work in too many crashes of its process.
+        Crashed = "crashed",
+    }
 }
 
 impl FaultClass {
-    /// All classes.
-    pub const ALL: &[Self] = &[
-        Self::Transient,
-        Self::Environment,
-        Self::Contention,
-        Self::Session,
-        Self::Poison,
-        Self::Rejected,
-        Self::Refused,
-        Self::NotJson,
-        Self::Crashed,
-    ];
-
     /// Returns whether the failure concerns this message only: the handler's own decision, or a crash of its process.
     #[must_use]
     pub fn is_of_one_message(self) -> bool {
         matches!(self, Self::Rejected | Self::Refused | Self::NotJson | Self::Crashed)
-    }
-
-    /// Returns its name as a label.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Transient => "transient",
-            Self::Environment => "environment",
-            Self::Contention => "contention",
-            Self::Session => "session",
-            Self::Poison => "poison",
-            Self::Rejected => "rejected",
-            Self::Refused => "refused",
-            Self::NotJson => "not_json",
-            Self::Crashed => "crashed",
-        }
     }
 }
 

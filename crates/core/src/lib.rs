@@ -23,3 +23,4 @@ pub mod shown;
 pub mod signing;
 pub mod trace_parent;
 pub mod units;
+mod words;

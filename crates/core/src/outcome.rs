@@ -6,26 +6,17 @@ use crate::fault::Fault;
 use crate::letter::Letter;
 use crate::reason::{Reason, Rejection};
 
-/// Source that detected a duplicate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DuplicateSource {
-    /// The mirror in Redis, on its own or confirmed by PostgreSQL.
-    Mirror,
-    /// PostgreSQL.
-    Postgres,
-    /// An earlier message of the same batch.
-    Batch,
-}
-
-impl DuplicateSource {
-    /// Returns its value in the audit table.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Mirror => "mirror",
-            Self::Postgres => "postgres",
-            Self::Batch => "batch",
-        }
+crate::words! {
+    array;
+    /// Source that detected a duplicate.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum DuplicateSource {
+        /// The mirror in Redis, on its own or confirmed by PostgreSQL.
+        Mirror = "mirror",
+        /// PostgreSQL.
+        Postgres = "postgres",
+        /// An earlier message of the same batch.
+        Batch = "batch",
     }
 }
 

@@ -4,93 +4,51 @@ use std::fmt;
 
 use crate::identity::IdentityError;
 
-/// A reason code, as in the header `x-oncely-reason`, the audit row and `idempotency_keys.reason`. Codes are only added, never changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Reason {
-    /// The signed identity of a copy is invalid: it belongs to another key, version, message or consumer, or is forged. The headers are not
-    /// used instead.
-    SignatureInvalid,
-    /// The source of the tenant is missing.
-    TenantMissing,
-    /// The tenant is invalid: empty, over 255 bytes, with NUL, not UTF-8, neither text nor integer.
-    TenantInvalid,
-    /// The source of the key is missing.
-    KeyMissing,
-    /// The key is invalid: empty, over 255 bytes, with NUL, not UTF-8, neither text nor integer.
-    KeyInvalid,
-    /// The identity is in the body, or the consumer needs JSON, and the body is not JSON.
-    InvalidJson,
-    /// The body is over the consumer's limit.
-    BodyTooLarge,
-    /// The headers hold more than 4,096 values, including those in tables and arrays.
-    HeadersTooLarge,
-    /// The key came before with another payload.
-    KeyConflict,
-    /// The handler reported that this message can never succeed.
-    HandlerRejected,
-    /// PostgreSQL refused data of this message (SQLSTATE classes 22 and 54), and would refuse it again.
-    Poison,
-    /// The handler failed as often as the consumer allows.
-    AttemptsExhausted,
-    /// `oncely.claim` was committed without `oncely.complete`: its outcome is unknown.
-    IncompleteClaim,
-    /// A run under a lease made an outside call with an unknown outcome; or a consumer without leases received such a message.
-    OutcomeUnknown,
-    /// Another run held its key under a lease, and the consumer rejects copies meanwhile (`lease.in_flight`): this copy did not run.
-    InFlight,
-    /// An operator parked it (`oncely failed park`): it did not run.
-    Parked,
-    /// Several of its runs began without reporting their end: it crashes its process.
-    Crash,
+crate::words! {
+    slice;
+    /// A reason code, as in the header `x-oncely-reason`, the audit row and `idempotency_keys.reason`. Codes are only added, never changed.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    #[non_exhaustive]
+    pub enum Reason {
+        /// The signed identity of a copy is invalid: it belongs to another key, version, message or consumer, or is forged. The headers are not
+        /// used instead.
+        SignatureInvalid = "signature_invalid",
+        /// The source of the tenant is missing.
+        TenantMissing = "tenant_missing",
+        /// The tenant is invalid: empty, over 255 bytes, with NUL, not UTF-8, neither text nor integer.
+        TenantInvalid = "tenant_invalid",
+        /// The source of the key is missing.
+        KeyMissing = "key_missing",
+        /// The key is invalid: empty, over 255 bytes, with NUL, not UTF-8, neither text nor integer.
+        KeyInvalid = "key_invalid",
+        /// The identity is in the body, or the consumer needs JSON, and the body is not JSON.
+        InvalidJson = "invalid_json",
+        /// The body is over the consumer's limit.
+        BodyTooLarge = "body_too_large",
+        /// The headers hold more than 4,096 values, including those in tables and arrays.
+        HeadersTooLarge = "headers_too_large",
+        /// The key came before with another payload.
+        KeyConflict = "key_conflict",
+        /// The handler reported that this message can never succeed.
+        HandlerRejected = "handler_rejected",
+        /// PostgreSQL refused data of this message (SQLSTATE classes 22 and 54), and would refuse it again.
+        Poison = "poison",
+        /// The handler failed as often as the consumer allows.
+        AttemptsExhausted = "attempts_exhausted",
+        /// `oncely.claim` was committed without `oncely.complete`: its outcome is unknown.
+        IncompleteClaim = "incomplete_claim",
+        /// A run under a lease made an outside call with an unknown outcome; or a consumer without leases received such a message.
+        OutcomeUnknown = "outcome_unknown",
+        /// Another run held its key under a lease, and the consumer rejects copies meanwhile (`lease.in_flight`): this copy did not run.
+        InFlight = "in_flight",
+        /// An operator parked it (`oncely failed park`): it did not run.
+        Parked = "parked",
+        /// Several of its runs began without reporting their end: it crashes its process.
+        Crash = "crash",
+    }
 }
 
 impl Reason {
-    /// All reasons, for documentation and tests.
-    pub const ALL: &[Self] = &[
-        Self::SignatureInvalid,
-        Self::TenantMissing,
-        Self::TenantInvalid,
-        Self::KeyMissing,
-        Self::KeyInvalid,
-        Self::InvalidJson,
-        Self::BodyTooLarge,
-        Self::HeadersTooLarge,
-        Self::KeyConflict,
-        Self::HandlerRejected,
-        Self::Poison,
-        Self::AttemptsExhausted,
-        Self::IncompleteClaim,
-        Self::OutcomeUnknown,
-        Self::InFlight,
-        Self::Parked,
-        Self::Crash,
-    ];
-
-    /// Returns the stable code.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::SignatureInvalid => "signature_invalid",
-            Self::TenantMissing => "tenant_missing",
-            Self::TenantInvalid => "tenant_invalid",
-            Self::KeyMissing => "key_missing",
-            Self::KeyInvalid => "key_invalid",
-            Self::InvalidJson => "invalid_json",
-            Self::BodyTooLarge => "body_too_large",
-            Self::HeadersTooLarge => "headers_too_large",
-            Self::KeyConflict => "key_conflict",
-            Self::HandlerRejected => "handler_rejected",
-            Self::Poison => "poison",
-            Self::AttemptsExhausted => "attempts_exhausted",
-            Self::IncompleteClaim => "incomplete_claim",
-            Self::OutcomeUnknown => "outcome_unknown",
-            Self::InFlight => "in_flight",
-            Self::Parked => "parked",
-            Self::Crash => "crash",
-        }
-    }
-
     /// Returns the reason with this code.
     #[must_use]
     pub fn from_code(code: &str) -> Option<Self> {

@@ -2,25 +2,21 @@
 
 use oncely_core::shown;
 
-/// The role of a user in the console. The roles of the database limit it further.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum ConsoleRole {
-    /// Can look.
-    Viewer,
-    /// Can also act.
-    Operator,
+oncely_core::words! {
+    array;
+    /// The role of a user in the console. The roles of the database limit it further.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+    pub(crate) enum ConsoleRole {
+        /// Can look.
+        Viewer = "viewer",
+        /// Can also act.
+        Operator = "operator",
+    }
 }
 
 impl ConsoleRole {
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Viewer => "viewer",
-            Self::Operator => "operator",
-        }
-    }
-
     pub(crate) fn parse(text: &str) -> Option<Self> {
-        [Self::Viewer, Self::Operator].into_iter().find(|role| role.as_str() == text)
+        Self::ALL.into_iter().find(|role| role.as_str() == text)
     }
 }
 

@@ -12,42 +12,19 @@ use oncely_core::outcome::{DuplicateSource, Outcome};
 use oncely_core::reason::Reason;
 use oncely_core::retry::rung_name;
 
-/// A stage of a batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
-    Prepare,
-    Precheck,
-    Claim,
-    Handle,
-    Record,
-    Commit,
-    OneStatement,
-    Settle,
-}
-
-impl Stage {
-    const ALL: [Self; 8] = [
-        Self::Prepare,
-        Self::Precheck,
-        Self::Claim,
-        Self::Handle,
-        Self::Record,
-        Self::Commit,
-        Self::OneStatement,
-        Self::Settle,
-    ];
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Prepare => "prepare",
-            Self::Precheck => "precheck",
-            Self::Claim => "claim",
-            Self::Handle => "handle",
-            Self::Record => "record",
-            Self::Commit => "commit",
-            Self::OneStatement => "one_statement",
-            Self::Settle => "settle",
-        }
+oncely_core::words! {
+    array;
+    /// A stage of a batch.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Stage {
+        Prepare = "prepare",
+        Precheck = "precheck",
+        Claim = "claim",
+        Handle = "handle",
+        Record = "record",
+        Commit = "commit",
+        OneStatement = "one_statement",
+        Settle = "settle",
     }
 }
 
@@ -131,7 +108,7 @@ impl ConsumerMetrics {
                     duration: histogram!("oncely_message_duration_seconds", "consumer" => c(), "outcome" => *outcome),
                 })
                 .collect(),
-            duplicates: [DuplicateSource::Mirror, DuplicateSource::Postgres, DuplicateSource::Batch]
+            duplicates: DuplicateSource::ALL
                 .map(|source| counter!("oncely_duplicates_total", "consumer" => c(), "source" => source.as_str())),
             dead_letters: Reason::ALL
                 .iter()

@@ -6,25 +6,15 @@ use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 
 use super::catalogue::OTHER;
 
-/// Result of a call of the service.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ServiceCallOutcome {
-    Answered,
-    NotSent,
-    Unknown,
-    Cut,
-}
-
-impl ServiceCallOutcome {
-    const ALL: [Self; 4] = [Self::Answered, Self::NotSent, Self::Unknown, Self::Cut];
-
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Answered => "answered",
-            Self::NotSent => "not_sent",
-            Self::Unknown => "unknown",
-            Self::Cut => "cut",
-        }
+oncely_core::words! {
+    array;
+    /// Result of a call of the service.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum ServiceCallOutcome {
+        Answered = "answered",
+        NotSent = "not_sent",
+        Unknown = "unknown",
+        Cut = "cut",
     }
 }
 

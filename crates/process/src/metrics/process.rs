@@ -2,23 +2,14 @@
 
 use metrics::{Counter, Gauge, counter, gauge};
 
-/// A server that a process needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Server {
-    Postgres,
-    Rabbitmq,
-    Redis,
-}
-
-impl Server {
-    pub const ALL: [Self; 3] = [Self::Postgres, Self::Rabbitmq, Self::Redis];
-
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Postgres => "postgres",
-            Self::Rabbitmq => "rabbitmq",
-            Self::Redis => "redis",
-        }
+oncely_core::words! {
+    array;
+    /// A server that a process needs.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Server {
+        Postgres = "postgres",
+        Rabbitmq = "rabbitmq",
+        Redis = "redis",
     }
 }
 

@@ -7,43 +7,26 @@ use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 use super::catalogue::OTHER;
 use oncely_config::Config;
 
-/// Target of a relay.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Target {
-    /// Receives mirror records.
-    Redis,
-    /// Receives events.
-    Rabbitmq,
-}
-
-impl Target {
-    pub const ALL: [Self; 2] = [Self::Redis, Self::Rabbitmq];
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Redis => "redis",
-            Self::Rabbitmq => "rabbitmq",
-        }
+oncely_core::words! {
+    array;
+    /// Target of a relay.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Target {
+        /// Receives mirror records.
+        Redis = "redis",
+        /// Receives events.
+        Rabbitmq = "rabbitmq",
     }
 }
 
-/// Result of a record or an event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RelayResult {
-    Done,
-    Failed,
-    Parked,
-}
-
-impl RelayResult {
-    const ALL: [Self; 3] = [Self::Done, Self::Failed, Self::Parked];
-
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Done => "done",
-            Self::Failed => "failed",
-            Self::Parked => "parked",
-        }
+oncely_core::words! {
+    array;
+    /// Result of a record or an event.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum RelayResult {
+        Done = "done",
+        Failed = "failed",
+        Parked = "parked",
     }
 }
 

@@ -4,36 +4,22 @@ use serde::Serialize;
 
 use oncely_net::tls::TlsFault;
 
-/// Verdict of a check; the worst last.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Verdict {
-    /// As required.
-    Ok,
-    /// Noteworthy.
-    Info,
-    /// Not, or not completely checked: unknown.
-    Skipped,
-    /// Works now, but may fail.
-    Warning,
-    /// Messages can't be processed, may be lost, or may take effect twice.
-    Error,
-}
-
-impl Verdict {
-    /// All verdicts, the worst last.
-    pub const ALL: [Self; 5] = [Self::Ok, Self::Info, Self::Skipped, Self::Warning, Self::Error];
-
-    /// Returns its name as a label.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Ok => "ok",
-            Self::Info => "info",
-            Self::Skipped => "skipped",
-            Self::Warning => "warning",
-            Self::Error => "error",
-        }
+oncely_core::words! {
+    array;
+    /// Verdict of a check; the worst last.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum Verdict {
+        /// As required.
+        Ok = "ok",
+        /// Noteworthy.
+        Info = "info",
+        /// Not, or not completely checked: unknown.
+        Skipped = "skipped",
+        /// Works now, but may fail.
+        Warning = "warning",
+        /// Messages can't be processed, may be lost, or may take effect twice.
+        Error = "error",
     }
 }
 
