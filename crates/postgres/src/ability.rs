@@ -23,6 +23,6 @@ pub struct Abilities {
     pub record: bool,
 }
 
-pub async fn abilities(connection: &mut PgConnection) -> Result<Abilities, sqlx::Error> {
+pub async fn abilities(connection: &mut PgConnection) -> sqlx::Result<Abilities> {
     sqlx::query_file_as!(Abilities, "src/abilities.sql").fetch_one(connection).await
 }

@@ -72,7 +72,7 @@ impl Address {
     }
 
     /// Returns the options, with certificates and key as read from their files now.
-    pub(super) async fn into_options(self) -> Result<PgConnectOptions, sqlx::Error> {
+    pub(super) async fn into_options(self) -> sqlx::Result<PgConnectOptions> {
         #[cfg(feature = "tls")]
         if let Some(tls) = self.tls {
             let read = tokio::task::spawn_blocking(move || tls::TlsFiles::read(&tls)).await;

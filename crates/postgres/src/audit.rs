@@ -37,7 +37,7 @@ pub async fn append(
     worker: &str,
     now: DateTime<Utc>,
     records: &[AuditRecord<'_>],
-) -> Result<u64, sqlx::Error> {
+) -> sqlx::Result<u64> {
     let tenants: Vec<&str> = records.iter().map(|r| r.tenant).collect();
     let keys: Vec<&str> = records.iter().map(|r| r.key).collect();
     let (attempts, attempt) =

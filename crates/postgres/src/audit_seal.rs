@@ -15,7 +15,7 @@ pub struct SealedSpan {
 }
 
 /// Seals the next closed span of the trail; `None` if no unsealed span is closed yet.
-pub async fn seal_audit(connection: &mut PgConnection) -> Result<Option<SealedSpan>, sqlx::Error> {
+pub async fn seal_audit(connection: &mut PgConnection) -> sqlx::Result<Option<SealedSpan>> {
     let row = sqlx::query!("select s.until_time, s.row_count, s.hash from oncely.seal_audit() as s")
         .fetch_one(connection)
         .await?;
@@ -55,7 +55,7 @@ pub struct Seal {
 }
 
 /// Sets the text formats used for sealing, for the rest of the session: to be called before [`seals`] and [`audit_digest`].
-pub async fn look_as_sealed(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+pub async fn look_as_sealed(connection: &mut PgConnection) -> sqlx::Result<()> {
     sqlx::query!(
         "select set_config('timezone', 'UTC', false) as timezone, set_config('datestyle', 'ISO, YMD', false) as datestyle,
              set_config('bytea_output', 'hex', false) as bytea_output"
@@ -66,7 +66,7 @@ pub async fn look_as_sealed(connection: &mut PgConnection) -> Result<(), sqlx::E
 }
 
 /// Returns up to `limit` seals after a position of the chain, in its order.
-pub async fn seals(connection: &mut PgConnection, after: i64, limit: i64) -> Result<Vec<Seal>, sqlx::Error> {
+pub async fn seals(connection: &mut PgConnection, after: i64, limit: i64) -> sqlx::Result<Vec<Seal>> {
     sqlx::query_file_as!(Seal, "src/seals_list.sql", after, limit).fetch_all(connection).await
 }
 
@@ -74,7 +74,7 @@ pub async fn seals(connection: &mut PgConnection, after: i64, limit: i64) -> Res
 pub type ErasedSpans = HashMap<(DateTime<Utc>, DateTime<Utc>), (i64, Vec<u8>)>;
 
 /// Returns the spans from which a tenant was erased; the last erasure counts.
-pub async fn erased_spans(connection: &mut PgConnection) -> Result<ErasedSpans, sqlx::Error> {
+pub async fn erased_spans(connection: &mut PgConnection) -> sqlx::Result<ErasedSpans> {
     let rows = sqlx::query!(
         "select s.from_time, s.until_time, s.row_count, s.digest from oncely.audit_seals as s where s.kind = 'erased' order by s.place"
     )
@@ -92,7 +92,7 @@ pub struct DroppedSpan {
 }
 
 /// Returns the end of the dropped part of the trail.
-pub async fn dropped(connection: &mut PgConnection) -> Result<DroppedSpan, sqlx::Error> {
+pub async fn dropped(connection: &mut PgConnection) -> sqlx::Result<DroppedSpan> {
     sqlx::query_as!(
         DroppedSpan,
         r#"select max(s.until_time) as "until",
@@ -110,7 +110,7 @@ pub async fn audit_digest(
     connection: &mut PgConnection,
     from: DateTime<Utc>,
     until: DateTime<Utc>,
-) -> Result<(i64, Vec<u8>), sqlx::Error> {
+) -> sqlx::Result<(i64, Vec<u8>)> {
     let row = sqlx::query_file!("src/audit_digest.sql", from, until).fetch_one(connection).await?;
     Ok((row.rows, row.digest))
 }
@@ -120,7 +120,7 @@ pub async fn audit_count(
     connection: &mut PgConnection,
     from: Option<DateTime<Utc>>,
     until: Option<DateTime<Utc>>,
-) -> Result<i64, sqlx::Error> {
+) -> sqlx::Result<i64> {
     sqlx::query_scalar!(
         r#"select count(*) as "count!" from oncely.audit
         where occurred_at >= coalesce($1::timestamptz, '-infinity') and occurred_at < coalesce($2::timestamptz, 'infinity')"#,

@@ -24,7 +24,7 @@ pub struct Backlog {
 }
 
 /// Returns the current backlogs, by the database's clock.
-pub async fn backlog(connection: &mut PgConnection, now: DateTime<Utc>) -> Result<Backlog, sqlx::Error> {
+pub async fn backlog(connection: &mut PgConnection, now: DateTime<Utc>) -> sqlx::Result<Backlog> {
     sqlx::query_file_as!(Backlog, "src/backlog.sql", now).fetch_one(connection).await
 }
 
@@ -40,7 +40,7 @@ pub struct WaitingLetters {
 pub async fn waiting_letters_of(
     connection: &mut PgConnection,
     reason: &str,
-) -> Result<Vec<WaitingLetters>, sqlx::Error> {
+) -> sqlx::Result<Vec<WaitingLetters>> {
     sqlx::query_as!(
         WaitingLetters,
         r#"select consumer, count(*) as "waiting!", oncely.bounded(min(updated_at)) as "oldest!"
@@ -55,7 +55,7 @@ pub async fn waiting_letters_of(
 }
 
 /// Returns the open dead letters, by consumer.
-pub async fn waiting_letters(connection: &mut PgConnection) -> Result<Vec<WaitingLetters>, sqlx::Error> {
+pub async fn waiting_letters(connection: &mut PgConnection) -> sqlx::Result<Vec<WaitingLetters>> {
     sqlx::query_as!(
         WaitingLetters,
         r#"select consumer, count(*) as "waiting!", oncely.bounded(min(updated_at)) as "oldest!"

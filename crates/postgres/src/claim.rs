@@ -49,7 +49,7 @@ pub async fn claim_fresh(
     consumer: &IdentityPart,
     now: DateTime<Utc>,
     claims: &[(&Identity, Option<Fingerprint>)],
-) -> Result<FreshClaim, sqlx::Error> {
+) -> sqlx::Result<FreshClaim> {
     let Columns { tenants, keys, fingerprints } = columns(claims);
     let inserted = sqlx::query_file!(
         "src/claim_fresh.sql",
@@ -108,7 +108,7 @@ pub async fn claim(
     consumer: &IdentityPart,
     now: DateTime<Utc>,
     claims: &[(&Identity, Option<Fingerprint>)],
-) -> Result<Vec<usize>, sqlx::Error> {
+) -> sqlx::Result<Vec<usize>> {
     let Columns { tenants, keys, fingerprints } = columns(claims);
     let rows = sqlx::query_file!(
         "src/claim.sql",
@@ -139,7 +139,7 @@ pub async fn retake(
     now: DateTime<Utc>,
     due: DateTime<Utc>,
     claims: &[(&Identity, Option<Fingerprint>)],
-) -> Result<Vec<(usize, u32)>, sqlx::Error> {
+) -> sqlx::Result<Vec<(usize, u32)>> {
     let Columns { tenants, keys, fingerprints } = columns(claims);
     let position = positions(claims);
     plan_anew(connection).await?;
@@ -169,7 +169,7 @@ pub async fn look_up(
     connection: &mut PgConnection,
     consumer: &IdentityPart,
     identities: &[&Identity],
-) -> Result<Vec<Option<KeyRecord>>, sqlx::Error> {
+) -> sqlx::Result<Vec<Option<KeyRecord>>> {
     let claims: Vec<_> = identities.iter().map(|identity| (*identity, None)).collect();
     let Columns { tenants, keys, .. } = columns(&claims);
     let position = positions(&claims);

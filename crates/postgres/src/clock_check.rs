@@ -21,7 +21,7 @@ pub struct ObservedClock {
 }
 
 /// Reads the database's clock, and records the reading.
-pub async fn observe_clock(connection: &mut PgConnection) -> Result<ObservedClock, sqlx::Error> {
+pub async fn observe_clock(connection: &mut PgConnection) -> sqlx::Result<ObservedClock> {
     let row = sqlx::query!(
         r#"select c.at as "at!", c.seen_at as "seen_at!", (extract(epoch from c.bound) * 1000000)::bigint as "bound!",
             c.explained as "explained!"
@@ -38,16 +38,12 @@ pub async fn observe_clock(connection: &mut PgConnection) -> Result<ObservedCloc
 }
 
 /// Accepts the clock on behalf of an operator; recorded in the same transaction.
-pub async fn accept_clock(
-    connection: &mut PgConnection,
-    user: &str,
-    note: Option<&str>,
-) -> Result<(), sqlx::Error> {
+pub async fn accept_clock(connection: &mut PgConnection, user: &str, note: Option<&str>) -> sqlx::Result<()> {
     sqlx::query!("select oncely.accept_clock($1, $2)", user, note).fetch_one(connection).await?;
     Ok(())
 }
 
 /// Returns the clock's reading when it was last refused; `None` while it is plausible.
-pub async fn clock_refused_at(connection: &mut PgConnection) -> Result<Option<DateTime<Utc>>, sqlx::Error> {
+pub async fn clock_refused_at(connection: &mut PgConnection) -> sqlx::Result<Option<DateTime<Utc>>> {
     sqlx::query_scalar!("select clock_refused_at from oncely.maintenance").fetch_one(connection).await
 }

@@ -64,7 +64,7 @@ pub async fn collect_batch(
     memory: &RetentionRule,
     limit: i64,
     from: Option<DateTime<Utc>>,
-) -> Result<CollectedBatch, sqlx::Error> {
+) -> sqlx::Result<CollectedBatch> {
     if status == KeyStatus::Completed
         && let Some(batch) = collect_unheld(connection, memory, limit, from).await?
     {
@@ -94,7 +94,7 @@ pub async fn collect_batch(
 
 /// Begins a transaction that deletes keys: none of a letter that is being requeued. While it lasts no requeue is decided, so the letters
 /// seen by its statement stay valid; see [`super::begin_requeue`].
-pub async fn past_requeues(connection: &mut PgConnection) -> Result<Transaction<'_, Postgres>, sqlx::Error> {
+pub async fn past_requeues(connection: &mut PgConnection) -> sqlx::Result<Transaction<'_, Postgres>> {
     let mut transaction = connection.begin().await?;
     sqlx::query!("select oncely.take_lock('requeue', false)").fetch_one(&mut *transaction).await?;
     Ok(transaction)
@@ -110,7 +110,7 @@ async fn collect_unheld(
     memory: &RetentionRule,
     limit: i64,
     from: Option<DateTime<Utc>>,
-) -> Result<Option<CollectionRow>, sqlx::Error> {
+) -> sqlx::Result<Option<CollectionRow>> {
     let mut transaction = past_requeues(connection).await?;
     sqlx::query!("select set_config('lock_timeout', $1, true)", LOCK_WAIT)
         .fetch_one(&mut *transaction)
@@ -141,7 +141,7 @@ pub async fn collect_expired(
     now: DateTime<Utc>,
     limit: i64,
     from: Option<DateTime<Utc>>,
-) -> Result<CollectedBatch, sqlx::Error> {
+) -> sqlx::Result<CollectedBatch> {
     let mut transaction = past_requeues(connection).await?;
     let batch = sqlx::query_file_as!(CollectionRow, "src/collect_expired.sql", now, limit, from)
         .fetch_one(&mut *transaction)
@@ -164,10 +164,7 @@ impl From<CollectionRow> for CollectedBatch {
 }
 
 /// Counts the keys that [`collect_expired`] would delete.
-pub async fn count_self_expired(
-    connection: &mut PgConnection,
-    now: DateTime<Utc>,
-) -> Result<u64, sqlx::Error> {
+pub async fn count_self_expired(connection: &mut PgConnection, now: DateTime<Utc>) -> sqlx::Result<u64> {
     let count = sqlx::query_scalar!(
         r#"select count(*) as "count!" from oncely.idempotency_keys as i
         where expires_at < $1
@@ -186,10 +183,7 @@ pub async fn count_self_expired(
 }
 
 /// Counts the keys that a collection would delete: completed, failed, in progress.
-pub async fn count_expired(
-    connection: &mut PgConnection,
-    memory: &RetentionRule,
-) -> Result<[u64; 3], sqlx::Error> {
+pub async fn count_expired(connection: &mut PgConnection, memory: &RetentionRule) -> sqlx::Result<[u64; 3]> {
     let row = sqlx::query!(
         r#"select
             count(*) filter (where status = 'COMPLETED') as "completed!",
@@ -214,14 +208,14 @@ pub async fn count_expired(
 }
 
 /// Takes the collection lock if it is free. It belongs to the session; two collections at once are correct, but wasteful.
-pub async fn try_lock(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
+pub async fn try_lock(connection: &mut PgConnection) -> sqlx::Result<bool> {
     sqlx::query_scalar!(r#"select oncely.try_session_lock('collection', false) as "locked!""#)
         .fetch_one(connection)
         .await
 }
 
 /// Releases the lock.
-pub async fn unlock(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+pub async fn unlock(connection: &mut PgConnection) -> sqlx::Result<()> {
     sqlx::query!("select oncely.release_session_lock('collection')").fetch_one(connection).await?;
     Ok(())
 }

@@ -32,7 +32,7 @@ pub async fn fail(
     now: DateTime<Utc>,
     claimed: bool,
     failures: &[KeyFailure<'_>],
-) -> Result<u64, sqlx::Error> {
+) -> sqlx::Result<u64> {
     let column = |of: fn(&KeyFailure<'_>) -> String| failures.iter().map(of).collect::<Vec<_>>();
     let tenants = column(|f| f.identity.tenant.as_str().to_owned());
     let keys = column(|f| f.identity.key.as_str().to_owned());
@@ -74,7 +74,7 @@ pub async fn store_responses(
     connection: &mut PgConnection,
     consumer: &IdentityPart,
     responses: &[(&Identity, &str)],
-) -> Result<u64, sqlx::Error> {
+) -> sqlx::Result<u64> {
     let tenants: Vec<String> = responses.iter().map(|(i, _)| i.tenant.as_str().to_owned()).collect();
     let keys: Vec<String> = responses.iter().map(|(i, _)| i.key.as_str().to_owned()).collect();
     let values: Vec<&str> = responses.iter().map(|(_, value)| *value).collect();

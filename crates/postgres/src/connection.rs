@@ -11,10 +11,7 @@ use super::settings::PgSettings;
 
 /// Waits for an answer of PostgreSQL with a client-side limit: a peer that vanished silently never answers, and the server's limits
 /// vanished with it. After a timeout the connection must not be used again.
-pub async fn within<T>(
-    limit: Duration,
-    asked: impl Future<Output = Result<T, sqlx::Error>>,
-) -> Result<T, sqlx::Error> {
+pub async fn within<T>(limit: Duration, asked: impl Future<Output = sqlx::Result<T>>) -> sqlx::Result<T> {
     match tokio::time::timeout(limit, asked).await {
         Ok(answer) => answer,
         Err(_) => {
@@ -31,7 +28,7 @@ pub(super) fn standby() -> sqlx::Error {
 }
 
 /// Reads a session's settings that must have certain values.
-async fn read_required_settings(connection: &mut PgConnection) -> Result<Vec<(String, String)>, sqlx::Error> {
+async fn read_required_settings(connection: &mut PgConnection) -> sqlx::Result<Vec<(String, String)>> {
     let rows = sqlx::raw_sql(
         "select name, setting from pg_catalog.pg_settings
          where name operator(pg_catalog.=) any (array['statement_timeout', 'lock_timeout', 'default_transaction_isolation',
@@ -76,7 +73,7 @@ impl PgSettings {
         &self,
         application: &str,
         search_path: Option<&str>,
-    ) -> Result<PgConnection, sqlx::Error> {
+    ) -> sqlx::Result<PgConnection> {
         let limits = self.limits();
         let options = Address::from_settings(self)?
             .into_options()

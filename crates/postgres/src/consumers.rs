@@ -46,7 +46,7 @@ pub(super) fn interval(duration: Duration) -> PgInterval {
 ///
 /// # Errors
 /// If the query fails.
-pub async fn known_consumers(connection: &mut PgConnection) -> Result<Vec<KnownConsumer>, sqlx::Error> {
+pub async fn known_consumers(connection: &mut PgConnection) -> sqlx::Result<Vec<KnownConsumer>> {
     let rows = sqlx::query!(
         r#"select consumer, (extract(epoch from retention) * 1000000)::bigint as "retention!",
             (extract(epoch from redelivery_horizon) * 1000000)::bigint as "redelivery_horizon!", fingerprint, on_conflict,
@@ -76,7 +76,7 @@ pub async fn retentions(
     connection: &mut PgConnection,
     now: DateTime<Utc>,
     tenants: &[String],
-) -> Result<BTreeMap<(String, String), Duration>, sqlx::Error> {
+) -> sqlx::Result<BTreeMap<(String, String), Duration>> {
     let rows = sqlx::query!(
         r#"select tenant as "tenant!", consumer as "consumer!", (extract(epoch from retention) * 1000000)::bigint as "retention!"
         from oncely.list_retentions($1, $2)"#,
@@ -106,10 +106,7 @@ pub struct RetentionRule {
 /// of tenants with equal retentions of their own. Time in which a consumer was paused does not count (`oncely.forgotten_before`), and a
 /// former, longer retention applies as long as mirror entries written under it live (`oncely.effective_retention`,
 /// `oncely.tenant_retention`).
-pub async fn memories(
-    connection: &mut PgConnection,
-    now: DateTime<Utc>,
-) -> Result<Vec<RetentionRule>, sqlx::Error> {
+pub async fn memories(connection: &mut PgConnection, now: DateTime<Utc>) -> sqlx::Result<Vec<RetentionRule>> {
     sqlx::query_as!(
         RetentionRule,
         r#"with own as (
@@ -172,7 +169,7 @@ pub struct RegisteredSettings {
 pub async fn register_consumer(
     connection: &mut PgConnection,
     with: Registration<'_>,
-) -> Result<RegisteredSettings, sqlx::Error> {
+) -> sqlx::Result<RegisteredSettings> {
     let compares = Some((with.fingerprint, with.on_conflict));
     register(connection, with.consumer, with.retention, with.redelivery_horizon, compares, with.worker).await
 }
@@ -183,7 +180,7 @@ pub async fn register_shared(
     consumer: &str,
     retention: Duration,
     worker: &str,
-) -> Result<RegisteredSettings, sqlx::Error> {
+) -> sqlx::Result<RegisteredSettings> {
     // The shortest possible horizon.
     register(connection, consumer, retention, Duration::from_secs(1), None, worker).await
 }
@@ -195,7 +192,7 @@ async fn register(
     redelivery_horizon: Duration,
     compares: Option<(&str, &str)>,
     worker: &str,
-) -> Result<RegisteredSettings, sqlx::Error> {
+) -> sqlx::Result<RegisteredSettings> {
     let row = sqlx::query!(
         r#"select (extract(epoch from r.known_retention) * 1000000)::bigint as "retention!",
             (extract(epoch from r.known_redelivery_horizon) * 1000000)::bigint as "redelivery_horizon!", r.former_fingerprint
@@ -220,7 +217,7 @@ async fn register(
 ///
 /// # Errors
 /// If the query fails; `42501` if the login is not a relay.
-pub async fn register_mirror_ttl(connection: &mut PgConnection, ttl: Duration) -> Result<(), sqlx::Error> {
+pub async fn register_mirror_ttl(connection: &mut PgConnection, ttl: Duration) -> sqlx::Result<()> {
     sqlx::query!("select oncely.register_mirror_ttl($1)", interval(ttl)).fetch_one(connection).await?;
     Ok(())
 }
@@ -229,7 +226,7 @@ pub async fn register_mirror_ttl(connection: &mut PgConnection, ttl: Duration) -
 ///
 /// # Errors
 /// If the query fails.
-pub async fn mirror_ttl(connection: &mut PgConnection) -> Result<Duration, sqlx::Error> {
+pub async fn mirror_ttl(connection: &mut PgConnection) -> sqlx::Result<Duration> {
     let row = sqlx::query!(
         r#"select (extract(epoch from mirror_ttl) * 1000000)::bigint as "ttl!" from oncely.cell"#
     )
@@ -246,7 +243,7 @@ pub async fn set_retention(
     redelivery_horizon: Option<Duration>,
     user: &str,
     note: Option<&str>,
-) -> Result<(), sqlx::Error> {
+) -> sqlx::Result<()> {
     let horizon = redelivery_horizon.map(interval);
     sqlx::query!(
         "select oncely.set_retention($1, $2, $3, $4, $5)",

@@ -17,7 +17,7 @@ pub struct Pause {
 }
 
 /// Returns the current pauses, by consumer.
-pub async fn pauses(connection: &mut PgConnection) -> Result<Vec<Pause>, sqlx::Error> {
+pub async fn pauses(connection: &mut PgConnection) -> sqlx::Result<Vec<Pause>> {
     sqlx::query_as!(
         Pause,
         r#"select consumer, oncely.bounded(paused_at) as "paused_at!", oncely.bounded(paused_until) as paused_until,
@@ -40,7 +40,7 @@ pub async fn pause_consumer(
     until: Option<DateTime<Utc>>,
     reason: &str,
     user: &str,
-) -> Result<(), sqlx::Error> {
+) -> sqlx::Result<()> {
     sqlx::query!("select oncely.pause_consumer($1, $2, $3, $4)::text", consumer, until, reason, user)
         .fetch_one(connection)
         .await?;
@@ -53,7 +53,7 @@ pub async fn resume_consumer(
     consumer: &str,
     reason: Option<&str>,
     user: &str,
-) -> Result<bool, sqlx::Error> {
+) -> sqlx::Result<bool> {
     sqlx::query_scalar!(r#"select oncely.resume_consumer($1, $2, $3) as "resumed!""#, consumer, reason, user)
         .fetch_one(connection)
         .await

@@ -48,7 +48,7 @@ pub async fn store_letters(
     now: DateTime<Utc>,
     quota: Quota,
     letters: &[DeadLetter],
-) -> Result<Vec<(String, Letter)>, sqlx::Error> {
+) -> sqlx::Result<Vec<(String, Letter)>> {
     let text =
         |of: fn(&DeadLetter) -> &str| letters.iter().map(|l| of(l).to_owned()).collect::<Vec<String>>();
     let ids: Vec<Uuid> = letters.iter().map(|l| l.id).collect();
@@ -105,11 +105,7 @@ pub(super) fn letter(id: Uuid, generation: i32) -> Letter {
 
 /// Deletes one bounded batch of letters that were requeued or discarded before `before`, after which their queue was swept. Returns the
 /// number deleted.
-pub async fn collect(
-    connection: &mut PgConnection,
-    before: DateTime<Utc>,
-    limit: i64,
-) -> Result<u64, sqlx::Error> {
+pub async fn collect(connection: &mut PgConnection, before: DateTime<Utc>, limit: i64) -> sqlx::Result<u64> {
     let gone = sqlx::query_scalar!(r#"select oncely.collect_dead_letters($1, $2) as "gone!""#, before, limit)
         .fetch_one(connection)
         .await?;

@@ -11,7 +11,7 @@ use oncely_core::message::{HeaderValue, RawMessage};
 ///
 /// # Errors
 /// SQLSTATE `ONC04`: too large; `ONC05`: can't be published in this form. And any error that prevents the insert.
-pub async fn emit(connection: &mut PgConnection, event: &Event) -> Result<Uuid, sqlx::Error> {
+pub async fn emit(connection: &mut PgConnection, event: &Event) -> sqlx::Result<Uuid> {
     emit_for(connection, event, None).await
 }
 
@@ -20,7 +20,7 @@ pub async fn emit_for(
     connection: &mut PgConnection,
     event: &Event,
     cause: Option<(&str, &RawMessage)>,
-) -> Result<Uuid, sqlx::Error> {
+) -> sqlx::Result<Uuid> {
     let mut headers = event.headers.clone();
     if let Some((_, message)) = cause
         && !headers.contains_key("traceparent")

@@ -58,10 +58,7 @@ pub struct EventRow {
 ///
 /// # Errors
 /// If the query fails.
-pub async fn events(
-    connection: &mut PgConnection,
-    filter: &EventFilter,
-) -> Result<Vec<EventRow>, sqlx::Error> {
+pub async fn events(connection: &mut PgConnection, filter: &EventFilter) -> sqlx::Result<Vec<EventRow>> {
     sqlx::query_file_as!(
         EventRow,
         "src/events_list.sql",
@@ -113,7 +110,7 @@ pub async fn change_events(
     events: &[EventRow],
     state: Option<&str>,
     by: EventChangeAuthor<'_>,
-) -> Result<usize, sqlx::Error> {
+) -> sqlx::Result<usize> {
     let tenants: Vec<String> = events.iter().map(|event| event.tenant.clone()).collect();
     let ids: Vec<Uuid> = events.iter().map(|event| event.id).collect();
     let done = sqlx::query_scalar!(
@@ -149,10 +146,7 @@ pub struct EventStatus {
 ///
 /// # Errors
 /// If the query fails.
-pub async fn event_status(
-    connection: &mut PgConnection,
-    now: DateTime<Utc>,
-) -> Result<EventStatus, sqlx::Error> {
+pub async fn event_status(connection: &mut PgConnection, now: DateTime<Utc>) -> sqlx::Result<EventStatus> {
     sqlx::query_as!(
         EventStatus,
         r#"select

@@ -54,7 +54,7 @@ pub async fn take_events(
     connection: &mut PgConnection,
     now: DateTime<Utc>,
     limits: TakeLimits,
-) -> Result<Vec<TakenEvent>, sqlx::Error> {
+) -> sqlx::Result<Vec<TakenEvent>> {
     sqlx::query_file_as!(TakenEvent, "src/events_take.sql", now, limits.events, limits.bytes, LARGEST)
         .fetch_all(connection)
         .await
@@ -67,7 +67,7 @@ pub async fn take_ordered(
     now: DateTime<Utc>,
     limits: TakeLimits,
     cursor: &mut OrderingKeyCursor,
-) -> Result<Vec<TakenEvent>, sqlx::Error> {
+) -> sqlx::Result<Vec<TakenEvent>> {
     let (tenant, key) = cursor.take().unwrap_or_default();
     let heads = sqlx::query_file!("src/events_heads.sql", now, tenant, key, limits.keys, limits.events)
         .fetch_all(&mut *connection)
@@ -116,10 +116,7 @@ fn keep_without_gaps(taken: &mut Vec<TakenEvent>) {
 }
 
 /// Deletes published events. Returns their number.
-pub async fn delete_events(
-    connection: &mut PgConnection,
-    events: &[&TakenEvent],
-) -> Result<u64, sqlx::Error> {
+pub async fn delete_events(connection: &mut PgConnection, events: &[&TakenEvent]) -> sqlx::Result<u64> {
     let tenants: Vec<String> = events.iter().map(|event| event.tenant.clone()).collect();
     let ids: Vec<Uuid> = events.iter().map(|event| event.id).collect();
     let gone = sqlx::query_scalar!(r#"select oncely.delete_events($1, $2) as "gone!""#, &tenants, &ids)
@@ -151,7 +148,7 @@ pub async fn fail_events(
     connection: &mut PgConnection,
     now: DateTime<Utc>,
     failures: &[EventFailure<'_>],
-) -> Result<u64, sqlx::Error> {
+) -> sqlx::Result<u64> {
     let tenants: Vec<String> = failures.iter().map(|f| f.event.tenant.clone()).collect();
     let ids: Vec<Uuid> = failures.iter().map(|f| f.event.id).collect();
     let attempts: Vec<i32> = failures.iter().map(|f| f.attempts).collect();
@@ -175,7 +172,7 @@ pub async fn fail_events(
 }
 
 /// Returns the database's time.
-pub async fn database_time(connection: &mut PgConnection) -> Result<DateTime<Utc>, sqlx::Error> {
+pub async fn database_time(connection: &mut PgConnection) -> sqlx::Result<DateTime<Utc>> {
     let row = sqlx::query!(r#"select clock_timestamp() as "now!""#).fetch_one(connection).await?;
     Ok(row.now)
 }

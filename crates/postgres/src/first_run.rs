@@ -10,7 +10,7 @@ pub async fn first_runs(
     connection: &mut PgConnection,
     consumer: &IdentityPart,
     keys: &[(&IdentityPart, &IdentityPart)],
-) -> Result<Vec<(usize, String)>, sqlx::Error> {
+) -> sqlx::Result<Vec<(usize, String)>> {
     let tenants: Vec<&str> = keys.iter().map(|(tenant, _)| tenant.as_str()).collect();
     let names: Vec<&str> = keys.iter().map(|(_, key)| key.as_str()).collect();
     let rows = sqlx::query_file!("src/first_runs.sql", consumer.as_str(), &tenants as _, &names as _)

@@ -70,7 +70,7 @@ impl PgSettings {
     /// # Errors
     /// If the URL is malformed, or the server does not answer in time or can't be trusted. With several hosts, if none of them takes
     /// writes.
-    pub async fn connect(&self, application: &str) -> Result<PgConnection, sqlx::Error> {
+    pub async fn connect(&self, application: &str) -> sqlx::Result<PgConnection> {
         self.connect_with(application, Some(PINNED)).await
     }
 
@@ -78,7 +78,7 @@ impl PgSettings {
         &self,
         application: &str,
         search_path: Option<&str>,
-    ) -> Result<PgConnection, sqlx::Error> {
+    ) -> sqlx::Result<PgConnection> {
         // The file may be missing only for a moment: an outage, which is retried.
         let settings = self.current().map_err(|error| sqlx::Error::Io(std::io::Error::other(error)))?;
         let hosts: Vec<Self> = settings.each_host().collect();
@@ -95,7 +95,7 @@ async fn connect_to_one_of(
     turn: &HostState,
     application: &str,
     search_path: Option<&str>,
-) -> Result<PgConnection, sqlx::Error> {
+) -> sqlx::Result<PgConnection> {
     if turn.is_new() {
         look_at_all(hosts, turn, application).await;
     }

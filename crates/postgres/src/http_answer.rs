@@ -50,7 +50,7 @@ pub async fn store_http_answer(
     answer: &HttpAnswer,
     trace: AnswerTrace<'_>,
     now: DateTime<Utc>,
-) -> Result<bool, sqlx::Error> {
+) -> sqlx::Result<bool> {
     let row = sqlx::query_file!(
         "src/http_store.sql",
         identity.tenant.as_str(),

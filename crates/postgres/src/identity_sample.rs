@@ -22,6 +22,6 @@ pub struct IdentitySample {
 pub async fn identity_sample(
     connection: &mut PgConnection,
     since: DateTime<Utc>,
-) -> Result<Vec<IdentitySample>, sqlx::Error> {
+) -> sqlx::Result<Vec<IdentitySample>> {
     sqlx::query_file_as!(IdentitySample, "src/identity_sample.sql", since).fetch_all(connection).await
 }

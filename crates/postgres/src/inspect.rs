@@ -43,10 +43,7 @@ pub struct AuditRow {
 ///
 /// # Errors
 /// If the query fails, for example by `statement_timeout`.
-pub async fn audit_list(
-    connection: &mut PgConnection,
-    filter: &AuditFilter,
-) -> Result<Vec<AuditRow>, sqlx::Error> {
+pub async fn audit_list(connection: &mut PgConnection, filter: &AuditFilter) -> sqlx::Result<Vec<AuditRow>> {
     sqlx::query_file_as!(
         AuditRow,
         "src/audit_list.sql",
@@ -124,7 +121,7 @@ pub async fn key_details(
     key: &str,
     tenant: Option<&str>,
     consumer: Option<&str>,
-) -> Result<Vec<KeyDetails>, sqlx::Error> {
+) -> sqlx::Result<Vec<KeyDetails>> {
     let mut keys = sqlx::query_file_as!(KeyDetails, "src/find_key.sql", key, tenant, consumer)
         .fetch_all(&mut *connection)
         .await?;
@@ -160,7 +157,7 @@ pub struct MirrorQueueStatus {
 ///
 /// # Errors
 /// If the query fails.
-pub async fn mirror_queue_status(connection: &mut PgConnection) -> Result<MirrorQueueStatus, sqlx::Error> {
+pub async fn mirror_queue_status(connection: &mut PgConnection) -> sqlx::Result<MirrorQueueStatus> {
     sqlx::query_as!(
         MirrorQueueStatus,
         r#"select (select count(*) from (select 1 from oncely.mirror_queue limit 10000) as o) as "records!",
@@ -187,7 +184,7 @@ pub struct TableStatistics {
     pub sealing_since: Option<DateTime<Utc>>,
 }
 
-pub async fn table_statistics(connection: &mut PgConnection) -> Result<TableStatistics, sqlx::Error> {
+pub async fn table_statistics(connection: &mut PgConnection) -> sqlx::Result<TableStatistics> {
     sqlx::query_as!(
         TableStatistics,
         r#"select
@@ -263,12 +260,12 @@ pub struct LoginRole {
 }
 
 /// Returns Oncely's roles, and whether the login has each. A role that could not be created is left out.
-pub async fn login_roles(connection: &mut PgConnection) -> Result<Vec<LoginRole>, sqlx::Error> {
+pub async fn login_roles(connection: &mut PgConnection) -> sqlx::Result<Vec<LoginRole>> {
     sqlx::query_file_as!(LoginRole, "src/login_roles.sql").fetch_all(connection).await
 }
 
 /// Returns the session's user if it lacks usage of the schema.
-pub async fn may_enter(connection: &mut PgConnection) -> Result<Option<String>, sqlx::Error> {
+pub async fn may_enter(connection: &mut PgConnection) -> sqlx::Result<Option<String>> {
     let row = sqlx::query!(
         r#"select current_user::text as "login!",
             coalesce((select has_schema_privilege(oid, 'usage') from pg_namespace where nspname = 'oncely'), true) as "may!""#
@@ -281,7 +278,7 @@ pub async fn may_enter(connection: &mut PgConnection) -> Result<Option<String>, 
 pub async fn handler_functions(
     connection: &mut PgConnection,
     name: &str,
-) -> Result<Vec<HandlerFunction>, sqlx::Error> {
+) -> sqlx::Result<Vec<HandlerFunction>> {
     sqlx::query_file_as!(HandlerFunction, "src/handler_functions.sql", name).fetch_all(connection).await
 }
 
@@ -298,7 +295,7 @@ pub struct RecentOutcome {
 pub async fn recent_outcomes(
     connection: &mut PgConnection,
     since: DateTime<Utc>,
-) -> Result<Vec<RecentOutcome>, sqlx::Error> {
+) -> sqlx::Result<Vec<RecentOutcome>> {
     sqlx::query_as!(
         RecentOutcome,
         r#"select consumer, outcome, reason, count(*) as "count!"

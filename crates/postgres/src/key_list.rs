@@ -44,11 +44,7 @@ pub enum KeyWalk {
     },
 }
 
-pub async fn keys(
-    connection: &mut PgConnection,
-    walk: &KeyWalk,
-    limit: i64,
-) -> Result<Vec<KeyRow>, sqlx::Error> {
+pub async fn keys(connection: &mut PgConnection, walk: &KeyWalk, limit: i64) -> sqlx::Result<Vec<KeyRow>> {
     match walk {
         KeyWalk::ByIdentity { tenant, consumer, after } => {
             let (after_consumer, after_key) = after.as_ref().map(|(c, k)| (c.as_str(), k.as_str())).unzip();

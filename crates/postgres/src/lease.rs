@@ -91,7 +91,7 @@ struct TakeLeasesRow {
 pub async fn take_leases(
     connection: &mut PgConnection,
     claims: &[LeaseClaim<'_>],
-) -> Result<Vec<LeaseAnswer>, sqlx::Error> {
+) -> sqlx::Result<Vec<LeaseAnswer>> {
     let Some(first) = claims.first() else { return Ok(Vec::new()) };
     let on_conflict = match first.on_conflict {
         OnConflict::DeadLetter => "dead_letter",
@@ -136,7 +136,7 @@ pub async fn take_leases(
 }
 
 /// Returns the index of the claim for the row at this position, counted from 1.
-fn placed(place: i64, order: &[usize]) -> Result<usize, sqlx::Error> {
+fn placed(place: i64, order: &[usize]) -> sqlx::Result<usize> {
     let index = usize::try_from(place).ok().and_then(|place| place.checked_sub(1));
     index.and_then(|index| order.get(index)).copied().ok_or_else(unanswered)
 }
@@ -146,7 +146,7 @@ fn unanswered() -> sqlx::Error {
 }
 
 impl TakeLeasesRow {
-    fn answer(self) -> Result<LeaseAnswer, sqlx::Error> {
+    fn answer(self) -> sqlx::Result<LeaseAnswer> {
         let missing =
             |what: &str| sqlx::Error::Decode(format!("oncely.take_leases answered without a {what}").into());
         Ok(match self.outcome.as_str() {
@@ -192,7 +192,7 @@ pub async fn renew_leases(
     connection: &mut PgConnection,
     held: &[LeaseIdRef<'_>],
     time: Duration,
-) -> Result<Vec<RenewOutcome>, sqlx::Error> {
+) -> sqlx::Result<Vec<RenewOutcome>> {
     let Some(first) = held.first() else { return Ok(Vec::new()) };
     let tenants: Vec<String> = held.iter().map(|held| held.identity.tenant.as_str().to_owned()).collect();
     let keys: Vec<String> = held.iter().map(|held| held.identity.key.as_str().to_owned()).collect();
@@ -252,7 +252,7 @@ pub async fn begin_step(
     (repeat, window): (&str, Option<Duration>),
     call: Uuid,
     time: Duration,
-) -> Result<BegunStep, sqlx::Error> {
+) -> sqlx::Result<BegunStep> {
     let row = sqlx::query!(
         r#"select state as "state!", result, call_key as "call_key!", round as "round!"
          from oncely.begin_step($1, $2, $3, $4, $5, $6, $7, $8, $9)"#,
@@ -286,7 +286,7 @@ pub async fn checkpoint(
     result: &Value,
     in_transaction: bool,
     time: Duration,
-) -> Result<(), sqlx::Error> {
+) -> sqlx::Result<()> {
     sqlx::query!(
         "select oncely.checkpoint($1, $2, $3, $4, $5, $6, $7, $8)",
         held.identity.tenant.as_str(),
@@ -308,7 +308,7 @@ pub async fn step_result(
     connection: &mut PgConnection,
     held: LeaseIdRef<'_>,
     step: &str,
-) -> Result<Option<Value>, sqlx::Error> {
+) -> sqlx::Result<Option<Value>> {
     let row = sqlx::query!(
         r#"select i.steps -> $4 ->> 'state' = 'done' as is_done, i.steps -> $4 -> 'result' as result
          from oncely.idempotency_keys as i
@@ -331,7 +331,7 @@ pub async fn refuse_step(
     round: u32,
     error: &str,
     lease: Duration,
-) -> Result<u32, sqlx::Error> {
+) -> sqlx::Result<u32> {
     let round = sqlx::query_scalar!(
         r#"select oncely.refuse_step($1, $2, $3, $4, $5, $6, $7, $8) as "round!""#,
         held.identity.tenant.as_str(),
@@ -366,7 +366,7 @@ pub async fn complete_lease(
     refused: bool,
     is_mirrored: bool,
     trace: LeaseTrace<'_>,
-) -> Result<bool, sqlx::Error> {
+) -> sqlx::Result<bool> {
     let outcome = sqlx::query_scalar!(
         r#"select oncely.complete_lease($1, $2, $3, $4, $5, $6, $7, $8, $10, $9) as "outcome!""#,
         held.identity.tenant.as_str(),
@@ -400,7 +400,7 @@ pub async fn complete_leases(
     connection: &mut PgConnection,
     finished: &[LeaseCompletion<'_>],
     tags: Option<&[u8]>,
-) -> Result<(), sqlx::Error> {
+) -> sqlx::Result<()> {
     let Some(first) = finished.first() else { return Ok(()) };
     let mut sorted: Vec<&LeaseCompletion<'_>> = finished.iter().collect();
     sorted.sort_by_key(|one| (&one.held.identity.tenant, &one.held.identity.key));
@@ -465,7 +465,7 @@ pub async fn fail_lease(
     held: LeaseIdRef<'_>,
     failure: &LeaseFailure<'_>,
     trace: LeaseTrace<'_>,
-) -> Result<LeaseFailOutcome, sqlx::Error> {
+) -> sqlx::Result<LeaseFailOutcome> {
     let row = sqlx::query!(
         r#"select outcome as "outcome!", attempts as "attempts!", final_reason
          from oncely.fail_lease($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)"#,
@@ -499,7 +499,7 @@ pub async fn fail_lease(
 }
 
 /// Releases a held key; nothing is counted. Returns false if the lease is lost.
-pub async fn release_lease(connection: &mut PgConnection, held: LeaseIdRef<'_>) -> Result<bool, sqlx::Error> {
+pub async fn release_lease(connection: &mut PgConnection, held: LeaseIdRef<'_>) -> sqlx::Result<bool> {
     sqlx::query_scalar!(
         r#"select oncely.release_lease($1, $2, $3, $4) as "released!""#,
         held.identity.tenant.as_str(),
@@ -512,7 +512,7 @@ pub async fn release_lease(connection: &mut PgConnection, held: LeaseIdRef<'_>) 
 }
 
 /// Returns the number of the open transaction.
-pub async fn transaction_id(connection: &mut PgConnection) -> Result<String, sqlx::Error> {
+pub async fn transaction_id(connection: &mut PgConnection) -> sqlx::Result<String> {
     sqlx::query_scalar!(r#"select pg_catalog.pg_current_xact_id()::pg_catalog.text as "id!""#)
         .fetch_one(connection)
         .await

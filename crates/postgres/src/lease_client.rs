@@ -38,7 +38,7 @@ pub struct ClientAnswer {
 pub async fn claim_lease(
     connection: &mut PgConnection,
     claim: ClientClaim<'_>,
-) -> Result<ClientAnswer, sqlx::Error> {
+) -> sqlx::Result<ClientAnswer> {
     let row = sqlx::query!(
         r#"select outcome as "outcome!", token, attempt, taken_over, delay, response, reason, detail
          from oncely.claim_lease($1, $2, $3, $4, $5, $6, $7, $8, 'dead_letter', $9, may_take_over => $10)"#,
@@ -72,7 +72,7 @@ pub async fn renew_lease(
     connection: &mut PgConnection,
     held: LeaseIdRef<'_>,
     time: Duration,
-) -> Result<Option<Duration>, sqlx::Error> {
+) -> sqlx::Result<Option<Duration>> {
     let remaining = sqlx::query_scalar!(
         "select oncely.renew_lease($1, $2, $3, $4, $5)",
         held.identity.tenant.as_str(),
@@ -102,7 +102,7 @@ pub struct KnownLease {
 pub async fn known_lease(
     connection: &mut PgConnection,
     identity: &Identity,
-) -> Result<Option<KnownLease>, sqlx::Error> {
+) -> sqlx::Result<Option<KnownLease>> {
     sqlx::query_as!(
         KnownLease,
         r#"select i.status::pg_catalog.text as "status!", i.owner, i.fencing_token as token, i.attempts, i.crash_attempts, i.reason, i.response

@@ -107,7 +107,7 @@ pub async fn held_leases(
     connection: &mut PgConnection,
     filter: &LeaseFilter,
     now: DateTime<Utc>,
-) -> Result<Vec<HeldLease>, sqlx::Error> {
+) -> sqlx::Result<Vec<HeldLease>> {
     let after = filter.after.as_ref();
     let rows = sqlx::query_file!(
         "src/leases_held.sql",
@@ -146,7 +146,7 @@ pub async fn held_leases(
 }
 
 /// Adds the steps if the login may read them: an auditor may not.
-async fn add_steps(connection: &mut PgConnection, leases: &mut [HeldLease]) -> Result<(), sqlx::Error> {
+async fn add_steps(connection: &mut PgConnection, leases: &mut [HeldLease]) -> sqlx::Result<()> {
     let allowed = sqlx::query_scalar!(
         r#"select has_column_privilege('oncely.idempotency_keys', 'steps', 'select') as "allowed!""#
     );
@@ -181,7 +181,7 @@ pub async fn revoke_lease(
     lease: &HeldLease,
     user: &str,
     note: Option<&str>,
-) -> Result<bool, sqlx::Error> {
+) -> sqlx::Result<bool> {
     sqlx::query_scalar!(
         r#"select oncely.revoke_lease($1, $2, $3, $4, $5, $6) as "done!""#,
         lease.tenant,
@@ -209,10 +209,7 @@ pub struct HeldCount {
 }
 
 /// Counts held keys by consumer, each up to 10,000. Reads the counts alone, without tenants and keys.
-pub async fn held_counts(
-    connection: &mut PgConnection,
-    now: DateTime<Utc>,
-) -> Result<Vec<HeldCount>, sqlx::Error> {
+pub async fn held_counts(connection: &mut PgConnection, now: DateTime<Utc>) -> sqlx::Result<Vec<HeldCount>> {
     sqlx::query_as!(
         HeldCount,
         // Jumps from one consumer to the next by the index, so that one with many keys hides no other.

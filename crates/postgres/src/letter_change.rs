@@ -55,7 +55,7 @@ pub async fn plan(
     filter: &LetterFilter,
     states: &[String],
     limit: i64,
-) -> Result<Vec<PlannedLetter>, sqlx::Error> {
+) -> sqlx::Result<Vec<PlannedLetter>> {
     sqlx::query_file_as!(
         PlannedLetter,
         "src/letters_plan.sql",
@@ -82,7 +82,7 @@ pub async fn count(
     filter: &LetterFilter,
     states: &[String],
     limit: i64,
-) -> Result<i64, sqlx::Error> {
+) -> sqlx::Result<i64> {
     sqlx::query_file_scalar!(
         "src/letters_count.sql",
         filter.tenant.as_deref(),
@@ -128,7 +128,7 @@ pub async fn decide_letters(
     connection: &mut PgConnection,
     letters: &[TenantLetter],
     decision: LetterDecision<'_>,
-) -> Result<Vec<TenantLetter>, sqlx::Error> {
+) -> sqlx::Result<Vec<TenantLetter>> {
     let (tenants, ids, generations) = columns(letters);
     let LetterDecision { verb, user, filter, reason } = decision;
     let rows = sqlx::query!(
@@ -151,7 +151,7 @@ pub async fn decide_letters(
 pub async fn finish_requeue(
     connection: &mut PgConnection,
     letters: &[TenantLetter],
-) -> Result<Vec<TenantLetter>, sqlx::Error> {
+) -> sqlx::Result<Vec<TenantLetter>> {
     let (tenants, ids, generations) = columns(letters);
     let rows = sqlx::query!(
         r#"select d.tenant as "tenant!", d.id as "id!", d.generation as "generation!"
@@ -186,7 +186,7 @@ pub async fn begin_requeue(
     decision: LetterDecision<'_>,
     even_if_forgotten: bool,
     repeat_unknown: bool,
-) -> Result<RequeueDecision, sqlx::Error> {
+) -> sqlx::Result<RequeueDecision> {
     sqlx::query!("select oncely.take_lock('requeue', true)").fetch_one(&mut *connection).await?;
     let (tenants, ids, generations) = columns(letters);
     sqlx::query_file!("src/letters_lock_keys.sql", &tenants, &ids).fetch_all(&mut *connection).await?;
@@ -252,7 +252,7 @@ impl StoredMessage {
 pub async fn messages(
     connection: &mut PgConnection,
     letters: &[TenantLetter],
-) -> Result<Vec<StoredMessage>, sqlx::Error> {
+) -> sqlx::Result<Vec<StoredMessage>> {
     let (tenants, ids, generations) = columns(letters);
     let rows = sqlx::query!(
         "select d.tenant, d.id, d.generation, d.consumer, d.key, d.queue, d.routing_key, d.from_client, d.properties::text as properties,
@@ -291,7 +291,7 @@ pub struct KeyUse {
 }
 
 /// Returns the keys that have encrypted stored bodies: up to a hundred, each by a probe of the index.
-pub async fn keys_in_use(connection: &mut PgConnection) -> Result<Vec<KeyUse>, sqlx::Error> {
+pub async fn keys_in_use(connection: &mut PgConnection) -> sqlx::Result<Vec<KeyUse>> {
     sqlx::query_as!(
         KeyUse,
         r#"with recursive ids as (
@@ -326,7 +326,7 @@ pub async fn keys_in_use(connection: &mut PgConnection) -> Result<Vec<KeyUse>, s
 pub async fn lock_requeueing(
     connection: &mut PgConnection,
     letters: &[TenantLetter],
-) -> Result<Vec<TenantLetter>, sqlx::Error> {
+) -> sqlx::Result<Vec<TenantLetter>> {
     let (tenants, ids, generations) = columns(letters);
     let rows =
         sqlx::query_file!("src/letters_lock.sql", &tenants, &ids, &generations).fetch_all(connection).await?;
@@ -337,7 +337,7 @@ pub async fn lock_requeueing(
 pub async fn lock_free_requeueing(
     connection: &mut PgConnection,
     letters: &[TenantLetter],
-) -> Result<Vec<TenantLetter>, sqlx::Error> {
+) -> sqlx::Result<Vec<TenantLetter>> {
     let (tenants, ids, generations) = columns(letters);
     let rows = sqlx::query_file!("src/letters_lock_free.sql", &tenants, &ids, &generations)
         .fetch_all(connection)
@@ -346,13 +346,13 @@ pub async fn lock_free_requeueing(
 }
 
 /// Announces, until the session ends, that it requeues letters.
-pub async fn announce_requeue(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+pub async fn announce_requeue(connection: &mut PgConnection) -> sqlx::Result<()> {
     sqlx::query!("select oncely.try_session_lock('requeueing', true)").fetch_one(connection).await?;
     Ok(())
 }
 
 /// Returns whether a session is requeueing letters: then letters in state requeueing are not all interrupted.
-pub async fn is_requeue_under_way(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
+pub async fn is_requeue_under_way(connection: &mut PgConnection) -> sqlx::Result<bool> {
     sqlx::query_scalar!(r#"select oncely.is_session_locked('requeueing') as "under_way!""#)
         .fetch_one(connection)
         .await
@@ -380,7 +380,7 @@ pub async fn standings(
     connection: &mut PgConnection,
     now: DateTime<Utc>,
     letters: &[TenantLetter],
-) -> Result<Vec<LetterState>, sqlx::Error> {
+) -> sqlx::Result<Vec<LetterState>> {
     let (tenants, ids, _) = columns(letters);
     sqlx::query_as!(
         LetterState,
@@ -404,14 +404,14 @@ pub async fn mark_swept(
     connection: &mut PgConnection,
     letters: &[TenantLetter],
     now: DateTime<Utc>,
-) -> Result<(), sqlx::Error> {
+) -> sqlx::Result<()> {
     let (tenants, ids, generations) = columns(letters);
     sqlx::query_file!("src/letters_swept.sql", &tenants, &ids, &generations, now).execute(connection).await?;
     Ok(())
 }
 
 /// Counts those of these letters that were dead-lettered again since: they wait in a later generation.
-pub async fn came_back(connection: &mut PgConnection, letters: &[TenantLetter]) -> Result<i64, sqlx::Error> {
+pub async fn came_back(connection: &mut PgConnection, letters: &[TenantLetter]) -> sqlx::Result<i64> {
     let (tenants, ids, generations) = columns(letters);
     sqlx::query_scalar!(
         r#"select count(*) as "count!"

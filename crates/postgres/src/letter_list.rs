@@ -70,10 +70,7 @@ pub struct LetterRow {
 ///
 /// # Errors
 /// If the query fails.
-pub async fn letters(
-    connection: &mut PgConnection,
-    filter: &LetterFilter,
-) -> Result<Vec<LetterRow>, sqlx::Error> {
+pub async fn letters(connection: &mut PgConnection, filter: &LetterFilter) -> sqlx::Result<Vec<LetterRow>> {
     sqlx::query_file_as!(
         LetterRow,
         "src/letters_list.sql",
@@ -120,7 +117,7 @@ pub struct LetterGroup {
 pub async fn letter_groups(
     connection: &mut PgConnection,
     filter: &LetterFilter,
-) -> Result<Vec<LetterGroup>, sqlx::Error> {
+) -> sqlx::Result<Vec<LetterGroup>> {
     sqlx::query_file_as!(
         LetterGroup,
         "src/letters_groups.sql",
@@ -155,7 +152,7 @@ pub async fn letter_trends(
     since: DateTime<Utc>,
     until: DateTime<Utc>,
     parts: i32,
-) -> Result<Vec<LetterTrend>, sqlx::Error> {
+) -> sqlx::Result<Vec<LetterTrend>> {
     sqlx::query_file_as!(
         LetterTrend,
         "src/letters_trends.sql",
@@ -172,7 +169,7 @@ pub async fn letter_trends(
 }
 
 /// Counts letters that wait for an operator, up to 10,000.
-pub async fn open_letters(connection: &mut PgConnection) -> Result<i64, sqlx::Error> {
+pub async fn open_letters(connection: &mut PgConnection) -> sqlx::Result<i64> {
     sqlx::query_scalar!(
         r#"select count(*) as "count!" from (select from oncely.dead_letters where state in ('waiting', 'requeueing') limit 10000) as d"#
     )

@@ -55,7 +55,7 @@ pub struct TenantUsage {
 
 /// Counts the stored letters of each tenant; for a tenant near its limits, closed letters lose their message. Returns the number of these;
 /// `None` if another session is counting.
-pub async fn count_stored(connection: &mut PgConnection, quota: Quota) -> Result<Option<i64>, sqlx::Error> {
+pub async fn count_stored(connection: &mut PgConnection, quota: Quota) -> sqlx::Result<Option<i64>> {
     sqlx::query_scalar!("select oncely.count_letters($1, $2)", quota.letters, quota.bytes)
         .fetch_one(connection)
         .await
@@ -68,7 +68,7 @@ pub async fn tenant_usages(
     tenant: Option<&str>,
     limit: i64,
     now: DateTime<Utc>,
-) -> Result<Vec<TenantUsage>, sqlx::Error> {
+) -> sqlx::Result<Vec<TenantUsage>> {
     sqlx::query_as!(
         TenantUsage,
         r#"select t.tenant as "tenant!", least(coalesce(u.letters, 0) + g.letters, 1e18)::bigint as "letters!",
@@ -136,10 +136,7 @@ pub struct TenantOverQuota {
 }
 
 /// Returns the tenants with open letters that are not stored, those with most of them first.
-pub async fn over_quota(
-    connection: &mut PgConnection,
-    limit: i64,
-) -> Result<Vec<TenantOverQuota>, sqlx::Error> {
+pub async fn over_quota(connection: &mut PgConnection, limit: i64) -> sqlx::Result<Vec<TenantOverQuota>> {
     sqlx::query_as!(
         TenantOverQuota,
         "select tenant, left_out from oncely.letter_usage where left_out > 0 order by left_out desc, tenant limit $1",
@@ -167,7 +164,7 @@ pub async fn limit_tenant(
     limits: TenantLimits,
     user: &str,
     note: Option<&str>,
-) -> Result<(), sqlx::Error> {
+) -> sqlx::Result<()> {
     let mut transaction = connection.begin().await?;
     if let Some((letters, bytes)) = limits.letters {
         sqlx::query!("select oncely.limit_tenant($1, $2, $3, $4, $5)", tenant, letters, bytes, user, note)

@@ -20,7 +20,7 @@ pub struct LoginPrivileges {
     pub roles: Vec<String>,
 }
 
-pub async fn login_powers(connection: &mut PgConnection) -> Result<LoginPrivileges, sqlx::Error> {
+pub async fn login_powers(connection: &mut PgConnection) -> sqlx::Result<LoginPrivileges> {
     sqlx::query_as!(
         LoginPrivileges,
         r#"select r.rolname::text as "login!", r.rolsuper as "superuser!", r.rolbypassrls as "bypasses_row_security!",
@@ -50,7 +50,7 @@ pub async fn login_powers(connection: &mut PgConnection) -> Result<LoginPrivileg
 pub async fn missing_privileges(
     connection: &mut PgConnection,
     wanted: &[(&str, &str)],
-) -> Result<Vec<String>, sqlx::Error> {
+) -> sqlx::Result<Vec<String>> {
     let (privileges, objects): (Vec<String>, Vec<String>) =
         wanted.iter().map(|(privilege, object)| ((*privilege).to_owned(), (*object).to_owned())).unzip();
     sqlx::query_scalar!(

@@ -25,7 +25,7 @@ pub struct MaintenanceState {
     pub default_readable: bool,
 }
 
-pub async fn maintenance_state(connection: &mut PgConnection) -> Result<MaintenanceState, sqlx::Error> {
+pub async fn maintenance_state(connection: &mut PgConnection) -> sqlx::Result<MaintenanceState> {
     sqlx::query_as!(
         MaintenanceState,
         r#"select clock_timestamp() as "now!", oncely.bounded(m.clock_seen_at) as "clock_seen_at!",
@@ -48,7 +48,7 @@ pub async fn maintenance_state(connection: &mut PgConnection) -> Result<Maintena
 }
 
 /// Returns whether the default partition has a row. For logins that may read it.
-pub async fn default_partition_has_rows(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
+pub async fn default_partition_has_rows(connection: &mut PgConnection) -> sqlx::Result<bool> {
     sqlx::query_scalar!(r#"select exists (select from oncely.audit_default) as "some!""#)
         .fetch_one(connection)
         .await

@@ -12,7 +12,7 @@ impl Session {
     ///
     /// # Errors
     /// If the connection is lost. A server without memory for it is not an error.
-    pub async fn keep_memory(&mut self) -> Result<(), sqlx::Error> {
+    pub async fn keep_memory(&mut self) -> sqlx::Result<()> {
         if self.keeps_memory {
             return Ok(());
         }

@@ -38,7 +38,7 @@ fn takes_away_from(description: &str, latest: i64) -> bool {
 ///
 /// # Errors
 /// If the list of applied migrations exists and can't be read.
-pub async fn migration_state(connection: &mut PgConnection) -> Result<MigrationState, sqlx::Error> {
+pub async fn migration_state(connection: &mut PgConnection) -> sqlx::Result<MigrationState> {
     let listed: Option<bool> =
         sqlx::query_scalar("select to_regclass('oncely._sqlx_migrations') is not null")
             .fetch_one(&mut *connection)

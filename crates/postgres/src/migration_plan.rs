@@ -71,10 +71,7 @@ pub fn pending_locks(state: &MigrationState) -> Result<Vec<PlannedLock>, Unclear
 }
 
 /// Adds the sizes of the tables. Changes nothing in the database.
-pub async fn measure_locked(
-    connection: &mut PgConnection,
-    planned: &mut [PlannedLock],
-) -> Result<(), sqlx::Error> {
+pub async fn measure_locked(connection: &mut PgConnection, planned: &mut [PlannedLock]) -> sqlx::Result<()> {
     let tables: Vec<String> =
         planned.iter().filter_map(|one| Some(one.lock.as_ref()?.table.clone())).collect();
     let sizes = table_sizes(connection, &tables).await?;
@@ -89,7 +86,7 @@ pub async fn measure_locked(
 async fn table_sizes(
     connection: &mut PgConnection,
     tables: &[String],
-) -> Result<BTreeMap<String, TableSize>, sqlx::Error> {
+) -> sqlx::Result<BTreeMap<String, TableSize>> {
     let rows = sqlx::query!(
         r#"select t.name as "name!", s.rows, s.bytes
         from unnest($1::text[]) as t (name)

@@ -25,7 +25,7 @@ pub async fn mirror_again(
     since: DateTime<Utc>,
     place: &KeyPlace,
     most: i32,
-) -> Result<(i64, Option<KeyPlace>), sqlx::Error> {
+) -> sqlx::Result<(i64, Option<KeyPlace>)> {
     let (tenant, key) = place.name.as_ref().map(|(tenant, key)| (tenant.as_str(), key.as_str())).unzip();
     let row = sqlx::query!(
         r#"select place_time, place_tenant, place_key, records as "records!"
@@ -63,7 +63,7 @@ pub async fn mirrored_sample(
     (since, until): (DateTime<Utc>, DateTime<Utc>),
     alive: DateTime<Utc>,
     each: i64,
-) -> Result<Vec<MirroredKey>, sqlx::Error> {
+) -> sqlx::Result<Vec<MirroredKey>> {
     // In one snapshot: a key without its record has been mirrored.
     let mut transaction = connection.begin_with("begin isolation level repeatable read").await?;
     let rows = sqlx::query_file!("src/mirrored_sample.sql", consumer, since, until, SPANS, alive, each)

@@ -40,7 +40,7 @@ pub async fn append_mirror(
     tags: &[u8],
     created_at: DateTime<Utc>,
     expires_at: DateTime<Utc>,
-) -> Result<u64, sqlx::Error> {
+) -> sqlx::Result<u64> {
     let done = sqlx::query!(
         "insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, consumer, tags)
          values ($1, $2, 'mirror', $3, $4, $5, $6)",
@@ -62,7 +62,7 @@ pub async fn take_mirror(
     connection: &mut PgConnection,
     limit: i64,
     ttl: Duration,
-) -> Result<Vec<MirrorRecord>, sqlx::Error> {
+) -> sqlx::Result<Vec<MirrorRecord>> {
     let rows = sqlx::query_file!("src/take_mirror.sql", limit, interval(ttl)).fetch_all(connection).await?;
     let records = rows.into_iter().map(|row| {
         let content = match (row.tags, row.key) {
@@ -88,7 +88,7 @@ fn key_of(tenant: &str, consumer: &str, key: &str, fingerprint: Option<Vec<u8>>)
 }
 
 /// Deletes exactly these records. Returns the number deleted.
-pub async fn delete(connection: &mut PgConnection, records: &[MirrorRecord]) -> Result<u64, sqlx::Error> {
+pub async fn delete(connection: &mut PgConnection, records: &[MirrorRecord]) -> sqlx::Result<u64> {
     let tenants: Vec<String> = records.iter().map(|record| record.tenant.clone()).collect();
     let ids: Vec<Uuid> = records.iter().map(|record| record.id).collect();
     let gone = sqlx::query_scalar!(r#"select oncely.delete_mirrored($1, $2) as "gone!""#, &tenants, &ids)

@@ -28,7 +28,7 @@ pub async fn observed_counts(
     connection: &mut PgConnection,
     consumer: &str,
     since: DateTime<Utc>,
-) -> Result<Vec<ObservedCount>, sqlx::Error> {
+) -> sqlx::Result<Vec<ObservedCount>> {
     sqlx::query_as!(
         ObservedCount,
         r#"select reason, count(*) as "messages!", oncely.bounded(min(occurred_at)) as "first_at!",
@@ -50,7 +50,7 @@ pub async fn conflicting_keys(
     consumer: &str,
     since: DateTime<Utc>,
     limit: i64,
-) -> Result<Vec<ConflictingKey>, sqlx::Error> {
+) -> sqlx::Result<Vec<ConflictingKey>> {
     sqlx::query_as!(
         ConflictingKey,
         r#"select tenant, key, count(*) as "messages!"

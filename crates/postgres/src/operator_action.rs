@@ -19,7 +19,7 @@ pub struct Action<'a> {
 }
 
 /// Records an action in the caller's transaction. The database adds its user and the time.
-pub async fn record_action(connection: &mut PgConnection, action: &Action<'_>) -> Result<(), sqlx::Error> {
+pub async fn record_action(connection: &mut PgConnection, action: &Action<'_>) -> sqlx::Result<()> {
     sqlx::query!(
         "select oncely.record_action($1, $2, $3, $4, $5, $6)",
         action.tenant,
@@ -48,10 +48,7 @@ pub struct ActionRow {
 }
 
 /// Returns recent actions, newest first.
-pub async fn recent_actions(
-    connection: &mut PgConnection,
-    limit: i64,
-) -> Result<Vec<ActionRow>, sqlx::Error> {
+pub async fn recent_actions(connection: &mut PgConnection, limit: i64) -> sqlx::Result<Vec<ActionRow>> {
     sqlx::query_as!(
         ActionRow,
         // A filter may contain thousands of ids.

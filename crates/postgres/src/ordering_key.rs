@@ -10,7 +10,7 @@ pub async fn collect_ordering_keys(
     before: DateTime<Utc>,
     after: (String, String),
     limit: i64,
-) -> Result<(Option<(String, String)>, u64), sqlx::Error> {
+) -> sqlx::Result<(Option<(String, String)>, u64)> {
     let done = sqlx::query!(
         r#"select last_tenant, last_key, gone as "gone!" from oncely.collect_ordering_keys($1, $2, $3, $4)"#,
         before,

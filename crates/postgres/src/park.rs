@@ -24,7 +24,7 @@ pub async fn park(
     identity: &Identity,
     why: Option<&str>,
     user: &str,
-) -> Result<ParkOutcome, sqlx::Error> {
+) -> sqlx::Result<ParkOutcome> {
     let row = sqlx::query!(
         r#"select p.outcome as "outcome!", p.known_reason from oncely.park($1, $2, $3, $4, $5) as p"#,
         identity.tenant.as_str(),

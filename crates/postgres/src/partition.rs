@@ -8,7 +8,7 @@ use sqlx::PgConnection;
 use super::consumers::duration;
 
 /// Creates the partition of the week that a time belongs to, in a transaction of its own; `None` if it exists.
-pub async fn make(connection: &mut PgConnection, day: DateTime<Utc>) -> Result<Option<String>, sqlx::Error> {
+pub async fn make(connection: &mut PgConnection, day: DateTime<Utc>) -> sqlx::Result<Option<String>> {
     sqlx::query_scalar!("select oncely.make_audit_partition($1)", day).fetch_one(connection).await
 }
 
@@ -16,12 +16,12 @@ pub async fn make(connection: &mut PgConnection, day: DateTime<Utc>) -> Result<O
 pub async fn drop_oldest(
     connection: &mut PgConnection,
     before: DateTime<Utc>,
-) -> Result<Option<String>, sqlx::Error> {
+) -> sqlx::Result<Option<String>> {
     sqlx::query_scalar!("select oncely.drop_audit_partition($1)", before).fetch_one(connection).await
 }
 
 /// Returns the minimum retention of the trail that the database enforces.
-pub async fn audit_floor(connection: &mut PgConnection) -> Result<Duration, sqlx::Error> {
+pub async fn audit_floor(connection: &mut PgConnection) -> sqlx::Result<Duration> {
     let micros = sqlx::query_scalar!(
         r#"select (extract(epoch from audit_floor) * 1000000)::bigint as "floor!" from oncely.cell"#
     )

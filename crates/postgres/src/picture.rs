@@ -17,7 +17,7 @@ pub struct ConsumerKeyCounts {
 pub async fn consumer_states(
     connection: &mut PgConnection,
     consumers: &[String],
-) -> Result<Vec<ConsumerKeyCounts>, sqlx::Error> {
+) -> sqlx::Result<Vec<ConsumerKeyCounts>> {
     sqlx::query_as!(
         ConsumerKeyCounts,
         r#"select c.consumer as "consumer!",
@@ -58,7 +58,7 @@ pub async fn failing_keys(
     connection: &mut PgConnection,
     consumers: &[String],
     each: i64,
-) -> Result<Vec<FailingKey>, sqlx::Error> {
+) -> sqlx::Result<Vec<FailingKey>> {
     sqlx::query_as!(
         FailingKey,
         r#"select f.consumer as "consumer!", f.tenant as "tenant!", f.key as "key!", f.attempts as "attempts!",
@@ -93,7 +93,7 @@ pub struct QueueLetters {
 pub async fn queue_letters(
     connection: &mut PgConnection,
     settled: DateTime<Utc>,
-) -> Result<Vec<QueueLetters>, sqlx::Error> {
+) -> sqlx::Result<Vec<QueueLetters>> {
     sqlx::query_as!(
         QueueLetters,
         r#"select queue, count(*) as "waiting!", count(*) filter (where dead_lettered_at < $1 and not from_client) as "settled!"

@@ -59,7 +59,7 @@ pub const SILENT: TimeDelta = TimeDelta::seconds(12);
 const REASON: usize = 1_000;
 
 /// Disables waiting for disk and standby at commit, for the rest of the session: a lost heartbeat is followed by the next.
-pub async fn disable_synchronous_commit(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+pub async fn disable_synchronous_commit(connection: &mut PgConnection) -> sqlx::Result<()> {
     sqlx::query!("select set_config('synchronous_commit', 'off', false)").fetch_one(connection).await?;
     Ok(())
 }
@@ -70,7 +70,7 @@ pub async fn beat(
     process: &Process,
     readiness: &Readiness,
     consumers: &Value,
-) -> Result<(), sqlx::Error> {
+) -> sqlx::Result<()> {
     let reason = readiness.reason().map(|reason| &reason[..reason.floor_char_boundary(REASON)]);
     sqlx::query!(
         "select oncely.beat($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)::text",
@@ -91,7 +91,7 @@ pub async fn beat(
 }
 
 /// Reports a regular end of this process.
-pub async fn leave(connection: &mut PgConnection, id: Uuid) -> Result<(), sqlx::Error> {
+pub async fn leave(connection: &mut PgConnection, id: Uuid) -> sqlx::Result<()> {
     sqlx::query!("select oncely.leave($1)::text", id).fetch_one(connection).await?;
     Ok(())
 }
@@ -102,7 +102,7 @@ pub async fn forget(
     (host, name, pid): (Option<&str>, Option<&str>, Option<i32>),
     user: &str,
     note: Option<&str>,
-) -> Result<i64, sqlx::Error> {
+) -> sqlx::Result<i64> {
     sqlx::query_scalar!(
         r#"select oncely.forget_processes($1, $2, $3, $4, $5) as "gone!""#,
         host,
@@ -119,7 +119,7 @@ pub async fn forget(
 pub async fn delete_processes_before(
     connection: &mut PgConnection,
     before: DateTime<Utc>,
-) -> Result<i64, sqlx::Error> {
+) -> sqlx::Result<i64> {
     sqlx::query_scalar!(r#"select oncely.bury_processes($1) as "buried!""#, before)
         .fetch_one(connection)
         .await
@@ -147,10 +147,7 @@ pub struct ProcessRow {
 const OF_LOGIN: i64 = 100;
 
 /// Returns processes seen since a time; workers last.
-pub async fn processes(
-    connection: &mut PgConnection,
-    since: DateTime<Utc>,
-) -> Result<Vec<ProcessRow>, sqlx::Error> {
+pub async fn processes(connection: &mut PgConnection, since: DateTime<Utc>) -> sqlx::Result<Vec<ProcessRow>> {
     let rows = sqlx::query!(
         // As text: JSON may hold values that Rust can't represent, and one row must not hide the others.
         r#"select kind, name, version, host, pid, config_digest, state, reason, login, oncely.bounded(started_at) as "started_at!",

@@ -26,7 +26,7 @@ pub async fn refuse(
     now: DateTime<Utc>,
     claimed: bool,
     refusals: &[Refusal<'_>],
-) -> Result<u64, sqlx::Error> {
+) -> sqlx::Result<u64> {
     let tenants: Vec<String> = refusals.iter().map(|r| r.identity.tenant.as_str().to_owned()).collect();
     let keys: Vec<String> = refusals.iter().map(|r| r.identity.key.as_str().to_owned()).collect();
     let attempts: Vec<i32> = refusals.iter().map(|r| i32::try_from(r.attempt).unwrap_or(i32::MAX)).collect();

@@ -24,7 +24,7 @@ pub async fn write_replies(
     consumer: &IdentityPart,
     now: DateTime<Utc>,
     replies: &[Reply<'_>],
-) -> Result<u64, sqlx::Error> {
+) -> sqlx::Result<u64> {
     let tenants: Vec<String> = replies.iter().map(|r| r.identity.tenant.as_str().to_owned()).collect();
     let keys: Vec<String> = replies.iter().map(|r| r.identity.key.as_str().to_owned()).collect();
     let ids: Vec<Uuid> = replies.iter().map(|_| Uuid::now_v7()).collect();

@@ -30,7 +30,7 @@ pub async fn claim_request(
     identity: &Identity,
     fingerprint: Option<Fingerprint>,
     now: DateTime<Utc>,
-) -> Result<RequestClaim, sqlx::Error> {
+) -> sqlx::Result<RequestClaim> {
     let row = sqlx::query_file!(
         "src/claim_request.sql",
         identity.tenant.as_str(),
@@ -83,7 +83,7 @@ pub async fn retake_request(
     fingerprint: Option<Fingerprint>,
     now: DateTime<Utc>,
     due: DateTime<Utc>,
-) -> Result<bool, sqlx::Error> {
+) -> sqlx::Result<bool> {
     let row = sqlx::query_file!(
         "src/retake_request.sql",
         identity.tenant.as_str(),

@@ -31,10 +31,7 @@ pub struct RightRow {
 }
 
 /// Returns rights, by login.
-pub async fn rights(
-    connection: &mut PgConnection,
-    filter: &RightFilter,
-) -> Result<Vec<RightRow>, sqlx::Error> {
+pub async fn rights(connection: &mut PgConnection, filter: &RightFilter) -> sqlx::Result<Vec<RightRow>> {
     sqlx::query_file_as!(
         RightRow,
         "src/rights_list.sql",
@@ -54,7 +51,7 @@ pub async fn grant_right(
     verb: &str,
     object: &str,
     tenant: &str,
-) -> Result<bool, sqlx::Error> {
+) -> sqlx::Result<bool> {
     sqlx::query_scalar!(
         r#"select oncely.grant_right($1, $2, $3, $4) as "written!""#,
         login,
@@ -71,7 +68,7 @@ pub async fn revoke_rights(
     connection: &mut PgConnection,
     login: &str,
     filter: &RightFilter,
-) -> Result<i64, sqlx::Error> {
+) -> sqlx::Result<i64> {
     sqlx::query_scalar!(
         r#"select oncely.revoke_rights($1, $2, $3, $4) as "gone!""#,
         login,

@@ -32,12 +32,12 @@ const BEGIN_REQUEST: &str = concat!(
 );
 
 /// Begins a transaction of our own, in one round trip.
-pub async fn begin(connection: &mut PgConnection) -> Result<Transaction<'_, Postgres>, sqlx::Error> {
+pub async fn begin(connection: &mut PgConnection) -> sqlx::Result<Transaction<'_, Postgres>> {
     connection.begin_with("begin; set local search_path = pg_catalog, pg_temp").await
 }
 
 /// Like [`begin`], for claims: held keys are left for later, so lock waits are short until [`enter_handler`].
-pub async fn begin_to_claim(connection: &mut PgConnection) -> Result<Transaction<'_, Postgres>, sqlx::Error> {
+pub async fn begin_to_claim(connection: &mut PgConnection) -> sqlx::Result<Transaction<'_, Postgres>> {
     connection
         .begin_with(concat!(
             "begin; set local search_path = pg_catalog, pg_temp; set local lock_timeout = '",
@@ -48,7 +48,7 @@ pub async fn begin_to_claim(connection: &mut PgConnection) -> Result<Transaction
 }
 
 /// Begins a transaction of our own in an application's session. Its lock waits are short: held keys are asked for again later.
-pub async fn begin_on_pool(pool: &PgPool) -> Result<Transaction<'static, Postgres>, sqlx::Error> {
+pub async fn begin_on_pool(pool: &PgPool) -> sqlx::Result<Transaction<'static, Postgres>> {
     pool.begin_with(concat!(
         "begin isolation level read committed;
         set local search_path = pg_catalog, pg_temp; set local lock_timeout = '",
@@ -60,12 +60,12 @@ pub async fn begin_on_pool(pool: &PgPool) -> Result<Transaction<'static, Postgre
 
 /// Begins the transaction of a request in an application's session, for [`claim_request`](super::claim_request). That statement's lock
 /// waits are short, also for a lock of the whole table; then the transaction is the handler's, with its session's lock wait.
-pub async fn begin_request(pool: &PgPool) -> Result<Transaction<'static, Postgres>, sqlx::Error> {
+pub async fn begin_request(pool: &PgPool) -> sqlx::Result<Transaction<'static, Postgres>> {
     pool.begin_with(BEGIN_REQUEST).await
 }
 
 /// Begins it again in the same session, after the previous transaction has ended; an open one is rolled back.
-pub async fn begin_request_anew(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+pub async fn begin_request_anew(connection: &mut PgConnection) -> sqlx::Result<()> {
     connection.execute("rollback").await?;
     connection.execute(BEGIN_REQUEST).await.map(drop)
 }
@@ -74,7 +74,7 @@ pub async fn begin_request_anew(connection: &mut PgConnection) -> Result<(), sql
 /// committed with it, if at all: only a transaction without statements accepts another isolation level, so beginning fails. Such a session
 /// must not be used again, nor one that can't begin. A program that stalls holds the transaction's locks for two seconds: then the server
 /// ends the session, and its statements are repeated.
-pub async fn begin_anew(connection: &mut PgConnection) -> Result<Transaction<'_, Postgres>, sqlx::Error> {
+pub async fn begin_anew(connection: &mut PgConnection) -> sqlx::Result<Transaction<'_, Postgres>> {
     let begun = connection.begin_with(
         "begin isolation level repeatable read;
         set transaction isolation level read committed;
@@ -95,7 +95,7 @@ pub async fn begin_anew(connection: &mut PgConnection) -> Result<Transaction<'_,
 /// # Errors
 /// If the handler has ended the transaction (its role is no longer stored), or continued after an error that aborted it
 /// ([`is_aborted`](super::is_aborted)): COMMIT would report success.
-pub async fn leave_request(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+pub async fn leave_request(connection: &mut PgConnection) -> sqlx::Result<()> {
     sqlx::query!(
         "select pg_catalog.set_config('role', pg_catalog.current_setting('oncely.handler_role'), false) as role"
     )
@@ -127,7 +127,7 @@ impl LockWait {
 }
 
 /// Sets the handler's path and limits for the following statements: the handler's own, or its deferred work at COMMIT.
-pub async fn enter_handler(connection: &mut PgConnection, wait: LockWait) -> Result<(), sqlx::Error> {
+pub async fn enter_handler(connection: &mut PgConnection, wait: LockWait) -> sqlx::Result<()> {
     let entered = connection.execute(match wait {
         LockWait::Session => {
             "set local search_path to default; set local lock_timeout to default; set local plan_cache_mode to default"
@@ -143,16 +143,16 @@ pub async fn enter_handler(connection: &mut PgConnection, wait: LockWait) -> Res
 }
 
 /// Lets a session claim as if it had done so for a long time (`oncely.asking_since`).
-pub async fn backdate_session(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+pub async fn backdate_session(connection: &mut PgConnection) -> sqlx::Result<()> {
     connection.execute("set oncely.asking_since = '0'").await.map(drop)
 }
 
 /// Sets our own path in a lane's session, before any other statement runs in it.
-pub(super) async fn pin_search_path(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+pub(super) async fn pin_search_path(connection: &mut PgConnection) -> sqlx::Result<()> {
     connection.execute("set search_path = pg_catalog, pg_temp").await.map(drop)
 }
 
 /// Restores the handlers' path for the session's idle time.
-pub(super) async fn unpin(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+pub(super) async fn unpin(connection: &mut PgConnection) -> sqlx::Result<()> {
     connection.execute("reset search_path").await.map(drop)
 }

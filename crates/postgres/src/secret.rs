@@ -45,7 +45,7 @@ pub struct RotatedKey {
 ///
 /// # Errors
 /// If the query fails, or no secret exists.
-pub async fn mirror_keys(connection: &mut PgConnection) -> Result<Vec<Vec<u8>>, sqlx::Error> {
+pub async fn mirror_keys(connection: &mut PgConnection) -> sqlx::Result<Vec<Vec<u8>>> {
     let found = sqlx::query_scalar!(r#"select secret as "secret!" from oncely.mirror_keys()"#)
         .fetch_all(connection)
         .await?;
@@ -56,7 +56,7 @@ pub async fn mirror_keys(connection: &mut PgConnection) -> Result<Vec<Vec<u8>>, 
 ///
 /// # Errors
 /// If the query fails, or a purpose has no secret.
-pub async fn signing_secrets(connection: &mut PgConnection) -> Result<SigningSecrets, sqlx::Error> {
+pub async fn signing_secrets(connection: &mut PgConnection) -> sqlx::Result<SigningSecrets> {
     let rows = sqlx::query!(
         r#"select purpose as "purpose!", id as "id!", secret as "secret!" from oncely.signing_keys()"#
     )
@@ -81,14 +81,14 @@ pub async fn signing_secrets(connection: &mut PgConnection) -> Result<SigningSec
 ///
 /// # Errors
 /// If a query fails, or a purpose has no secret.
-pub async fn secrets(connection: &mut PgConnection) -> Result<Secrets, sqlx::Error> {
+pub async fn secrets(connection: &mut PgConnection) -> sqlx::Result<Secrets> {
     let asked = Instant::now();
     let mirror = mirror_keys(connection).await?.swap_remove(0);
     Ok(Secrets { asked, mirror, signing: signing_secrets(connection).await? })
 }
 
 /// Returns the keys without their secrets, by purpose, newest first.
-pub async fn list_secrets(connection: &mut PgConnection) -> Result<Vec<SecretRow>, sqlx::Error> {
+pub async fn list_secrets(connection: &mut PgConnection) -> sqlx::Result<Vec<SecretRow>> {
     sqlx::query_as!(
         SecretRow,
         r#"select s.purpose, s.id, oncely.bounded(s.created_at) as "created_at!", s.signs_from, s.accepted_until,
@@ -107,7 +107,7 @@ pub async fn list_secrets(connection: &mut PgConnection) -> Result<Vec<SecretRow
 }
 
 /// Deletes expired keys, by the plausible time of the clock.
-pub async fn forget_secrets(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+pub async fn forget_secrets(connection: &mut PgConnection) -> sqlx::Result<()> {
     sqlx::query!("select oncely.forget_secrets()::text").fetch_one(connection).await?;
     Ok(())
 }
@@ -123,7 +123,7 @@ pub async fn rotate_secret(
     accepted_for: Option<Duration>,
     note: Option<&str>,
     user: &str,
-) -> Result<RotatedKey, sqlx::Error> {
+) -> sqlx::Result<RotatedKey> {
     let accepted_for: Option<PgInterval> = accepted_for.map(interval);
     sqlx::query_as!(
         RotatedKey,

@@ -52,7 +52,7 @@ pub async fn seed_keys(
     consumer: &IdentityPart,
     seeds: &[Seed],
     retention: Option<Duration>,
-) -> Result<SeedResult, sqlx::Error> {
+) -> sqlx::Result<SeedResult> {
     let tenants: Vec<&str> = seeds.iter().map(|seed| seed.tenant.as_str()).collect();
     let keys: Vec<&str> = seeds.iter().map(|seed| seed.key.as_str()).collect();
     let times: Vec<Option<DateTime<Utc>>> = seeds.iter().map(|seed| seed.completed_at).collect();

@@ -6,14 +6,14 @@ use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, Row as _};
 
 /// Returns the version, as a number (150004) and as text. Uses no prepared statement, which behind a pooler might be another client's.
-pub async fn server_version(connection: &mut PgConnection) -> Result<(i32, String), sqlx::Error> {
+pub async fn server_version(connection: &mut PgConnection) -> sqlx::Result<(i32, String)> {
     let asked = "select current_setting('server_version_num')::integer, current_setting('server_version')";
     let row = sqlx::raw_sql(asked).fetch_one(connection).await?;
     Ok((row.try_get(0)?, row.try_get(1)?))
 }
 
 /// Returns the encoding in which the database stores text.
-pub async fn server_encoding(connection: &mut PgConnection) -> Result<String, sqlx::Error> {
+pub async fn server_encoding(connection: &mut PgConnection) -> sqlx::Result<String> {
     sqlx::raw_sql("select pg_catalog.current_setting('server_encoding')")
         .fetch_one(connection)
         .await?
@@ -33,14 +33,14 @@ pub fn unfit_encoding(encoding: &str) -> Option<String> {
 }
 
 /// Returns whether new sessions are read-only, by the setting of the server, the database or the login.
-pub async fn is_read_only(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
+pub async fn is_read_only(connection: &mut PgConnection) -> sqlx::Result<bool> {
     let asked = "select reset_val operator(pg_catalog.=) 'on' from pg_catalog.pg_settings \
                  where name operator(pg_catalog.=) 'default_transaction_read_only'";
     sqlx::raw_sql(asked).fetch_one(connection).await?.try_get(0)
 }
 
 /// Makes a session read-only until it resets that.
-pub async fn read_only(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+pub async fn read_only(connection: &mut PgConnection) -> sqlx::Result<()> {
     sqlx::query!("select set_config('default_transaction_read_only', 'on', false)")
         .fetch_one(connection)
         .await?;
@@ -67,7 +67,7 @@ pub struct ServerSettings {
     pub transaction_timeout: i64,
 }
 
-pub async fn server_settings(connection: &mut PgConnection) -> Result<ServerSettings, sqlx::Error> {
+pub async fn server_settings(connection: &mut PgConnection) -> sqlx::Result<ServerSettings> {
     sqlx::query_as!(
         ServerSettings,
         r#"select current_setting('fsync') = 'on' as "fsync!", current_setting('full_page_writes') = 'on' as "full_page_writes!",
@@ -93,7 +93,7 @@ pub struct ClockReading {
     pub uncertainty: chrono::Duration,
 }
 
-pub async fn read_clock(connection: &mut PgConnection) -> Result<ClockReading, sqlx::Error> {
+pub async fn read_clock(connection: &mut PgConnection) -> sqlx::Result<ClockReading> {
     let (asked, before) = (Instant::now(), Utc::now());
     let database = sqlx::query_scalar!(r#"select clock_timestamp() as "now!""#).fetch_one(connection).await?;
     let uncertainty = chrono::Duration::from_std(asked.elapsed() / 2).unwrap_or_default();

@@ -14,7 +14,7 @@ use super::search_path::{pin_search_path, unpin};
 use super::settings::PgSettings;
 
 /// Returns whether the server is a standby.
-pub async fn is_standby(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
+pub async fn is_standby(connection: &mut PgConnection) -> sqlx::Result<bool> {
     sqlx::raw_sql("select pg_is_in_recovery()").fetch_one(connection).await?.try_get(0)
 }
 
@@ -97,7 +97,7 @@ pub struct Backend {
 
 /// Returns the number of the server process behind a connection. Uses no prepared statement, which behind a pooler might be another
 /// client's.
-pub async fn process(connection: &mut PgConnection) -> Result<i32, sqlx::Error> {
+pub async fn process(connection: &mut PgConnection) -> sqlx::Result<i32> {
     sqlx::raw_sql("select pg_backend_pid()").fetch_one(connection).await?.try_get(0)
 }
 
@@ -106,17 +106,14 @@ impl Session {
     ///
     /// # Errors
     /// If it can't be reached, is a standby, or has no `oncely` schema.
-    pub async fn open(settings: &PgSettings, application: &str) -> Result<Self, sqlx::Error> {
+    pub async fn open(settings: &PgSettings, application: &str) -> sqlx::Result<Self> {
         let connection = settings.connect(application).await?;
         Self::identify(settings, connection).await
     }
 
     /// Does the same for a lane: while idle the session keeps the search_path of its role and database, which is for handlers (see
     /// [`super::search_path`]).
-    pub(crate) async fn open_for_handlers(
-        settings: &PgSettings,
-        application: &str,
-    ) -> Result<Self, sqlx::Error> {
+    pub(crate) async fn open_for_handlers(settings: &PgSettings, application: &str) -> sqlx::Result<Self> {
         let mut connection = settings.connect_with(application, None).await?;
         within(settings.client_timeout(), pin_search_path(&mut connection)).await?;
         let mut session = Self::identify(settings, connection).await?;
@@ -127,7 +124,7 @@ impl Session {
         Ok(session)
     }
 
-    async fn identify(settings: &PgSettings, mut connection: PgConnection) -> Result<Self, sqlx::Error> {
+    async fn identify(settings: &PgSettings, mut connection: PgConnection) -> sqlx::Result<Self> {
         let pid = within(settings.client_timeout(), process(&mut connection)).await?;
         let server = sqlx::query!(
             r#"select pg_is_in_recovery() as "is_standby!", current_setting('synchronous_standby_names') <> '' as "synchronous!""#
@@ -175,7 +172,7 @@ impl Session {
 ///
 /// An empty transaction would not wait: PostgreSQL waits only for one that has written to its log. Without a synchronous standby nothing is
 /// written; the setting can change during a session, so it is checked each time.
-pub async fn await_standby(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+pub async fn await_standby(connection: &mut PgConnection) -> sqlx::Result<()> {
     sqlx::query!(
         "select case
             when pg_catalog.current_setting('synchronous_standby_names') operator(pg_catalog.<>) ''
@@ -188,7 +185,7 @@ pub async fn await_standby(connection: &mut PgConnection) -> Result<(), sqlx::Er
 }
 
 /// Limits lock waits until the end of the current transaction.
-pub async fn limit_lock_wait(connection: &mut PgConnection, limit: Duration) -> Result<(), sqlx::Error> {
+pub async fn limit_lock_wait(connection: &mut PgConnection, limit: Duration) -> sqlx::Result<()> {
     let limit = limit.as_millis().to_string();
     sqlx::query!("select pg_catalog.set_config('lock_timeout', $1, true)", limit)
         .fetch_one(connection)
@@ -199,20 +196,20 @@ pub async fn limit_lock_wait(connection: &mut PgConnection, limit: Duration) -> 
 /// Makes PostgreSQL plan the following statements of the current transaction, until `enter_handler`, for the tables' present sizes. A plan
 /// kept since the tables were empty reads a whole index until they are analysed (autovacuum: after a minute or two): 80 ms with 50,000 keys
 /// instead of 0.3 ms.
-pub(crate) async fn plan_anew(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+pub(crate) async fn plan_anew(connection: &mut PgConnection) -> sqlx::Result<()> {
     sqlx::query!("set local plan_cache_mode = force_custom_plan").execute(connection).await?;
     Ok(())
 }
 
 /// Undoes [`plan_anew`]: the following statements are a handler's, which may take long to plan.
-pub(crate) async fn plan_as_usual(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+pub(crate) async fn plan_as_usual(connection: &mut PgConnection) -> sqlx::Result<()> {
     sqlx::query!("set local plan_cache_mode to default").execute(connection).await?;
     Ok(())
 }
 
 /// Configures a session for interactive queries. Their filters differ each time, and a generic plan would read whole tables; so would
 /// outdated statistics, or a limit that makes the planner start anywhere.
-pub async fn read_by_index(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+pub async fn read_by_index(connection: &mut PgConnection) -> sqlx::Result<()> {
     sqlx::query!(
         "select set_config('plan_cache_mode', 'force_custom_plan', false) as plans,
             set_config('enable_seqscan', 'off', false) as whole"
@@ -224,7 +221,7 @@ pub async fn read_by_index(connection: &mut PgConnection) -> Result<(), sqlx::Er
 
 /// Cancels the current statement of a session, which fails with 57014. Only for a session of the same role and application: behind a pooler
 /// the process may by then serve another client.
-pub async fn cancel_backend(connection: &mut PgConnection, backend: Backend) -> Result<(), sqlx::Error> {
+pub async fn cancel_backend(connection: &mut PgConnection, backend: Backend) -> sqlx::Result<()> {
     sqlx::query!(
         "select pg_cancel_backend(pid) from pg_stat_activity where pid = $1 and backend_start = $2
             and application_name = current_setting('application_name')",
@@ -237,7 +234,7 @@ pub async fn cancel_backend(connection: &mut PgConnection, backend: Backend) -> 
 }
 
 /// Returns whether a session still runs a statement.
-pub async fn is_at_work(connection: &mut PgConnection, backend: Backend) -> Result<bool, sqlx::Error> {
+pub async fn is_at_work(connection: &mut PgConnection, backend: Backend) -> sqlx::Result<bool> {
     let row = sqlx::query!(
         r#"select exists (
             select from pg_stat_activity where pid = $1 and backend_start = $2 and state = 'active'
@@ -249,7 +246,7 @@ pub async fn is_at_work(connection: &mut PgConnection, backend: Backend) -> Resu
 }
 
 /// Terminates an abandoned session, with its transaction and its locks. For a session of the same role and application.
-pub async fn end_backend(connection: &mut PgConnection, backend: Backend) -> Result<(), sqlx::Error> {
+pub async fn end_backend(connection: &mut PgConnection, backend: Backend) -> sqlx::Result<()> {
     sqlx::query!(
         "select pg_terminate_backend(pid) from pg_stat_activity where pid = $1 and backend_start = $2
             and application_name = current_setting('application_name')",
@@ -263,7 +260,7 @@ pub async fn end_backend(connection: &mut PgConnection, backend: Backend) -> Res
 
 /// Does the same, and waits up to five seconds for its end. Returns whether it has ended.
 #[cfg(feature = "testing")]
-pub async fn end_backend_now(connection: &mut PgConnection, backend: Backend) -> Result<bool, sqlx::Error> {
+pub async fn end_backend_now(connection: &mut PgConnection, backend: Backend) -> sqlx::Result<bool> {
     let ended = sqlx::query_scalar(
         "select pg_terminate_backend(pid, 5000) from pg_stat_activity where pid = $1 and backend_start = $2
             and application_name = current_setting('application_name')",
@@ -273,7 +270,7 @@ pub async fn end_backend_now(connection: &mut PgConnection, backend: Backend) ->
 }
 
 /// Removes the statement timeout of this session: for operators who wait for the result.
-pub async fn take_time(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+pub async fn take_time(connection: &mut PgConnection) -> sqlx::Result<()> {
     sqlx::query!("select set_config('statement_timeout', '0', false) as statements")
         .fetch_one(connection)
         .await?;
@@ -283,9 +280,7 @@ pub async fn take_time(connection: &mut PgConnection) -> Result<(), sqlx::Error>
 /// Returns the epoch, whether reported commits may be lost, and the time. They may be lost if a standby can take over without the latest
 /// ones (a slot counts as a standby: one that is disconnected for a moment comes back through it), or if a crash loses unflushed ones: the
 /// same timeline, so the same epoch, but not the same rows.
-pub async fn database_status(
-    connection: &mut PgConnection,
-) -> Result<(String, bool, DateTime<Utc>), sqlx::Error> {
+pub async fn database_status(connection: &mut PgConnection) -> sqlx::Result<(String, bool, DateTime<Utc>)> {
     let row = sqlx::query!(
         r#"select oncely.epoch() as "epoch!", clock_timestamp() as "now!",
             exists (select from pg_stat_replication where pid <> pg_backend_pid())

@@ -25,7 +25,7 @@ pub async fn settle_claim(
     took_effect: bool,
     user: &str,
     note: Option<&str>,
-) -> Result<bool, sqlx::Error> {
+) -> sqlx::Result<bool> {
     sqlx::query_scalar!(
         r#"select oncely.settle_claim($1, $2, $3, $4, $5, $6, $7, $8) as "done!""#,
         key.tenant,

@@ -51,7 +51,7 @@ pub async fn record_stats(
     process: Uuid,
     at: DateTime<Utc>,
     consumers: &[ConsumerStats],
-) -> Result<(), sqlx::Error> {
+) -> sqlx::Result<()> {
     let consumers = serde_json::to_value(consumers).unwrap_or_default();
     sqlx::query!("select oncely.record_stats($1, $2, $3)::text", process, at, consumers)
         .fetch_one(connection)
@@ -65,7 +65,7 @@ pub async fn record_relay_stats(
     process: Uuid,
     at: DateTime<Utc>,
     targets: &[RelayStats],
-) -> Result<(), sqlx::Error> {
+) -> sqlx::Result<()> {
     let targets = serde_json::to_value(targets).unwrap_or_default();
     sqlx::query!("select oncely.record_relay_stats($1, $2, $3)::text", process, at, targets)
         .fetch_one(connection)
@@ -74,12 +74,12 @@ pub async fn record_relay_stats(
 }
 
 /// Merges spans older than two hours into minutes. Returns the number of minutes made.
-pub async fn roll_up_stats(connection: &mut PgConnection) -> Result<i64, sqlx::Error> {
+pub async fn roll_up_stats(connection: &mut PgConnection) -> sqlx::Result<i64> {
     sqlx::query_scalar!(r#"select oncely.roll_up_stats() as "minutes!""#).fetch_one(connection).await
 }
 
 /// Removes spans older than seven days. Returns the number of rows removed.
-pub async fn prune_stats(connection: &mut PgConnection) -> Result<i64, sqlx::Error> {
+pub async fn prune_stats(connection: &mut PgConnection) -> sqlx::Result<i64> {
     sqlx::query_scalar!(r#"select oncely.prune_stats() as "rows!""#).fetch_one(connection).await
 }
 
@@ -89,7 +89,7 @@ pub async fn consumer_stats(
     connection: &mut PgConnection,
     since: DateTime<Utc>,
     width: Duration,
-) -> Result<Vec<ConsumerStats>, sqlx::Error> {
+) -> sqlx::Result<Vec<ConsumerStats>> {
     sqlx::query_file_as!(ConsumerStats, "src/stats_consumers.sql", since, interval(width))
         .fetch_all(connection)
         .await
@@ -100,7 +100,7 @@ pub async fn relay_stats(
     connection: &mut PgConnection,
     since: DateTime<Utc>,
     width: Duration,
-) -> Result<Vec<RelayStats>, sqlx::Error> {
+) -> sqlx::Result<Vec<RelayStats>> {
     sqlx::query_as!(
         RelayStats,
         r#"select s.target, date_bin($2, s.at, timestamptz 'epoch') as "at!",

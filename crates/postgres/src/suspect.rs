@@ -23,7 +23,7 @@ pub async fn mark(
     backend: Backend,
     lenient: bool,
     suspects: &[(&Identity, Option<Fingerprint>)],
-) -> Result<Vec<bool>, sqlx::Error> {
+) -> sqlx::Result<Vec<bool>> {
     let tenants: Vec<String> =
         suspects.iter().map(|(identity, _)| identity.tenant.as_str().to_owned()).collect();
     let keys: Vec<String> = suspects.iter().map(|(identity, _)| identity.key.as_str().to_owned()).collect();
@@ -76,7 +76,7 @@ pub async fn unmark(
     connection: &mut PgConnection,
     consumer: &IdentityPart,
     identities: &[Identity],
-) -> Result<Vec<Identity>, sqlx::Error> {
+) -> sqlx::Result<Vec<Identity>> {
     let tenants: Vec<String> =
         identities.iter().map(|identity| identity.tenant.as_str().to_owned()).collect();
     let keys: Vec<String> = identities.iter().map(|identity| identity.key.as_str().to_owned()).collect();

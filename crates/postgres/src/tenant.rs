@@ -56,12 +56,12 @@ pub async fn tenant_counts(
     connection: &mut PgConnection,
     tenant: &str,
     now: DateTime<Utc>,
-) -> Result<TenantCounts, sqlx::Error> {
+) -> sqlx::Result<TenantCounts> {
     sqlx::query_file_as!(TenantCounts, "src/tenant_counts.sql", tenant, now).fetch_one(connection).await
 }
 
 /// Returns the queues that a tenant's dead letters came from.
-pub async fn tenant_queues(connection: &mut PgConnection, tenant: &str) -> Result<Vec<String>, sqlx::Error> {
+pub async fn tenant_queues(connection: &mut PgConnection, tenant: &str) -> sqlx::Result<Vec<String>> {
     sqlx::query_scalar!(
         "select distinct queue from oncely.dead_letters where tenant = $1 order by queue",
         tenant
@@ -75,7 +75,7 @@ pub async fn close_letters(
     connection: &mut PgConnection,
     tenant: &str,
     now: DateTime<Utc>,
-) -> Result<(), sqlx::Error> {
+) -> sqlx::Result<()> {
     sqlx::query!(
         "update oncely.dead_letters set state = 'discarded', updated_at = $2, swept_at = null
         where tenant = $1 and state in ('waiting', 'requeueing')",
@@ -105,7 +105,7 @@ pub async fn erase_rows(
     connection: &mut PgConnection,
     table: TenantTable,
     tenant: &str,
-) -> Result<u64, sqlx::Error> {
+) -> sqlx::Result<u64> {
     let deleted = match table {
         TenantTable::DeadLetters => sqlx::query!("delete from oncely.dead_letters where tenant = $1", tenant),
         TenantTable::Events => sqlx::query!("delete from oncely.events where tenant = $1", tenant),
@@ -126,21 +126,21 @@ pub async fn erase_rows(
 }
 
 /// Blocks `mirror rebuild` until the caller's transaction ends, so that it queues no key deleted in it again.
-pub async fn hold_rebuilds(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+pub async fn hold_rebuilds(connection: &mut PgConnection) -> sqlx::Result<()> {
     sqlx::query!("select only_row from oncely.cell for update").fetch_one(connection).await?;
     Ok(())
 }
 
 /// Deletes every mirror record that may hold a tag of a tenant, and waits for relays that have one locked: their tags are in Redis by then.
 /// A batch's record has tags of any tenants; those of others are found in PostgreSQL instead.
-pub async fn erase_pending_tags(connection: &mut PgConnection, tenant: &str) -> Result<u64, sqlx::Error> {
+pub async fn erase_pending_tags(connection: &mut PgConnection, tenant: &str) -> sqlx::Result<u64> {
     let deleted =
         sqlx::query!("delete from oncely.mirror_queue where kind = 'mirror' or tenant = $1", tenant);
     Ok(deleted.execute(connection).await?.rows_affected())
 }
 
 /// Returns whether any relay has had a mirror with entries that may still live.
-pub async fn has_mirror(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
+pub async fn has_mirror(connection: &mut PgConnection) -> sqlx::Result<bool> {
     sqlx::query_scalar!(r#"select mirror_ttl > interval '0' as "has_mirror!" from oncely.cell"#)
         .fetch_one(connection)
         .await
@@ -160,7 +160,7 @@ pub async fn erase_keys(
     most: i64,
     all: bool,
     now: DateTime<Utc>,
-) -> Result<Vec<ErasedKey>, sqlx::Error> {
+) -> sqlx::Result<Vec<ErasedKey>> {
     let rows =
         sqlx::query_file!("src/tenant_keys_erase.sql", tenant, most, all, now).fetch_all(connection).await?;
     let keys = rows.into_iter().map(|row| ErasedKey {
@@ -189,7 +189,7 @@ pub async fn erase_trail(
     pseudonym: Option<&str>,
     salt: &[u8],
     after: i64,
-) -> Result<ErasedSpan, sqlx::Error> {
+) -> sqlx::Result<ErasedSpan> {
     sqlx::query_as!(
         ErasedSpan,
         r#"select place, rows_erased as "rows!", was_whole as "was_whole!" from oncely.erase_trail($1, $2, $3, $4)"#,
@@ -207,7 +207,7 @@ pub async fn erase_actions(
     connection: &mut PgConnection,
     tenant: &str,
     pseudonym: &str,
-) -> Result<u64, sqlx::Error> {
+) -> sqlx::Result<u64> {
     let word = word_pattern(tenant);
     let changed = sqlx::query_file!("src/tenant_actions_erase.sql", tenant, pseudonym, word);
     Ok(changed.execute(connection).await?.rows_affected())
@@ -231,7 +231,7 @@ pub async fn erase_silent_processes(
     connection: &mut PgConnection,
     tenant: &str,
     seen_before: DateTime<Utc>,
-) -> Result<u64, sqlx::Error> {
+) -> sqlx::Result<u64> {
     let deleted = sqlx::query!(
         "delete from oncely.processes as p
         where p.last_seen_at < $2
@@ -247,7 +247,7 @@ pub async fn tenant_contents(
     connection: &mut PgConnection,
     tenant: &str,
     names: &[(&str, &str)],
-) -> Result<HashMap<(String, String), KeyContents>, sqlx::Error> {
+) -> sqlx::Result<HashMap<(String, String), KeyContents>> {
     let (consumers, keys): (Vec<String>, Vec<String>) =
         names.iter().map(|(consumer, key)| ((*consumer).to_owned(), (*key).to_owned())).unzip();
     let rows = sqlx::query!(
@@ -284,7 +284,7 @@ pub async fn tenant_payloads(
     connection: &mut PgConnection,
     tenant: &str,
     ids: &[Uuid],
-) -> Result<Vec<EventMessage>, sqlx::Error> {
+) -> sqlx::Result<Vec<EventMessage>> {
     sqlx::query_as!(
         EventMessage,
         "select id, headers::text as headers, payload from oncely.events where tenant = $1 and id = any ($2)",

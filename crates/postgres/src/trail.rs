@@ -54,7 +54,7 @@ pub async fn trail_page(
     until: DateTime<Utc>,
     after: Option<&Position>,
     limit: i64,
-) -> Result<Vec<(Position, AuditRow)>, sqlx::Error> {
+) -> sqlx::Result<Vec<(Position, AuditRow)>> {
     let rows = sqlx::query_file!(
         "src/trail_page.sql",
         since,
@@ -101,7 +101,7 @@ pub async fn rows_of_trail(
     since: DateTime<Utc>,
     until: DateTime<Utc>,
     most: i64,
-) -> Result<i64, sqlx::Error> {
+) -> sqlx::Result<i64> {
     sqlx::query_scalar!(r#"select oncely.count_audit($1, $2, $3) as "count!""#, since, until, most)
         .fetch_one(connection)
         .await
@@ -114,7 +114,7 @@ pub async fn summarize_trail(
     connection: &mut PgConnection,
     anew: bool,
     skip: i32,
-) -> Result<Option<i32>, sqlx::Error> {
+) -> sqlx::Result<Option<i32>> {
     sqlx::query_scalar!("select oncely.summarize_audit($1, $2)", anew, skip).fetch_one(connection).await
 }
 
@@ -123,14 +123,12 @@ pub async fn oldest_of_trail(
     connection: &mut PgConnection,
     since: Option<DateTime<Utc>>,
     until: Option<DateTime<Utc>>,
-) -> Result<Option<DateTime<Utc>>, sqlx::Error> {
+) -> sqlx::Result<Option<DateTime<Utc>>> {
     sqlx::query_scalar!("select oncely.oldest_audit($1, $2)", since, until).fetch_one(connection).await
 }
 
 /// Returns the beginning of the first week that has a partition.
-pub async fn first_week_of_trail(
-    connection: &mut PgConnection,
-) -> Result<Option<DateTime<Utc>>, sqlx::Error> {
+pub async fn first_week_of_trail(connection: &mut PgConnection) -> sqlx::Result<Option<DateTime<Utc>>> {
     sqlx::query_scalar!(
         "select to_date(min(right(c.relname, 8)), 'YYYYMMDD')::timestamp at time zone 'UTC'
         from pg_inherits as i

@@ -7,6 +7,6 @@ use sqlx::PgConnection;
 ///
 /// # Errors
 /// When the query fails.
-pub async fn take_turn(connection: &mut PgConnection, consumer: &str) -> Result<bool, sqlx::Error> {
+pub async fn take_turn(connection: &mut PgConnection, consumer: &str) -> sqlx::Result<bool> {
     sqlx::query_scalar!(r#"select oncely.take_turn($1) as "taken!""#, consumer).fetch_one(connection).await
 }

@@ -6,7 +6,7 @@ use sqlx::PgConnection;
 const LAST: i64 = 1_000;
 
 /// Counts a consumer's keys that were given up as `outcome_unknown` and wait for an operator, among the last thousand that were given up.
-pub async fn unknown_keys(connection: &mut PgConnection, consumer: &str) -> Result<i64, sqlx::Error> {
+pub async fn unknown_keys(connection: &mut PgConnection, consumer: &str) -> sqlx::Result<i64> {
     sqlx::query_scalar!(
         r#"select count(*) as "count!"
          from (

@@ -18,7 +18,7 @@ pub struct OldTransaction {
 }
 
 /// Returns the three oldest transactions that hold back vacuum; of other users' sessions only those that this login may see.
-pub async fn old_transactions(connection: &mut PgConnection) -> Result<Vec<OldTransaction>, sqlx::Error> {
+pub async fn old_transactions(connection: &mut PgConnection) -> sqlx::Result<Vec<OldTransaction>> {
     sqlx::query_as!(
         OldTransaction,
         r#"select t.kind as "kind!", t.pid, t.application as "application!", t.login as "login!",
@@ -41,7 +41,7 @@ pub async fn old_transactions(connection: &mut PgConnection) -> Result<Vec<OldTr
 }
 
 /// Returns the login's name if it may not see the activity of some other users' sessions.
-pub async fn hidden_sessions(connection: &mut PgConnection) -> Result<Option<String>, sqlx::Error> {
+pub async fn hidden_sessions(connection: &mut PgConnection) -> sqlx::Result<Option<String>> {
     sqlx::query_scalar!(
         r#"select current_user::text
         where not pg_has_role(current_user, 'pg_read_all_stats', 'usage')
@@ -69,7 +69,7 @@ pub struct DeadRows {
 }
 
 /// Returns the tables with the most dead rows, and those with autovacuum disabled.
-pub async fn dead_rows(connection: &mut PgConnection) -> Result<Vec<DeadRows>, sqlx::Error> {
+pub async fn dead_rows(connection: &mut PgConnection) -> sqlx::Result<Vec<DeadRows>> {
     sqlx::query_as!(
         DeadRows,
         r#"select s.relname::text as "relation!", s.n_live_tup as "live!", s.n_dead_tup as "dead!", s.last_autovacuum,
@@ -96,7 +96,7 @@ pub struct ReplicationSlot {
     pub held: i64,
 }
 
-pub async fn replication_slots(connection: &mut PgConnection) -> Result<Vec<ReplicationSlot>, sqlx::Error> {
+pub async fn replication_slots(connection: &mut PgConnection) -> sqlx::Result<Vec<ReplicationSlot>> {
     sqlx::query_as!(
         ReplicationSlot,
         r#"select slot_name::text as "name!", active as "active!", coalesce(wal_status, 'none') as "wal_status!",
@@ -110,7 +110,7 @@ pub async fn replication_slots(connection: &mut PgConnection) -> Result<Vec<Repl
 }
 
 /// Returns our indexes that PostgreSQL does not use because their creation was interrupted.
-pub async fn invalid_indexes(connection: &mut PgConnection) -> Result<Vec<String>, sqlx::Error> {
+pub async fn invalid_indexes(connection: &mut PgConnection) -> sqlx::Result<Vec<String>> {
     sqlx::query_scalar!(
         r#"select c.relname::text as "index!"
         from pg_index as i

@@ -19,7 +19,7 @@ pub struct TableChanges {
 
 /// Returns the session's counts of changed rows, by table; subtransactions that were rolled back count as well. Counts may begin before the
 /// current transaction (PostgreSQL reports them at intervals), so only differences are meaningful. Empty if `track_counts` is off.
-pub async fn table_changes(connection: &mut PgConnection) -> Result<Vec<TableChanges>, sqlx::Error> {
+pub async fn table_changes(connection: &mut PgConnection) -> sqlx::Result<Vec<TableChanges>> {
     sqlx::query_file_as!(TableChanges, "src/table_changes.sql").fetch_all(connection).await
 }
 
@@ -39,7 +39,7 @@ pub struct EmittedEvent {
 pub async fn events_since(
     connection: &mut PgConnection,
     since: DateTime<Utc>,
-) -> Result<Option<Vec<EmittedEvent>>, sqlx::Error> {
+) -> sqlx::Result<Option<Vec<EmittedEvent>>> {
     let allowed = sqlx::query_scalar!(
         r#"select pg_catalog.has_column_privilege('oncely.events', 'routing_key', 'select') as "allowed!""#
     );
@@ -51,34 +51,34 @@ pub async fn events_since(
 }
 
 /// Begins a transaction that is never committed.
-pub async fn begin_to_take_back(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+pub async fn begin_to_take_back(connection: &mut PgConnection) -> sqlx::Result<()> {
     connection.execute("begin; set local search_path = pg_catalog, pg_temp").await.map(drop)
 }
 
 /// Sets a savepoint, so that the following statements can be undone separately.
-pub async fn set_savepoint(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+pub async fn set_savepoint(connection: &mut PgConnection) -> sqlx::Result<()> {
     connection.execute("savepoint oncely_rehearsal").await.map(drop)
 }
 
 /// Keeps the changes since the savepoint, as part of the transaction.
-pub async fn keep_from_savepoint(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+pub async fn keep_from_savepoint(connection: &mut PgConnection) -> sqlx::Result<()> {
     connection.execute("release savepoint oncely_rehearsal").await.map(drop)
 }
 
 /// Undoes the changes since the savepoint, settings included.
-pub async fn undo_to_savepoint(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+pub async fn undo_to_savepoint(connection: &mut PgConnection) -> sqlx::Result<()> {
     let undo = "rollback to savepoint oncely_rehearsal; release savepoint oncely_rehearsal";
     connection.execute(undo).await.map(drop)
 }
 
 /// Runs the handler's work deferred to COMMIT, in the same way as COMMIT: with the handler's search_path.
-pub async fn run_deferred(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+pub async fn run_deferred(connection: &mut PgConnection) -> sqlx::Result<()> {
     enter_handler(connection, LockWait::Session).await?;
     connection.execute("set constraints all immediate").await.map(drop)
 }
 
 /// Restores the transaction after [`run_deferred`]: our own search_path, and constraints deferred as at its beginning.
-pub async fn defer_again(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+pub async fn defer_again(connection: &mut PgConnection) -> sqlx::Result<()> {
     connection.execute("set local search_path = pg_catalog, pg_temp").await?;
     connection.execute(include_str!("defer_again.sql")).await.map(drop)
 }

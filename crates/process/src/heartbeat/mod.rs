@@ -226,7 +226,7 @@ impl HeartbeatTask {
         Ok(())
     }
 
-    async fn write_stats(&mut self, session: &mut Session, member: &impl Member) -> Result<(), sqlx::Error> {
+    async fn write_stats(&mut self, session: &mut Session, member: &impl Member) -> sqlx::Result<()> {
         let connection = &mut session.connection;
         let Some(totals) = member.totals() else { return Ok(()) };
         let (at, done) = self.spans.next(self.clock.now(), &totals);

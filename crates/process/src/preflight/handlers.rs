@@ -109,11 +109,7 @@ fn warn_about(function: &HandlerFunction, name: &str, place: &str, found: &mut C
     }
 }
 
-async fn compare(
-    config: &Config,
-    session: &mut Session,
-    found: &mut CheckFindings,
-) -> Result<(), sqlx::Error> {
+async fn compare(config: &Config, session: &mut Session, found: &mut CheckFindings) -> sqlx::Result<()> {
     let known = pg::known_consumers(&mut session.connection).await?;
     let show = humantime::format_duration;
     for consumer in &config.consumers {

@@ -150,7 +150,7 @@ const POOLER: &str = "there is a pooler in between that shares a server's proces
 
 /// Returns the backends of a connection, of a second open connection, and of the first again. A pooler gives the backend that was last free
 /// to the next request.
-async fn processes(settings: &PgSettings, first: &mut sqlx::PgConnection) -> Result<[i32; 3], sqlx::Error> {
+async fn processes(settings: &PgSettings, first: &mut sqlx::PgConnection) -> sqlx::Result<[i32; 3]> {
     let client_timeout = settings.client_timeout();
     let mut second = settings.connect("oncely preflight").await?;
     let before = pg::within(client_timeout, pg::process(first)).await?;
@@ -177,12 +177,7 @@ pub async fn read_tag_keys(config: &Config, session: &mut Session, found: &mut C
     given(config, found, "oncely.mirror_keys (roles oncely_worker, oncely_relay, oncely_operator)", asked);
 }
 
-fn given<T>(
-    config: &Config,
-    found: &mut CheckFindings,
-    of: &str,
-    asked: Result<T, sqlx::Error>,
-) -> Option<T> {
+fn given<T>(config: &Config, found: &mut CheckFindings, of: &str, asked: sqlx::Result<T>) -> Option<T> {
     match asked {
         Ok(keys) => Some(keys),
         Err(error) => {
