@@ -31,7 +31,8 @@ fn a_file_that_holds_no_url_and_a_url_that_is_said_twice_are_refused() {
         (format!("url_file = {far:?}"), "postgres.url_file: goes to db in plaintext".to_owned()),
         (
             format!("url_file = {good:?}\nurl = \"postgres://u@localhost/d\""),
-            "postgres.url_file: is set twice: leave out url or url_file (DATABASE_URL or DATABASE_URL_FILE)".to_owned(),
+            "postgres.url_file: is set twice: leave out url or url_file (DATABASE_URL or DATABASE_URL_FILE)"
+                .to_owned(),
         ),
         (String::new(), "postgres.url: is missing".to_owned()),
     ] {

@@ -178,9 +178,7 @@ async fn wrong(
     Ok(match (rows - sealed_rows, digest == *sealed_digest) {
         (0, true) => None,
         (0, false) => Some(format!("rows were changed: the {rows} rows differ from the sealed ones")),
-        (more, _) if more > 0 => {
-            Some(format!("{rows} rows instead of {sealed_rows}: some were added later"))
-        }
+        (more, _) if more > 0 => Some(format!("{rows} rows instead of {sealed_rows}: some were added later")),
         _ => Some(format!("{rows} rows instead of {sealed_rows}: some were deleted")),
     })
 }

@@ -78,9 +78,9 @@ impl PageRequest {
     /// Returns the tenant, the consumer and the key that a page about one key names.
     pub(crate) fn named_key(&self) -> Result<[String; 3], PageError> {
         let of = |name: &str| {
-            self.parameters.text(name).ok_or_else(|| {
-                PageError::Wrong("Key, tenant and consumer are required.".to_owned())
-            })
+            self.parameters
+                .text(name)
+                .ok_or_else(|| PageError::Wrong("Key, tenant and consumer are required.".to_owned()))
         };
         Ok([of("tenant")?, of("consumer")?, of("key")?])
     }

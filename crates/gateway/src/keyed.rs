@@ -102,8 +102,7 @@ impl KeyedService {
         match (stepped, came.into_inner().unwrap_or_else(PoisonError::into_inner)) {
             // Answer of an earlier run, which crashed before it could send it.
             (Ok(stored), None) => stored_answer(&stored).unwrap_or_else(|| {
-                FailureResponse::from(HandlerError::transient("the stored answer cannot be read"))
-                    .answer()
+                FailureResponse::from(HandlerError::transient("the stored answer cannot be read")).answer()
             }),
             // Sent even if its step could not be recorded; the end of the run decides whether it is stored.
             (_, Some(KeyedCallResult::Answer { answer, .. })) => answer,

@@ -158,9 +158,7 @@ impl Trouble {
             Self::RaisingHandler => &[&["Action needed now.", "payments:", "the till does not open"]],
             Self::RaisingForATenant => &[&["tenant initech", "the till does not open"]],
             Self::StoppedRelay | Self::KilledRelay => &[&["relay no relay runs"]],
-            Self::DeletedQueue => {
-                &[&["Action needed now.", "payments: the queue payments does not exist"]]
-            }
+            Self::DeletedQueue => &[&["Action needed now.", "payments: the queue payments does not exist"]],
             Self::FrozenWorker => &[&["Action needed now.", "no worker consumes"]],
             Self::RedisGone => &[&["Redis does not answer", "only slower"]],
             Self::PostgresGone => &[&["PostgreSQL does not answer"]],

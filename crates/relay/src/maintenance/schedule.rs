@@ -37,22 +37,23 @@ pub(crate) async fn run(config: Config, door: SessionFactory, signs: Signs, stop
     while !stop.is_cancelled() {
         // The duration of a collection depends on the number of keys to delete; each of its steps has a limit.
         signs.beat.idle();
-        let pause =
-            match maintain(&config, &door, &application, &signs.metrics, &mut next_collection, &stop).await {
-                Ok(pause) => {
-                    backoff.reset();
-                    pause
-                }
-                // An operator has to correct this.
-                Err(error @ NoSession::OtherCell { .. }) => {
-                    tracing::error!(error = %error, "wrong database: no maintenance; checking again within the hour");
-                    PARTITIONS
-                }
-                Err(error) => {
-                    tracing::warn!(error = %error, "table maintenance failed; retrying");
-                    backoff.next_pause()
-                }
-            };
+        let pause = match maintain(&config, &door, &application, &signs.metrics, &mut next_collection, &stop)
+            .await
+        {
+            Ok(pause) => {
+                backoff.reset();
+                pause
+            }
+            // An operator has to correct this.
+            Err(error @ NoSession::OtherCell { .. }) => {
+                tracing::error!(error = %error, "wrong database: no maintenance; checking again within the hour");
+                PARTITIONS
+            }
+            Err(error) => {
+                tracing::warn!(error = %error, "table maintenance failed; retrying");
+                backoff.next_pause()
+            }
+        };
         signs.beat.expect(pause);
         tokio::select! {
             () = stop.cancelled() => {}

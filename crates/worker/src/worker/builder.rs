@@ -154,10 +154,8 @@ impl WorkerBuilder {
             if matches!(runs.get(consumer.name.as_str()), Some(ConsumerHandler::Leased(_))) {
                 if consumer.replies {
                     let place = format!("consumers.{}.replies", consumer.name);
-                    problems.add(
-                        place,
-                        "a handler under leases sends no replies: emit the reply in its Finish",
-                    );
+                    problems
+                        .add(place, "a handler under leases sends no replies: emit the reply in its Finish");
                 }
                 if consumer.fair {
                     problems.add(
