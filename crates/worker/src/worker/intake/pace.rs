@@ -19,39 +19,31 @@ const REMEMBERED: f64 = 64.0;
 ///
 /// For handlers that get one message at a time, which take as long for each in a large batch as in a small one. The rest of a transaction,
 /// a slow disk's COMMIT above all, takes as long for one message as for many: smaller batches would only make that worse.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Pace(Mutex<PaceState>);
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct PaceState {
-    /// Time of a message, in seconds.
-    message: f64,
-    /// Whether a transaction was slow, and the handler's part of it is not known.
+    /// Time of a message, in seconds, once it was measured.
+    message: Option<f64>,
+    /// Whether a transaction was slow since, and the handler's part of it is not known.
     is_unknown: bool,
 }
 
-impl Default for Pace {
-    /// Begins with small batches.
-    fn default() -> Self {
-        #[allow(clippy::cast_precision_loss)] // 64
-        Self(Mutex::new(PaceState { message: LONGEST.as_secs_f64() / SMALL as f64, is_unknown: false }))
-    }
-}
-
 impl Pace {
-    /// Records that the handler took this long for this number of messages.
+    /// Records that the handler has run this number of messages in this time.
     pub(crate) fn record(&self, messages: usize, took: Duration) {
         let mut state = self.lock();
         state.is_unknown = false;
         state.record(messages, took);
     }
 
-    /// Records that the handler took no longer than this.
+    /// Records that a transaction of this number of messages took this time, and so their handler no longer.
     pub(crate) fn record_transaction(&self, messages: usize, took: Duration) {
         let mut state = self.lock();
         #[allow(clippy::cast_precision_loss)] // up to 64
-        let known = state.message * messages as f64;
-        if took.as_secs_f64() < known {
+        let expected = state.message.map(|message| message * messages as f64);
+        if expected.is_some_and(|expected| took.as_secs_f64() < expected) {
             state.record(messages, took);
         } else if took > LONGEST {
             state.is_unknown = true;
@@ -62,8 +54,14 @@ impl Pace {
     pub(crate) fn most(&self) -> usize {
         let state = self.lock();
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // saturates
-        let most = (LONGEST.as_secs_f64() / state.message) as usize;
+        let most = state.message.map_or(usize::MAX, |message| (LONGEST.as_secs_f64() / message) as usize);
         most.clamp(1, if state.is_unknown { MEASURE } else { usize::MAX })
+    }
+
+    /// Returns the most messages of the first batch of those that were taken at once: before anything is known, a small one measures.
+    pub(crate) fn most_at_first(&self) -> usize {
+        let is_measured = self.lock().message.is_some();
+        self.most().min(if is_measured { usize::MAX } else { SMALL })
     }
 
     /// Returns whether the handler has to be measured by itself.
@@ -81,7 +79,9 @@ impl PaceState {
     fn record(&mut self, messages: usize, took: Duration) {
         #[allow(clippy::cast_precision_loss)] // a few thousand
         let messages = messages.max(1) as f64;
-        self.message += (took.as_secs_f64() / messages - self.message) * messages / (messages + REMEMBERED);
+        let measured = took.as_secs_f64() / messages;
+        let known = self.message.get_or_insert(measured);
+        *known += (measured - *known) * messages / (messages + REMEMBERED);
     }
 }
 
@@ -94,7 +94,7 @@ mod tests {
     /// Runs batches of up to 500, as large as they may be, with this time for each message; returns the sizes.
     fn run(pace: &Pace, batches: usize, message: Duration) -> Vec<usize> {
         let run = |_| {
-            let most = pace.most().min(500);
+            let most = pace.most_at_first().min(500);
             pace.record(most, message * u32::try_from(most).unwrap());
             most
         };
@@ -102,24 +102,19 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_soon_is_large_where_the_handler_is_fast() {
+    fn the_first_batch_measures_and_the_next_is_large_where_the_handler_is_fast() {
         let pace = Pace::default();
-        let sizes = run(&pace, 6, MILLISECOND / 20);
-        assert_eq!((sizes[0], sizes[5]), (SMALL, 500), "{sizes:?}");
+        assert_eq!(run(&pace, 2, MILLISECOND / 20), [SMALL, 500]);
         assert!(!pace.needs_handler_time());
     }
 
     #[test]
     fn a_batch_of_a_slow_handler_is_short_and_grows_back() {
         let pace = Pace::default();
-        run(&pace, 6, MILLISECOND / 20);
-        // The longest batch that a deadline ended.
-        pace.record(500, 30_000 * MILLISECOND);
-        assert!(pace.most() <= 5 && pace.needs_handler_time(), "{pace:?}");
-        let sizes = run(&pace, 100, 20 * MILLISECOND);
-        assert!((10..=14).contains(&sizes[99]), "{sizes:?}");
-        let sizes = run(&pace, 100, 1_000 * MILLISECOND);
-        assert_eq!(sizes[99], 1, "{sizes:?}");
+        assert_eq!(run(&pace, 2, 20 * MILLISECOND), [SMALL, 12]);
+        assert!(pace.needs_handler_time(), "{pace:?}");
+        let sizes = run(&pace, 600, 1_000 * MILLISECOND);
+        assert_eq!(sizes[599], 1, "{sizes:?}");
         let sizes = run(&pace, 600, MILLISECOND / 20);
         assert_eq!(sizes[599], 500, "{sizes:?}");
     }
@@ -127,16 +122,17 @@ mod tests {
     #[test]
     fn a_slow_disk_is_no_slow_handler() {
         let pace = Pace::default();
+        run(&pace, 1, MILLISECOND);
         let most = pace.most();
-        pace.record_transaction(most, 300 * MILLISECOND);
+        pace.record_transaction(SMALL, 300 * MILLISECOND);
         assert!(pace.needs_handler_time() && pace.most() == MEASURE, "{pace:?}");
         pace.record(MEASURE, MILLISECOND);
         assert!(!pace.needs_handler_time() && pace.most() > most, "{pace:?}");
-        // A transaction that is not slow says something of its handler, too.
-        let pace = Pace::default();
+        // A fast transaction says something of its handler, too.
+        let most = pace.most();
         pace.record_transaction(1, 5 * MILLISECOND);
         assert_eq!(pace.most(), most, "{pace:?}");
-        pace.record_transaction(most, 5 * MILLISECOND);
+        pace.record_transaction(SMALL, 5 * MILLISECOND);
         assert!(pace.most() > most, "{pace:?}");
     }
 

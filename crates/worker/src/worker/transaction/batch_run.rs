@@ -4,11 +4,9 @@ use std::time::Instant;
 
 use chrono::{DateTime, Utc};
 
-use super::deadline::is_late;
 use super::plan::BatchPlan;
 use super::replies::wants_reply;
 use crate::worker::candidate::Candidate;
-use crate::worker::interrupt::Interrupt;
 use crate::worker::prediction::{ExpectedKeys, SMALL};
 use crate::worker::shared::ConsumerContext;
 use oncely_handler::{ConsumerHandler, SqlHandler};
@@ -83,18 +81,6 @@ impl<'a> BatchRun<'a> {
             plan if plan.has_turn() || plan.is_by_itself() => LockWait::Turn,
             _ if self.candidates.len() == 1 || self.shared.consumer.lock_order.is_some() => LockWait::Session,
             _ => LockWait::Batch,
-        }
-    }
-
-    /// Records how long the handler took for these messages. Out of time, it would have taken even longer.
-    pub(crate) fn handled<T>(&self, messages: usize, began: Instant, done: &Result<T, Interrupt>) {
-        let is_measured = match done {
-            Ok(_) => true,
-            Err(Interrupt::Failed(fault)) => is_late(fault),
-            Err(_) => false,
-        };
-        if is_measured && let Some(pace) = &self.shared.pace {
-            pace.record(messages, began.elapsed());
         }
     }
 

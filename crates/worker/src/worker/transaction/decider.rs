@@ -157,7 +157,11 @@ impl Decider {
         let (mut from, mut last, mut setbacks) = (0, None, Setbacks::default());
         while from < work.len() {
             let Some((plan, most)) = self.plan(&shared, work.len() - from, setbacks) else { break };
-            let batch = &work[from..work.len().min(from + most)];
+            let paced = shared.pace.as_ref().map_or(most, |pace| match from {
+                0 => pace.most_at_first(),
+                _ => pace.most(),
+            });
+            let batch = &work[from..work.len().min(from + most.min(paced))];
             let done = self.attempts.run(isolation, plan, batch).await?;
             if setbacks.gave_way && !matches!(done, Err(Setback::Held(_))) {
                 // No key was held: the consumer's own transactions collide.

@@ -50,16 +50,15 @@ pub(super) async fn commit_in_one_statement(
         let called = commit_fresh(connection, handler, &consumer.name, &incoming, &record).await;
         called.map_err(|error| interrupt_of(error, candidates.len()))
     };
-    let done = until_deadline(shared, run.backend, HandlerWait::InServer, called).await;
-    if let Some(pace) = &shared.pace {
-        pace.record_transaction(candidates.len(), run.started.elapsed());
-    }
-    done.inspect_err(|interrupt| {
+    until_deadline(shared, run.backend, HandlerWait::InServer, called).await.inspect_err(|interrupt| {
         if let Interrupt::Outage(_) = interrupt {
             shared.counters.metrics.commit_unknown.increment(1);
         }
     })?;
     step("worker.commit_fresh.after");
+    if let Some(pace) = &shared.pace {
+        pace.record_transaction(candidates.len(), run.started.elapsed());
+    }
     run.passed(Stage::OneStatement, run.started);
     await_standby_if_late(shared, connection, run.started).await?;
     // The handlers' responses are stored, and no client waits for a reply here.
