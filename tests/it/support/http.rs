@@ -7,7 +7,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 pub(crate) async fn address(process: &Process) -> String {
     eventually("a line with the address", || async {
         let log = process.output();
-        let line = log.lines().find(|line| line.contains("listening:"));
+        let line = log.lines().find(|line| line.contains("listening") && line.contains("address="));
         let address = line.and_then(|line| line.split("address=").nth(1));
         address.map(|address| address.trim().to_owned()).ok_or_else(|| anyhow::anyhow!("{log}"))
     })
