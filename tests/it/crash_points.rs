@@ -13,6 +13,14 @@ use crate::support::{World, message};
 
 const BATCHES: [usize; 4] = [1, 2, 10, 100];
 
+/// Returns sizes of batches: two, or all with nextest's profile `full` and without nextest.
+fn batches() -> Vec<usize> {
+    match std::env::var("NEXTEST_PROFILE").as_deref() {
+        Ok("default") => vec![BATCHES[1], BATCHES[3]],
+        _ => BATCHES.to_vec(),
+    }
+}
+
 fn steps(of: &str) -> Vec<&'static str> {
     let steps: Vec<_> = STEPS.iter().copied().filter(|step| step.starts_with(of)).collect();
     assert!(!steps.is_empty());
@@ -222,7 +230,7 @@ async fn entries(redis: &Redis) -> usize {
 #[tokio::test]
 async fn a_relay_dies_at_every_step_with_every_batch() {
     let steps = steps("relay.");
-    for batch in BATCHES {
+    for batch in batches() {
         let redis = Redis::start().await.unwrap();
         let mut world = with_batch(batch, &redis).await;
         let worker = world.start("worker");
@@ -256,13 +264,13 @@ async fn a_relay_dies_at_every_step_with_every_batch() {
         }
         world.stop(worker).await;
     }
-    eprintln!("{} steps of the relay with batches of {BATCHES:?}", steps.len());
+    eprintln!("{} steps of the relay with batches of {:?}", steps.len(), batches());
 }
 
 #[tokio::test]
 async fn a_relay_dies_at_every_step_of_publishing_events_with_every_batch() {
     let steps = steps("events.");
-    for batch in BATCHES {
+    for batch in batches() {
         let mut world = World::new().await;
         world.configure(&format!(
             "[relay]\npoll = \"20ms\"\n[events]\nbatch = {batch}\nlanes = 1\nretry = {{ delays = [\"20ms\"], max_attempts = 2 }}"
@@ -297,13 +305,13 @@ async fn a_relay_dies_at_every_step_of_publishing_events_with_every_batch() {
             assert_eq!(arrived, wanted, "{step}, batch {batch}: each event has arrived");
         }
     }
-    eprintln!("{} steps of publishing with batches of {BATCHES:?}", steps.len());
+    eprintln!("{} steps of publishing with batches of {:?}", steps.len(), batches());
 }
 
 #[tokio::test]
 async fn a_collection_dies_at_every_step_with_every_batch() {
     let steps = steps("gc.");
-    for batch in BATCHES {
+    for batch in batches() {
         let redis = Redis::start().await.unwrap();
         let mut world = with_batch(batch, &redis).await;
         world.register("payments", "7d").await;
@@ -355,5 +363,5 @@ async fn a_collection_dies_at_every_step_with_every_batch() {
         let ahead = "select count(*) from pg_inherits where inhparent = 'oncely.audit'::regclass";
         assert!(world.count(ahead).await >= 5, "the partitions are there");
     }
-    eprintln!("{} steps of the collection with batches of {BATCHES:?}", steps.len());
+    eprintln!("{} steps of the collection with batches of {:?}", steps.len(), batches());
 }

@@ -93,9 +93,9 @@ async fn reqwest_retries_through_a_network_that_tears_answers() {
     takes_one_effect_each(&built, None).await;
 }
 
-/// A package of its own: no other test needs what it is made of.
+/// A package of its own: no other test needs all that it is made of. Most of it is there already.
 fn build_reqwest() -> PathBuf {
-    let target = target().join("retrying_reqwest");
+    let target = target();
     let built = Command::new(env!("CARGO"))
         .args(["build", "--locked", "--manifest-path"])
         .arg(programs().join("retrying_reqwest/Cargo.toml"))
