@@ -200,6 +200,6 @@ async fn status_tells_of_a_pause_and_takes_it_for_no_danger() {
     let text = stdout(&output);
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("! payments: is paused by"), "{text}");
-    assert!(text.contains("(`oncely consumers resume payments`): schema \\u{1b}[2Jchange"), "{text}");
+    assert!(text.contains("(run `oncely consumers resume payments`): schema \\u{1b}[2Jchange"), "{text}");
     assert!(!text.contains("no worker consumes"), "{text}");
 }

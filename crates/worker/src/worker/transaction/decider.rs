@@ -161,7 +161,8 @@ impl Decider {
                 0 => pace.most_at_first(),
                 _ => pace.most(),
             });
-            let batch = &work[from..work.len().min(from + most.min(paced))];
+            // Perhaps without a bound.
+            let batch = &work[from..work.len().min(from.saturating_add(most.min(paced)))];
             let done = self.attempts.run(isolation, plan, batch).await?;
             if setbacks.gave_way && !matches!(done, Err(Setback::Held(_))) {
                 // No key was held: the consumer's own transactions collide.
