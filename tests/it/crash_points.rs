@@ -1,5 +1,5 @@
-//! A process dies before and after each of its inputs and outputs, with batches of 1, 2, 10 and 100; then another one goes
-//! on, and the books must be as if nothing had happened.
+//! A process dies before and after each of its inputs and outputs, with batches of 1, 2, 10 and 100 (1 and 10 only with the profile
+//! `full`); then another one goes on, and the books must be as if nothing had happened.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::process::ExitStatusExt as _;

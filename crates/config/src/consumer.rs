@@ -266,10 +266,10 @@ pub(crate) struct ConsumerTable {
     /// worker ("wait", also where there are no retry queues), or is dead-lettered as in_flight ("reject").
     #[garde(dive)]
     lease: LeaseTable,
-    /// Largest number of messages in one transaction. A transaction takes the messages that are there; where those are more than 64 and other lanes are at
-    /// work, it waits for a full batch until they are done, at most 20 ms. A handler that
-    /// gets one message at a time gets as many as it does in about a quarter of a second. 500: twice as many are a tenth faster and take twice as
-    /// long; the tags of 500 still fit into one page of the mirror queue.
+    /// Largest number of messages in one transaction. A transaction takes the messages that are there; where those are more than 64 and other lanes
+    /// are at work, it waits for a full batch until they are done, at most 20 ms. A handler that gets one message at a time gets as many as it does
+    /// in about a quarter of a second. 500: twice as many are a tenth faster and take twice as long; the tags of 500 still fit into one page of the
+    /// mirror queue.
     #[garde(range(min = 1, max = 4_096))]
     batch: u32,
     /// Concurrent transactions, each with a connection of its own.

@@ -218,7 +218,7 @@ impl Arena {
         Ok(())
     }
 
-    /// Returns which orders have not come to their end, if any. Notes what is there.
+    /// Returns the orders that have no end yet, if any, as a text. Records the state of all.
     pub(super) async fn uncharged(&mut self) -> anyhow::Result<Option<String>> {
         let mut connection = match self.charging {
             None => return Ok(None),

@@ -24,7 +24,7 @@ enum Undone {
     /// Messages of the work queue.
     Ready(u32),
     Events,
-    /// Runs under leases: what is left.
+    /// Orders under leases, described.
     Charges(String),
     /// Messages without an end.
     Messages(Violation),

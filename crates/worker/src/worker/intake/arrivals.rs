@@ -244,6 +244,19 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_lane_takes_no_more_than_a_slow_handler_does_soon() {
+        let (_sender, arrivals) = with(300);
+        let pace = Arc::new(Pace::default());
+        let arrivals = arrivals.at_pace(Some(Arc::clone(&pace)));
+        pace.record(100, Duration::from_secs(5));
+        assert_eq!(at_once(&arrivals), Some(5));
+        let _other = arrivals.at_work();
+        assert_eq!(at_once(&arrivals), Some(5));
+        pace.record(10_000, Duration::from_secs(1));
+        assert_eq!(at_once(&arrivals), None, "it waits for a full batch");
+    }
+
+    #[tokio::test]
     async fn a_batch_fills_up_while_another_lane_is_at_work() {
         let (sender, arrivals) = with(300);
         let other = arrivals.at_work();

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::worker::prediction::SMALL;
 
-/// Time of a batch in its handler, approximately. As long its messages hold their locks, keep those behind them waiting, and count towards
-/// the handler's deadline. A commit for each costs about a hundredth more.
+/// Longest time of a batch in its handler, approximately. Its messages hold their locks for this long, and those behind them wait. A commit
+/// takes about a hundredth of it.
 const LONGEST: Duration = Duration::from_millis(250);
 
 /// Messages of a batch that measures the handler after a slow transaction.
@@ -15,10 +15,11 @@ const MEASURE: usize = 8;
 /// Number of messages that make up half of the measured time.
 const REMEMBERED: f64 = 64.0;
 
-/// Time of a message in the handler, over the lanes of a consumer in this process, and the size of its batches by that.
+/// Measures the time of a message in the handler, over the lanes of a consumer in this process, and limits its batches by it.
 ///
-/// For handlers that get one message at a time, which take as long for each in a large batch as in a small one. The rest of a transaction,
-/// a slow disk's COMMIT above all, takes as long for one message as for many: smaller batches would only make that worse.
+/// This is for handlers that get one message at a time: they take as long for each in a large batch as in a small one. The rest of
+/// a transaction (the network's round trips, COMMIT on a slow disk) takes as long for one message as for many, so it is left out: smaller
+/// batches would only make that worse.
 #[derive(Debug, Default)]
 pub(crate) struct Pace(Mutex<PaceState>);
 
@@ -26,19 +27,19 @@ pub(crate) struct Pace(Mutex<PaceState>);
 struct PaceState {
     /// Time of a message, in seconds, once it was measured.
     message: Option<f64>,
-    /// Whether a transaction was slow since, and the handler's part of it is not known.
+    /// Whether a transaction was slow since, and the handler's part in it is unknown.
     is_unknown: bool,
 }
 
 impl Pace {
-    /// Records that the handler has run this number of messages in this time.
+    /// Records the time of the handler for this number of messages; none if no message of the transaction was to run.
     pub(crate) fn record(&self, messages: usize, took: Duration) {
         let mut state = self.lock();
         state.is_unknown = false;
         state.record(messages, took);
     }
 
-    /// Records that a transaction of this number of messages took this time, and so their handler no longer.
+    /// Records the time of a whole transaction of this number of messages: its handler took no longer.
     pub(crate) fn record_transaction(&self, messages: usize, took: Duration) {
         let mut state = self.lock();
         #[allow(clippy::cast_precision_loss)] // up to 64
@@ -58,7 +59,7 @@ impl Pace {
         most.clamp(1, if state.is_unknown { MEASURE } else { usize::MAX })
     }
 
-    /// Returns the most messages of the first batch of those that were taken at once: before anything is known, a small one measures.
+    /// Returns the most messages of the first batch of those that were taken at once: if nothing is known yet, a small one measures.
     pub(crate) fn most_at_first(&self) -> usize {
         let is_measured = self.lock().message.is_some();
         self.most().min(if is_measured { usize::MAX } else { SMALL })
@@ -77,8 +78,11 @@ impl Pace {
 
 impl PaceState {
     fn record(&mut self, messages: usize, took: Duration) {
+        if messages == 0 {
+            return;
+        }
         #[allow(clippy::cast_precision_loss)] // a few thousand
-        let messages = messages.max(1) as f64;
+        let messages = messages as f64;
         let measured = took.as_secs_f64() / messages;
         let known = self.message.get_or_insert(measured);
         *known += (measured - *known) * messages / (messages + REMEMBERED);
@@ -128,7 +132,11 @@ mod tests {
         assert!(pace.needs_handler_time() && pace.most() == MEASURE, "{pace:?}");
         pace.record(MEASURE, MILLISECOND);
         assert!(!pace.needs_handler_time() && pace.most() > most, "{pace:?}");
-        // A fast transaction says something of its handler, too.
+        // Duplicates run no handler: they are not taken by a few.
+        pace.record_transaction(SMALL, 300 * MILLISECOND);
+        pace.record(0, Duration::ZERO);
+        assert!(!pace.needs_handler_time(), "{pace:?}");
+        // A fast transaction limits its handler's time, too.
         let most = pace.most();
         pace.record_transaction(1, 5 * MILLISECOND);
         assert_eq!(pace.most(), most, "{pace:?}");

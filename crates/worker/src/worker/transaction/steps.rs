@@ -1,6 +1,6 @@
 //! A transaction step by step: claim, handle, record, COMMIT.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use sqlx::{Connection as _, PgConnection};
 
@@ -23,6 +23,9 @@ use oncely_handler::{ConsumerHandler, Message};
 use oncely_postgres::{self as pg, Session};
 use oncely_process::metrics::Stage;
 
+/// Number of round trips around the handler's own work, for a batch of any size.
+const ROUND_TRIPS: u32 = 3;
+
 /// Runs one transaction for a batch. Returned outcomes are committed.
 pub(crate) async fn transact(
     run: &BatchRun<'_>,
@@ -39,13 +42,15 @@ pub(crate) async fn transact(
         in_time(run.shared, async { session.keep_memory().await.map_err(Interrupt::of_ours) }).await?;
     }
     step("worker.begin.before");
+    let sent = Instant::now();
     let begun = async { pg::begin_to_claim(&mut session.connection).await.map_err(Interrupt::of_ours) };
     let mut transaction = in_time(run.shared, begun).await?;
+    let round_trip = sent.elapsed();
     step("worker.begin.after");
     if run.plan.has_turn() {
         take_turn(run, &mut transaction).await?;
     }
-    let outcomes = step_by_step(run, &mut transaction, unconfirmed).await?;
+    let outcomes = step_by_step(run, &mut transaction, unconfirmed, round_trip).await?;
     // The handler's deferred work runs at COMMIT.
     let entered =
         async { pg::enter_handler(&mut transaction, run.lock_wait()).await.map_err(Interrupt::of_ours) };
@@ -88,6 +93,7 @@ async fn step_by_step(
     run: &BatchRun<'_>,
     transaction: &mut PgConnection,
     unconfirmed: &mut UnconfirmedOutcomes,
+    round_trip: Duration,
 ) -> Result<Vec<Outcome>, Interrupt> {
     let claims = in_time(run.shared, claim(run, transaction, unconfirmed)).await?;
     run.passed(Stage::Claim, run.started);
@@ -100,7 +106,7 @@ async fn step_by_step(
         let limited = async { pg::limit_lock_wait(transaction, limit).await.map_err(Interrupt::of_ours) };
         in_time(run.shared, limited).await?;
     }
-    let results = handled(run, transaction, &claims).await?;
+    let results = handled(run, transaction, &claims, round_trip).await?;
     // Decisions that are recorded already are not recorded again.
     let is_recorded: Vec<bool> = claims
         .iter()
@@ -126,6 +132,7 @@ async fn handled(
     run: &BatchRun<'_>,
     transaction: &mut PgConnection,
     claims: &[CandidateClaim],
+    round_trip: Duration,
 ) -> Result<Results, Interrupt> {
     let running = run.candidates.iter().zip(claims).filter_map(|(candidate, claim)| match claim {
         CandidateClaim::Run { attempt, .. } => Some((candidate, *attempt)),
@@ -139,15 +146,19 @@ async fn handled(
             is_json: candidate.is_json,
         })
         .collect();
+    let pace = run.shared.pace.as_ref();
     if incoming.is_empty() {
+        if let Some(pace) = pace {
+            pace.record(0, Duration::ZERO);
+        }
         return Ok(Vec::new());
     }
     step_with("worker.handle.before", incoming.iter().map(|one| one.identity.key.as_str()));
     let began = Instant::now();
     let results = handle(run, transaction, &incoming).await?;
     // Not of one that was out of time: a single message may have used up all of it.
-    if let Some(pace) = &run.shared.pace {
-        pace.record(incoming.len(), began.elapsed());
+    if let Some(pace) = pace {
+        pace.record(incoming.len(), began.elapsed().saturating_sub(round_trip * ROUND_TRIPS));
     }
     run.passed(Stage::Handle, began);
     check_responses(&run.shared.consumer, results.iter().flatten().flatten())?;
