@@ -30,6 +30,8 @@ const RUNGS: [&str; 2] = ["200ms", "1s"];
 const AT_WORK: (usize, Duration) = (12, Duration::from_secs(4));
 /// Longest wait for the end of all runs.
 const CHARGED: Duration = Duration::from_secs(30);
+/// Messages that wait for an operator.
+const LETTERS: &str = "select tenant, key from oncely.dead_letters where consumer = $1 and state = 'waiting'";
 /// Messages in flight at once when they are published.
 const WINDOW: usize = 20;
 
@@ -236,7 +238,10 @@ impl Arena {
         let leases = &mut self.evidence.leases;
         leases.sent = charging.publisher.sent();
         leases.read(&mut connection).await?;
-        let open = leases.open();
+        // What became known late runs again when an operator requeues its letter.
+        let letters: Vec<Key> = sqlx::query_as(LETTERS).bind(LEASED).fetch_all(&mut connection).await?;
+        let mut open = leases.open();
+        open.retain(|key| !letters.contains(key));
         if !open.is_empty() {
             return Ok(Some(format!("{} keys without an end, first {:?}", open.len(), open[0])));
         }

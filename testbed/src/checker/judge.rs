@@ -131,10 +131,21 @@ fn dead_letters(sent: &Sent, evidence: &Evidence, found: &mut Findings) {
         });
         if !explained {
             let what = sent_as.map_or("nobody sent it", |version| version.act.word());
+            let place =
+                |digest: &str| versions.iter().position(|version| version.digest == digest).unwrap_or(999);
+            let ran: Vec<String> = evidence.runs.get(&letter.key).map_or(Vec::new(), |runs| {
+                runs.iter().map(|(digest, _, who)| format!("{} by {who}", place(digest))).collect()
+            });
             found.add(
                 Invariant::I1,
                 What::UnexplainedDeadLetter,
-                format!("{} ({what}): {}", name(&letter.key), letter.reason),
+                format!(
+                    "{} ({what}): {}; payload {} of {:?}, took effect: {ran:?}",
+                    name(&letter.key),
+                    letter.reason,
+                    place(&letter.digest),
+                    versions.iter().map(|version| version.class).collect::<Vec<_>>()
+                ),
             );
         }
         if evidence.ran(&letter.key, &letter.digest) {

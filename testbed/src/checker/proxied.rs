@@ -28,6 +28,8 @@ pub struct ProxiedRow {
     pub reason: String,
     /// A gateway holds it still.
     pub is_held: bool,
+    /// Where its outcome is unknown: its steps and its trail, for whoever reads the finding.
+    pub history: String,
 }
 
 /// Everything that the judgement of gateways is made of.
@@ -49,8 +51,13 @@ impl Proxied {
     /// Reads the keys.
     pub async fn read(&mut self, connection: &mut PgConnection) -> anyhow::Result<()> {
         let rows = sqlx::query(
-            "select tenant, key, status::text, coalesce(reason, ''), owner is not null
-             from oncely.idempotency_keys where consumer = $1",
+            "select tenant, key, status::text, coalesce(reason, ''), owner is not null,
+                 case when reason = 'outcome_unknown' then format('steps %s, trail %s', steps, (
+                     select string_agg(format('%s %s %s', extract(epoch from occurred_at)::numeric(13, 3), outcome, detail), '; ' order by occurred_at)
+                     from oncely.audit as a
+                     where a.tenant = i.tenant and a.consumer = i.consumer and a.key = i.key
+                 )) else '' end
+             from oncely.idempotency_keys as i where consumer = $1",
         )
         .bind(PROXIED)
         .fetch_all(connection)
@@ -58,8 +65,8 @@ impl Proxied {
         self.rows = rows
             .iter()
             .map(|row| {
-                let (status, reason, is_held) = (row.get(2), row.get(3), row.get(4));
-                ((row.get(0), row.get(1)), ProxiedRow { status, reason, is_held })
+                let (status, reason, is_held, history) = (row.get(2), row.get(3), row.get(4), row.get(5));
+                ((row.get(0), row.get(1)), ProxiedRow { status, reason, is_held, history })
             })
             .collect();
         Ok(())
@@ -122,7 +129,9 @@ impl Proxied {
                 && answers == [true].into()
                 && !calls.iter().copied().any(|call| died(&call) || is_late(&call))
             {
-                let text = format!("{}: answered, and unknown", name(key));
+                let told: Vec<(f64, Option<f64>)> =
+                    calls.iter().map(|call| (call.at, call.answered)).collect();
+                let text = format!("{}: answered, and unknown; calls {told:?}, {}", name(key), row.history);
                 found.add(Invariant::L12, What::UnjustifiedDeadLetter, text);
             }
             if row.status == "COMPLETED" && !self.took_effect(key) {

@@ -25,7 +25,7 @@ fn said(status: u16, body: Option<&str>) -> HttpAnswer {
 }
 
 fn row(status: &str, reason: &str) -> ProxiedRow {
-    ProxiedRow { status: status.to_owned(), reason: reason.to_owned(), is_held: false }
+    ProxiedRow { status: status.to_owned(), reason: reason.to_owned(), ..ProxiedRow::default() }
 }
 
 /// One of each: refused and then done; torn, and held; torn, settled, and done; done at length.
