@@ -20,7 +20,7 @@ drop function oncely.take_lease;
 drop function oncely.check_claim;
 drop function oncely.asking_since;
 drop function oncely.store_step;
-drop function oncely.hold_unknown;
+drop function oncely.hold_in_doubt;
 drop function oncely.lease_retention;
 drop function oncely.lease_end;
 drop function oncely.steps_begun;

@@ -116,28 +116,28 @@ as $$
 $$;
 comment on function oncely.lease_retention is 'How long a held key is remembered; null where its consumer says that.';
 
--- from functions/hold_unknown.sql
--- A key was given up because nobody knew what became of a call. Whoever made that call may know it after all: its run
--- lost the key while nobody could reach the server, say.
-create or replace function oncely.hold_unknown(tenant text, consumer text, key text, token bigint)
+-- from functions/hold_in_doubt.sql
+-- The outcome of a call belongs to its step, whatever became of the lease: its run may have lost the key while the server
+-- could not be reached, and learn the answer when another run has the key, or when the key is given up.
+create or replace function oncely.hold_in_doubt(tenant text, consumer text, key text, token bigint)
 returns oncely.idempotency_keys
 language sql volatile
 set search_path = pg_catalog, pg_temp
 as $$
     select i.*
     from oncely.idempotency_keys as i
-    where i.tenant = hold_unknown.tenant and i.consumer = hold_unknown.consumer and i.key = hold_unknown.key
-        and i.status = 'FAILED' and i.reason = 'outcome_unknown' and i.fencing_token > hold_unknown.token
+    where i.tenant = hold_in_doubt.tenant and i.consumer = hold_in_doubt.consumer and i.key = hold_in_doubt.key
+        and i.status <> 'COMPLETED'
         and exists (
             select from jsonb_each(i.steps) as s (name, step)
-            where s.step ->> 'state' = 'started' and (s.step ->> 'token')::bigint = hold_unknown.token
+            where s.step ->> 'state' in ('started', 'open') and (s.step ->> 'token')::bigint = hold_in_doubt.token
         )
     for update
 $$;
-comment on function oncely.hold_unknown is
-    'Locks and returns a key that was given up as outcome_unknown and has a step that this lease began; null where it '
-    'is none.';
-revoke execute on function oncely.hold_unknown from public;
+comment on function oncely.hold_in_doubt is
+    'Locks and returns a key that is not completed and has a step that began under this lease and may have happened; '
+    'null where it is none.';
+revoke execute on function oncely.hold_in_doubt from public;
 
 -- from functions/store_step.sql
 create or replace function oncely.store_step(
@@ -150,6 +150,7 @@ as $$
 declare
     all_steps jsonb := coalesce(held.steps, '{}') || jsonb_build_object(step, known);
     is_open boolean;
+    is_doubted boolean;
 begin
     if oncely.is_held(held, token) then
         update oncely.idempotency_keys as i
@@ -157,9 +158,16 @@ begin
         where i.tenant = held.tenant and i.consumer = held.consumer and i.key = held.key;
         return;
     end if;
-    is_open := oncely.steps_begun(all_steps) is null;
+    is_open := held.status = 'FAILED' and held.reason = 'outcome_unknown' and oncely.steps_begun(all_steps) is null;
+    -- The run that holds the key was told by oncely.begin_step that the outcome is not known: it ends, and nothing is counted.
+    is_doubted := coalesce(
+        held.owner is not null and (held.steps -> step ->> 'doubted_by')::bigint = held.fencing_token, false
+    );
     update oncely.idempotency_keys as i
     set steps = all_steps,
+        owner = case when not is_doubted then i.owner end,
+        run_ends_at = case when not is_doubted then i.run_ends_at end,
+        not_before = case when is_doubted then clock_timestamp() else i.not_before end,
         -- It runs again, and goes on behind the step.
         status = case when is_open then 'IN_PROGRESS' else i.status end,
         completed_at = case when not is_open then i.completed_at end,
@@ -177,8 +185,9 @@ begin
 end
 $$;
 comment on function oncely.store_step is
-    'Stores a step of a key that this lease holds, and renews the lease; or of a key of oncely.hold_unknown: where '
-    'that was the last step whose outcome was not known, the key may run again. Not for callers.';
+    'Stores a step of a key that this lease holds, and renews the lease; or of a key of oncely.hold_in_doubt: '
+    'where that was the last step whose outcome was not known, a key that was given up for it may run again, and so may '
+    'one whose run was told so. Not for callers.';
 revoke execute on function oncely.store_step from public;
 
 -- from functions/asking_since.sql
@@ -695,8 +704,8 @@ begin
         return 'already_completed';
     end if;
     if not oncely.is_held(held, token) then
-        held := oncely.hold_unknown(tenant, consumer, key, token);
-        if held.key is null then
+        held := oncely.hold_in_doubt(tenant, consumer, key, token);
+        if (held.status = 'FAILED' and held.reason = 'outcome_unknown') is not true then
             perform oncely.lease_is_lost();
         end if;
         -- A requeue of its letter would run nothing.
@@ -1132,6 +1141,9 @@ begin
             -- started_at stays: it is when the first call may have gone out.
             if state = 'repeat' and not said_again then
                 known := known - '{call_id,allowed}'::text[] || jsonb_build_object('token', token, 'repeated', true);
+            -- Where that call's outcome becomes known after all, this run has been told wrong, and ends.
+            elsif state = 'unknown' then
+                known := known || jsonb_build_object('doubted_by', token);
             end if;
         when 'open' then
             -- It may have happened, and an operator allows one more call, whatever the rule: a repeated one.
@@ -1202,9 +1214,11 @@ begin
         end if;
         perform oncely.check_steps(held.steps, known is null and in_transaction);
     else
-        held := oncely.hold_unknown(tenant, consumer, key, token);
+        held := oncely.hold_in_doubt(tenant, consumer, key, token);
         known := held.steps -> step;
-        if in_transaction or (known ->> 'state' = 'started') is not true or (known ->> 'token')::bigint <> token then
+        if in_transaction or (known ->> 'state' in ('started', 'open')) is not true
+            or (known ->> 'token')::bigint <> token
+        then
             perform oncely.lease_is_lost();
         end if;
     end if;
@@ -1217,7 +1231,8 @@ end
 $$;
 comment on function oncely.checkpoint is
     'Stores the result of a step: no later run calls it again. in_transaction: the step''s effect is written in this '
-    'very transaction, so it needs no oncely.begin_step. Renews the lease. ONC18: the lease is lost, ONC21: the step '
+    'very transaction, so it needs no oncely.begin_step. Renews the lease. A lease that is over may still tell the outcome of its call. ONC18: another one '
+    'decides on it by now, ONC21: the step '
     'has not begun, or is done. Lease protocol version 1.';
 revoke execute on function oncely.checkpoint from public;
 
@@ -1263,10 +1278,10 @@ begin
             return (known ->> 'round')::integer;
         end if;
     else
-        held := oncely.hold_unknown(tenant, consumer, key, token);
+        held := oncely.hold_in_doubt(tenant, consumer, key, token);
         known := held.steps -> step;
         -- Of a repeated call it says nothing of the first.
-        if (known ->> 'state' = 'started') is not true or (known ->> 'token')::bigint <> token
+        if (known ->> 'state' in ('started', 'open')) is not true or (known ->> 'token')::bigint <> token
             or known ? 'repeated' or (known ->> 'round')::integer <> round
         then
             perform oncely.lease_is_lost();

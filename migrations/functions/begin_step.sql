@@ -66,6 +66,9 @@ begin
             -- started_at stays: it is when the first call may have gone out.
             if state = 'repeat' and not said_again then
                 known := known - '{call_id,allowed}'::text[] || jsonb_build_object('token', token, 'repeated', true);
+            -- Where that call's outcome becomes known after all, this run has been told wrong, and ends.
+            elsif state = 'unknown' then
+                known := known || jsonb_build_object('doubted_by', token);
             end if;
         when 'open' then
             -- It may have happened, and an operator allows one more call, whatever the rule: a repeated one.

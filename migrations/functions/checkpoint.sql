@@ -40,9 +40,11 @@ begin
         end if;
         perform oncely.check_steps(held.steps, known is null and in_transaction);
     else
-        held := oncely.hold_unknown(tenant, consumer, key, token);
+        held := oncely.hold_in_doubt(tenant, consumer, key, token);
         known := held.steps -> step;
-        if in_transaction or (known ->> 'state' = 'started') is not true or (known ->> 'token')::bigint <> token then
+        if in_transaction or (known ->> 'state' in ('started', 'open')) is not true
+            or (known ->> 'token')::bigint <> token
+        then
             perform oncely.lease_is_lost();
         end if;
     end if;
@@ -55,6 +57,7 @@ end
 $$;
 comment on function oncely.checkpoint is
     'Stores the result of a step: no later run calls it again. in_transaction: the step''s effect is written in this '
-    'very transaction, so it needs no oncely.begin_step. Renews the lease. ONC18: the lease is lost, ONC21: the step '
+    'very transaction, so it needs no oncely.begin_step. Renews the lease. A lease that is over may still tell the outcome of its call. ONC18: another one '
+    'decides on it by now, ONC21: the step '
     'has not begun, or is done. Lease protocol version 1.';
 revoke execute on function oncely.checkpoint from public;

@@ -29,8 +29,8 @@ begin
         return 'already_completed';
     end if;
     if not oncely.is_held(held, token) then
-        held := oncely.hold_unknown(tenant, consumer, key, token);
-        if held.key is null then
+        held := oncely.hold_in_doubt(tenant, consumer, key, token);
+        if (held.status = 'FAILED' and held.reason = 'outcome_unknown') is not true then
             perform oncely.lease_is_lost();
         end if;
         -- A requeue of its letter would run nothing.

@@ -1,21 +1,21 @@
--- A key was given up because nobody knew what became of a call. Whoever made that call may know it after all: its run
--- lost the key while nobody could reach the server, say.
-create or replace function oncely.hold_unknown(tenant text, consumer text, key text, token bigint)
+-- The outcome of a call belongs to its step, whatever became of the lease: its run may have lost the key while the server
+-- could not be reached, and learn the answer when another run has the key, or when the key is given up.
+create or replace function oncely.hold_in_doubt(tenant text, consumer text, key text, token bigint)
 returns oncely.idempotency_keys
 language sql volatile
 set search_path = pg_catalog, pg_temp
 as $$
     select i.*
     from oncely.idempotency_keys as i
-    where i.tenant = hold_unknown.tenant and i.consumer = hold_unknown.consumer and i.key = hold_unknown.key
-        and i.status = 'FAILED' and i.reason = 'outcome_unknown' and i.fencing_token > hold_unknown.token
+    where i.tenant = hold_in_doubt.tenant and i.consumer = hold_in_doubt.consumer and i.key = hold_in_doubt.key
+        and i.status <> 'COMPLETED'
         and exists (
             select from jsonb_each(i.steps) as s (name, step)
-            where s.step ->> 'state' = 'started' and (s.step ->> 'token')::bigint = hold_unknown.token
+            where s.step ->> 'state' in ('started', 'open') and (s.step ->> 'token')::bigint = hold_in_doubt.token
         )
     for update
 $$;
-comment on function oncely.hold_unknown is
-    'Locks and returns a key that was given up as outcome_unknown and has a step that this lease began; null where it '
-    'is none.';
-revoke execute on function oncely.hold_unknown from public;
+comment on function oncely.hold_in_doubt is
+    'Locks and returns a key that is not completed and has a step that began under this lease and may have happened; '
+    'null where it is none.';
+revoke execute on function oncely.hold_in_doubt from public;

@@ -39,10 +39,10 @@ begin
             return (known ->> 'round')::integer;
         end if;
     else
-        held := oncely.hold_unknown(tenant, consumer, key, token);
+        held := oncely.hold_in_doubt(tenant, consumer, key, token);
         known := held.steps -> step;
         -- Of a repeated call it says nothing of the first.
-        if (known ->> 'state' = 'started') is not true or (known ->> 'token')::bigint <> token
+        if (known ->> 'state' in ('started', 'open')) is not true or (known ->> 'token')::bigint <> token
             or known ? 'repeated' or (known ->> 'round')::integer <> round
         then
             perform oncely.lease_is_lost();

@@ -8,6 +8,7 @@ as $$
 declare
     all_steps jsonb := coalesce(held.steps, '{}') || jsonb_build_object(step, known);
     is_open boolean;
+    is_doubted boolean;
 begin
     if oncely.is_held(held, token) then
         update oncely.idempotency_keys as i
@@ -15,9 +16,16 @@ begin
         where i.tenant = held.tenant and i.consumer = held.consumer and i.key = held.key;
         return;
     end if;
-    is_open := oncely.steps_begun(all_steps) is null;
+    is_open := held.status = 'FAILED' and held.reason = 'outcome_unknown' and oncely.steps_begun(all_steps) is null;
+    -- The run that holds the key was told by oncely.begin_step that the outcome is not known: it ends, and nothing is counted.
+    is_doubted := coalesce(
+        held.owner is not null and (held.steps -> step ->> 'doubted_by')::bigint = held.fencing_token, false
+    );
     update oncely.idempotency_keys as i
     set steps = all_steps,
+        owner = case when not is_doubted then i.owner end,
+        run_ends_at = case when not is_doubted then i.run_ends_at end,
+        not_before = case when is_doubted then clock_timestamp() else i.not_before end,
         -- It runs again, and goes on behind the step.
         status = case when is_open then 'IN_PROGRESS' else i.status end,
         completed_at = case when not is_open then i.completed_at end,
@@ -35,6 +43,7 @@ begin
 end
 $$;
 comment on function oncely.store_step is
-    'Stores a step of a key that this lease holds, and renews the lease; or of a key of oncely.hold_unknown: where '
-    'that was the last step whose outcome was not known, the key may run again. Not for callers.';
+    'Stores a step of a key that this lease holds, and renews the lease; or of a key of oncely.hold_in_doubt: '
+    'where that was the last step whose outcome was not known, a key that was given up for it may run again, and so may '
+    'one whose run was told so. Not for callers.';
 revoke execute on function oncely.store_step from public;

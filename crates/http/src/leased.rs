@@ -29,8 +29,6 @@ use oncely_lease::{ActiveRun, AnyStore, ClaimOutcome, LeaseRunner, RunEnd, RunOu
 const LOOK_AGAIN: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(200)];
 /// How long the answer waits until it is stored. Storing continues after that.
 const LOOK: Duration = Duration::from_secs(2);
-/// Time for a handler past its limit to end by itself.
-const DROPPED_AFTER: Duration = Duration::from_secs(2);
 
 /// A request in a task of its own.
 pub(super) struct LeasedRequest {
@@ -115,13 +113,14 @@ impl LeasedRequest {
         request.extensions_mut().insert(taken.clone());
         step("leased.handle.before");
         let limit = settings.handler_limit;
+        let end = tokio::time::Instant::now() + limit;
         let mut handling = Box::pin(AssertUnwindSafe(async move { call(request).await }).catch_unwind());
         let in_time = tokio::select! {
             biased;
             handled = &mut handling => Some(handled),
             // Another run has the key, or the lease has expired.
             () = run.lost() => None,
-            () = tokio::time::sleep(limit) => None,
+            () = tokio::time::sleep_until(end) => None,
         };
         // Then the failure does not count: another run has the key, or an outage or a clock has ended the lease.
         let is_lost = run.is_lost() && !run.is_too_long();
@@ -131,7 +130,12 @@ impl LeasedRequest {
                 tracing::error!(%consumer, ?limit, "handler exceeded its limit or lost its lease");
                 send(reply, unknown(ProblemKind::Late).retry_after(Duration::from_secs(1)));
                 run.stop();
-                (None, tokio::time::timeout(DROPPED_AFTER, &mut handling).await.ok())
+                let handled = tokio::select! {
+                    biased;
+                    handled = &mut handling => Some(handled),
+                    () = run.dropped(end) => None,
+                };
+                (None, handled)
             }
         };
         drop(handling);

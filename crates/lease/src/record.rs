@@ -332,7 +332,10 @@ impl Record {
         result: &Value,
         (lease, at): (Duration, i64),
     ) -> Result<Option<Self>, StoreError> {
-        let mut held = self.hold(token, lease, at, false)?;
+        let Ok(mut held) = self.hold(token, lease, at, false) else {
+            let resolved = self.resolve(token, step, None, |steps| steps.store(token, step, result))?;
+            return Ok(Some(resolved.0));
+        };
         let changed = held.steps.store(token, step, result)?;
         Ok(changed.then_some(held))
     }
@@ -345,9 +348,39 @@ impl Record {
         round: u32,
         (lease, at): (Duration, i64),
     ) -> Result<(Option<Self>, u32), StoreError> {
-        let mut held = self.hold(token, lease, at, false)?;
+        let Ok(mut held) = self.hold(token, lease, at, false) else {
+            let (resolved, next) =
+                self.resolve(token, step, Some(round), |steps| steps.refuse(token, step, round))?;
+            return Ok((Some(resolved), next.round));
+        };
         let next = held.steps.refuse(token, step, round)?;
         Ok((next.has_changed.then_some(held), next.round))
+    }
+
+    /// Stores the outcome of a call after the end of its lease, unless another run has repeated the call. The key may run again if it was given up
+    /// only because this outcome was unknown, or if the run that holds it has learned from its step that it is.
+    fn resolve<T>(
+        &self,
+        token: i64,
+        step: &str,
+        round: Option<u32>,
+        store: impl FnOnce(&mut Steps) -> Result<T, StoreError>,
+    ) -> Result<(Self, T), StoreError> {
+        if matches!(self.state, RecordState::Completed { .. }) || !self.steps.is_in_doubt(token, step, round)
+        {
+            return Err(StoreError::Lost);
+        }
+        let mut resolved = self.clone();
+        let stored = store(&mut resolved.steps)?;
+        let may_run = match self.state {
+            RecordState::Held { .. } => self.steps.doubted_by(step) == Some(self.token),
+            RecordState::Failed { reason: Reason::OutcomeUnknown } => !resolved.steps.is_any_in_doubt(),
+            RecordState::Free { .. } | RecordState::Completed { .. } | RecordState::Failed { .. } => false,
+        };
+        if may_run {
+            resolved.state = RecordState::Free { not_before: 0 };
+        }
+        Ok((resolved, stored))
     }
 
     pub(super) fn known(&self) -> KeySnapshot {

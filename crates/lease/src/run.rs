@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -22,6 +23,9 @@ use crate::handler_error::HandlerError;
 use oncely_core::backoff::Backoff;
 use oncely_core::encryption::{CipherError, Place, Sealer};
 use oncely_failpoint::step as at;
+
+/// Time for a run to end by itself once it has to.
+const DROPPED_AFTER: Duration = Duration::from_secs(2);
 
 /// A key that this run holds in a store. See [`LeaseRunner`](super::LeaseRunner).
 pub struct Run<S>(Arc<RunInner<S>>);
@@ -46,6 +50,24 @@ struct RunInner<S> {
     owed: Mutex<Option<UnrecordedOutcome>>,
     /// Whether the lease is lost because the run's time is over.
     too_long: AtomicBool,
+    /// Number of calls in progress.
+    calls: watch::Sender<usize>,
+}
+
+/// Counts a call as in progress until it is dropped.
+struct CallInProgress<'a>(&'a watch::Sender<usize>);
+
+impl<'a> CallInProgress<'a> {
+    fn new(calls: &'a watch::Sender<usize>) -> Self {
+        calls.send_modify(|count| *count += 1);
+        Self(calls)
+    }
+}
+
+impl Drop for CallInProgress<'_> {
+    fn drop(&mut self) {
+        self.0.send_modify(|count| *count -= 1);
+    }
 }
 
 /// The certain outcome of a step.
@@ -95,6 +117,7 @@ impl<S: StepStore> Run<S> {
             unknown: OnceLock::new(),
             owed: Mutex::default(),
             too_long: AtomicBool::new(false),
+            calls: watch::Sender::new(0),
         }))
     }
 
@@ -117,9 +140,28 @@ impl<S: StepStore> Run<S> {
         self.0.grant.is_takeover
     }
 
-    /// Waits until this run has to end: another run has the key, or its time is over. Two seconds later the run is dropped.
+    /// Waits until this run has to end: another run has the key, or its time is over. Two seconds later it is dropped; where another run has
+    /// the key, a call of a step that it is making by then ends first, within its time.
     pub async fn lost(&self) {
         self.0.lost.cancelled().await;
+    }
+
+    /// Waits until this run has to be dropped. `end` is the end of its time. A call in progress is waited for: dropped, its outcome would
+    /// be unknown, and the key given up for it.
+    #[doc(hidden)]
+    pub async fn dropped(&self, end: Instant) {
+        self.lost().await;
+        tokio::time::sleep(DROPPED_AFTER).await;
+        let mut calls = self.0.calls.subscribe();
+        let called = async {
+            // The sender lives as long as the run.
+            let _ = calls.wait_for(|count| *count == 0).await;
+            // Its outcome is stored next.
+            tokio::time::sleep(DROPPED_AFTER).await;
+        };
+        if *self.0.calls.borrow() > 0 {
+            let _ = tokio::time::timeout_at(end, called).await;
+        }
     }
 
     #[doc(hidden)]
@@ -239,7 +281,10 @@ impl<S: StepStore> Run<S> {
         Fut: Future<Output = Result<T, StepError>> + Send,
     {
         at("lease.call.before");
-        let called = call(info).await;
+        let called = {
+            let _in_progress = CallInProgress::new(&self.0.calls);
+            call(info).await
+        };
         at("lease.call.after");
         match called {
             Ok(found) => {

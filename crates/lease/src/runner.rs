@@ -26,8 +26,6 @@ use oncely_core::reason::{Reason, Rejection};
 use oncely_core::retry::RetryPolicy;
 use oncely_postgres::PgFault;
 
-/// Time that a run gets to end by itself after the signal.
-const DROPPED_AFTER: Duration = Duration::from_secs(2);
 /// Time before `max_run` at which a run is signalled to end, so that its failure can be recorded before another run may take the key over.
 /// For a short run it is a quarter of `max_run`.
 const EARLY: Duration = Duration::from_secs(3);
@@ -80,6 +78,8 @@ pub enum RunOutcome {
 pub struct ActiveRun<S: LeaseStore> {
     #[doc(hidden)]
     pub run: Run<S>,
+    /// When its time is over.
+    end: tokio::time::Instant,
     holding: HeldKeyGuard<S>,
     heartbeat: AbortOnDropHandle<()>,
 }
@@ -165,7 +165,7 @@ impl<S: LeaseStore> LeaseRunner<S> {
     /// the same way, tried for the duration of a lease. Work that panics counts as a crash.
     ///
     /// A run that takes too long is signalled ([`Run::lost`]) up to three seconds before `max_run` is over; two seconds later it is
-    /// dropped, and has failed.
+    /// dropped, and has failed. A run that lost its key to another one is signalled, too; its call in progress may end first.
     ///
     /// # Errors
     /// [`StoreError`] if the key could not be claimed: nothing ran. Once the work is done, only a store that is damaged or refuses its
@@ -184,14 +184,10 @@ impl<S: LeaseStore> LeaseRunner<S> {
             Err(claimed) => return Ok(not_run(claimed)),
         };
         let run = &running.run;
-        let late = async {
-            run.lost().await;
-            tokio::time::sleep(DROPPED_AFTER).await;
-        };
         let worked = tokio::select! {
             biased;
             worked = work(run.clone()) => Some(worked),
-            () = late => None,
+            () = run.dropped(running.end) => None,
         };
         let ended = match worked {
             // Expiry does not invalidate a finished run: only a takeover does, which the store detects.
@@ -227,13 +223,13 @@ impl<S: LeaseStore> LeaseRunner<S> {
         let run = Run::new(store, held, grant, self.lease, belief, plain, never);
         let end = tokio::time::Instant::now() + self.max_run.saturating_sub(EARLY.min(self.max_run / 4));
         let heartbeat = AbortOnDropHandle::new(tokio::spawn(run.clone().heartbeat(end)));
-        Ok(Ok(ActiveRun { run, holding, heartbeat }))
+        Ok(Ok(ActiveRun { run, end, holding, heartbeat }))
     }
 
     /// Records the end of a run in a task, repeating until it is stored or the lease is lost, even if the caller is dropped.
     #[doc(hidden)]
     pub async fn end(&self, running: ActiveRun<S>, ended: RunEnd) -> Result<RunOutcome, StoreError> {
-        let ActiveRun { run, holding, heartbeat } = running;
+        let ActiveRun { run, holding, heartbeat, .. } = running;
         let end = match ended {
             RunEnd::Done(response) => Ok(response),
             RunEnd::Failed(error) => Err(error),
@@ -341,7 +337,11 @@ impl<S: LeaseStore> LeaseRunner<S> {
         let ask = || self.store.complete(run.held(), response.as_ref());
         match until_answered(run.abandon(), "record a finished run", ask).await {
             Ok(()) => Ok(RunOutcome::Done(response)),
-            Err(StoreError::Lost) => Ok(RunOutcome::Lost),
+            Err(StoreError::Lost) => {
+                // The key is another run's; the outcome of this run's call belongs to its step.
+                run.pay_owed().await;
+                Ok(RunOutcome::Lost)
+            }
             // A repetition can't help; the steps are stored.
             Err(StoreError::Refused(why)) => {
                 let (reason, most) = (Some(Reason::Poison), self.retry.max_attempts);

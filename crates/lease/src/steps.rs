@@ -47,6 +47,9 @@ enum StepProgress {
         rule: Rule,
         /// The id of the call for which it began; `None` for a repetition.
         call: Option<Uuid>,
+        /// The last lease for which the outcome of that call was unknown.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        doubted_by: Option<i64>,
     },
     Done {
         result: Value,
@@ -87,6 +90,12 @@ impl Rule {
     }
 }
 
+impl StepProgress {
+    fn started(at: i64, rule: Rule, call: Uuid) -> Self {
+        Self::Started { at, rule, call: Some(call), doubted_by: None }
+    }
+}
+
 /// The steps of a key, by name.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -116,7 +125,7 @@ impl Steps {
             Some(known) => (known.round, known.begin(token, rule, call, at)),
             None => {
                 self.have_room()?;
-                let begun = StepProgress::Started { at, rule, call: Some(call) };
+                let begun = StepProgress::started(at, rule, call);
                 self.0.insert(step.name().to_owned(), StepRecord { state: begun, round: 0, token });
                 (0, StepState::Run)
             }
@@ -137,6 +146,28 @@ impl Steps {
             return Err(StoreError::Refused(why));
         }
         Ok(())
+    }
+
+    /// Returns whether any call may have happened.
+    pub(super) fn is_any_in_doubt(&self) -> bool {
+        self.0.values().any(StepRecord::is_in_doubt)
+    }
+
+    /// Returns whether a step is one of this lease's calls that may have happened, and of this round if one is given and not a repeated one.
+    pub(super) fn is_in_doubt(&self, token: i64, step: &str, round: Option<u32>) -> bool {
+        self.0.get(step).is_some_and(|known| {
+            let is_repeated = matches!(known.state, StepProgress::Started { call: None, .. });
+            let is_round = round.is_none_or(|round| known.round == round && !is_repeated);
+            known.is_in_doubt() && known.token == token && is_round
+        })
+    }
+
+    /// Returns the last lease for which the outcome of a step was unknown.
+    pub(super) fn doubted_by(&self, step: &str) -> Option<i64> {
+        match self.0.get(step)?.state {
+            StepProgress::Started { doubted_by, .. } => doubted_by,
+            StepProgress::Done { .. } | StepProgress::Refused => None,
+        }
     }
 
     /// Stores a result; returns false if it is stored already.
@@ -176,6 +207,10 @@ impl Steps {
 }
 
 impl StepRecord {
+    fn is_in_doubt(&self) -> bool {
+        matches!(self.state, StepProgress::Started { .. })
+    }
+
     /// Begins a step that has a record.
     fn begin(&mut self, token: i64, rule: Rule, call: Uuid, at: i64) -> StepState {
         match &mut self.state {
@@ -185,16 +220,19 @@ impl StepRecord {
                 StepState::Run
             }
             // Both the rule of that call and the current one must allow it: the program may have changed the rule.
-            StepProgress::Started { at: started, rule: then, call: begun }
+            StepProgress::Started { at: started, rule: then, call: begun, .. }
                 if rule.may_repeat(*started, at) && then.may_repeat(*started, at) =>
             {
                 *begun = None;
                 self.token = token;
                 StepState::Repeat
             }
-            StepProgress::Started { .. } => StepState::Unknown,
+            StepProgress::Started { doubted_by, .. } => {
+                *doubted_by = Some(token);
+                StepState::Unknown
+            }
             StepProgress::Refused => {
-                self.state = StepProgress::Started { at, rule, call: Some(call) };
+                self.state = StepProgress::started(at, rule, call);
                 self.token = token;
                 StepState::Run
             }

@@ -13,8 +13,11 @@ use oncely_core::identity::Identity;
 
 /// Keeps the steps of runs, and renews their leases: the part of a [`LeaseStore`] that a [`Run`](super::Run) uses.
 ///
-/// A store has two obligations. Once another run's claim has taken a key over, by a greater token, no call with the older token changes
-/// anything. And each call may be repeated, because replies may be lost: work already done is answered as done.
+/// A store has three obligations. Once another run's claim has taken a key over, by a greater token, calls with the older token change
+/// nothing, except for the outcome of a call that the older run made: [`checkpoint`](Self::checkpoint) and
+/// [`refuse_step`](Self::refuse_step) store it, held or not, until another run repeats the call or the key is completed. A run for
+/// which [`begin_step`](Self::begin_step) returned [`StepState::Unknown`](super::StepState::Unknown) loses its lease by that, and a key that was given up for no other
+/// unknown outcome may run again. And each call may be repeated, because replies may be lost: work already done is answered as done.
 ///
 /// A dropped future leaves its outcome unknown, like a lost reply. Every error except [`StoreError::Unavailable`] means that nothing was
 /// written.

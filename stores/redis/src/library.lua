@@ -136,23 +136,23 @@ local function renew(keys, args)
     return { 'held', text(record.l - at) }
 end
 
--- A step as it is written: state|round|token|when it began|rule|window|call
+-- A step as it is written: state|round|token|when it began|rule|window|call|the last lease that was told that its outcome is unknown
 local function load_step(key, step)
     local written = redis.call('HGET', key, 'x:' .. step)
     if not written then return nil end
-    local state, round, token, began, rule, window, call =
-        string.match(written, '^(%l+)|(%d+)|(%d+)|(%d*)|(%l*)|(%d*)|([%x-]*)$')
+    local state, round, token, began, rule, window, call, doubted_by =
+        string.match(written, '^(%l+)|(%d+)|(%d+)|(%d*)|(%l*)|(%d*)|([%x-]*)|(%d*)$')
     if not state then return false end
     return {
         state = state, round = tonumber(round), token = tonumber(token), began = tonumber(began), rule = rule,
-        window = tonumber(window), call = call
+        window = tonumber(window), call = call, doubted_by = tonumber(doubted_by)
     }
 end
 
 local function save_step(key, step, known)
     redis.call('HSET', key, 'x:' .. step, table.concat({
         known.state, text(known.round), text(known.token), known.began and text(known.began) or '', known.rule or '',
-        known.window and text(known.window) or '', known.call or ''
+        known.window and text(known.window) or '', known.call or '', known.doubted_by and text(known.doubted_by) or ''
     }, '|'))
 end
 
@@ -194,6 +194,8 @@ local function begin_step(keys, args)
             save_step(key, step, known)
         else
             state = 'unknown'
+            known.doubted_by = token
+            save_step(key, step, known)
         end
     else
         local why = not known and check_steps(key)
@@ -206,13 +208,39 @@ local function begin_step(keys, args)
     return { state, text(known.round), result }
 end
 
+-- Its call may have happened, and no other lease decides on it by now.
+local function is_in_doubt(record, known, token)
+    return record and record.s ~= 'C' and known and known.state == 'started' and known.token == token
+end
+
+-- The outcome of a call whose lease is over is stored. A key that was given up only for that, or whose run was told that the outcome is
+-- unknown, may run again.
+local function resolve(key, record, known)
+    if record.s == 'F' then
+        if redis.call('HGET', key, 'w') ~= 'outcome_unknown' then return end
+        for _, field in ipairs(redis.call('HKEYS', key)) do
+            if string.sub(field, 1, 2) == 'x:' and string.sub(redis.call('HGET', key, field), 1, 8) == 'started|' then return end
+        end
+        redis.call('HSET', key, 's', 'P')
+        redis.call('HDEL', key, 'w', 'd')
+    elseif record.o and known.doubted_by == record.t then
+        redis.call('HDEL', key, 'o', 'm', 'l')
+    end
+end
+
 local function checkpoint(keys, args)
     local key, token, lease, step, result = keys[1], tonumber(args[1]), tonumber(args[2]), args[3], args[4]
     local record, field = load(key)
     if record == false then return damaged(field) end
-    if not is_held(record, token) then return { 'lost' } end
     local known = load_step(key, step)
     if known == false then return damaged('x:' .. step) end
+    if not is_held(record, token) then
+        if not is_in_doubt(record, known, token) then return { 'lost' } end
+        redis.call('HSET', key, 'y:' .. step, result)
+        save_step(key, step, { state = 'done', round = known.round, token = token, began = known.began })
+        resolve(key, record, known)
+        return { 'stored' }
+    end
     if known and known.state == 'done' and redis.call('HGET', key, 'y:' .. step) == result then return { 'stored' } end
     if not known or known.state ~= 'started' then
         return refused('the step ' .. step .. ' has not begun, or is done with another result')
@@ -227,9 +255,15 @@ local function refuse_step(keys, args)
     local key, token, lease, step, round = keys[1], tonumber(args[1]), tonumber(args[2]), args[3], tonumber(args[4])
     local record, field = load(key)
     if record == false then return damaged(field) end
-    if not is_held(record, token) then return { 'lost' } end
     local known = load_step(key, step)
     if known == false then return damaged('x:' .. step) end
+    if not is_held(record, token) then
+        -- Of a repeated call it says nothing of the first.
+        if not is_in_doubt(record, known, token) or known.call == '' or known.round ~= round then return { 'lost' } end
+        save_step(key, step, { state = 'refused', round = known.round + 1, token = token })
+        resolve(key, record, known)
+        return { 'round', text(known.round + 1) }
+    end
     local why = 'the step ' .. step .. ' has not begun, or is done with another result'
     if not known then return refused(why) end
     -- Said again, after a lost reply; or of a round that is over.

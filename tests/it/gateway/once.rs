@@ -1,6 +1,9 @@
 //! One call for all requests of a key, and one answer.
 
+use std::time::Duration;
+
 use futures::future::join_all;
+use testbed::eventually;
 
 use super::{SHORT, Site, get, post, state, with};
 
@@ -89,6 +92,40 @@ async fn a_call_that_outlasts_its_lease_keeps_its_key() {
     assert_eq!(first.await.unwrap().status, 201);
     assert!(site.ask(&request).await.is_replayed());
     assert_eq!(site.upstream.calls().len(), 1);
+    site.stop().await;
+}
+
+#[tokio::test]
+async fn a_call_goes_on_when_another_gateway_has_taken_its_key_and_its_answer_is_the_answer() {
+    let mut site = Site::start("lease = \"3s\"\nmax_run = \"2m\"\nwait = \"100ms\"").await;
+    let (other, second) = site.another("second").await;
+    let request = post("/do/hang", "k", "{}");
+    let (client, ask) = (site.client, request.clone());
+    let first = tokio::spawn(async move { client.ask(&ask).await });
+    site.upstream.wait_for_calls(1).await;
+    // As a clock that jumps does it.
+    let ends = "update oncely.idempotency_keys set not_before = clock_timestamp() - interval '1 second' where owner is not null";
+    let taken_over = || async {
+        sqlx::query(ends).execute(&mut site.world.database.connect().await?).await?;
+        let said = second.ask(&request).await.said();
+        anyhow::ensure!(said == (409, "outcome-unknown".to_owned()), "{said:?}");
+        anyhow::Ok(())
+    };
+    eventually("another gateway takes the key over", taken_over).await.unwrap();
+    assert_eq!(first.await.unwrap().status, 503, "its client waits no longer than the lease");
+    // Longer than a run has to end by itself: that is the fault.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    site.upstream.go_on();
+    eventually("the answer is there", || async {
+        let reply = second.ask(&request).await;
+        anyhow::ensure!((reply.status, reply.is_replayed()) == (201, true), "{reply:?}");
+        anyhow::Ok(())
+    })
+    .await
+    .unwrap();
+    assert_eq!(site.upstream.calls().len(), 1);
+    assert_eq!(state(&mut site.world, "k").await.as_deref(), Some("COMPLETED"));
+    site.world.stop(other).await;
     site.stop().await;
 }
 

@@ -39,9 +39,21 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "redis_checkpoint_without_token",
-        from: "if not is_held(record, token) then return { 'lost' } end\n    local known = load_step(key, step)\n    if known == false then return damaged('x:' .. step) end\n    if known and known.state == 'done' and",
-        to: "local known = load_step(key, step)\n    if known and known.state == 'done' and",
-        breaks: "a_frozen_holder_cannot_store_a_result",
+        from: "known.state == 'started' and known.token == token",
+        to: "known.state == 'started'",
+        breaks: "a_frozen_holder_decides_nothing_about_a_call_of_another_run",
+    },
+    Mutant {
+        name: "redis_late_result_is_lost",
+        from: "return record and record.s ~= 'C' and",
+        to: "return false and",
+        breaks: "a_late_result_is_the_result_of_its_step",
+    },
+    Mutant {
+        name: "redis_told_unknown_goes_on",
+        from: "elseif record.o and known.doubted_by == record.t then",
+        to: "elseif false then",
+        breaks: "a_late_outcome_ends_the_run_that_was_told_that_it_is_unknown",
     },
     Mutant {
         name: "redis_held_is_free",

@@ -269,6 +269,7 @@ async fn a_holder_whose_key_was_taken_over_can_change_nothing_any_more() {
     drop(transaction);
     assert!(!renew(&mut sql, "k", frozen).await.unwrap());
     assert!(!release(&mut sql, "k", frozen).await);
+    assert_eq!(begin(&mut sql, ("k", next), "charge", "always").await.unwrap().0, "repeat");
     for late in [
         begin(&mut sql, ("k", frozen), "charge", "always").await.map(drop),
         checkpoint(&mut sql, ("k", frozen), "charge", json!(1), false).await,
@@ -1020,7 +1021,16 @@ async fn what_becomes_known_late_resolves_an_unknown_outcome() {
     );
     assert_eq!(complete(&mut sql, "end", token).await.unwrap(), "already_completed");
     assert_eq!(hold(&mut sql, "end", "third").await.outcome, "duplicate");
-    // Once somebody has settled it, or it runs again, a late word changes nothing.
+    // An operator lets it be repeated, and the first call's result comes before that: no second call.
+    let token = unknown(&mut sql, &mut world, "repeated").await;
+    let opens =
+        "update oncely.idempotency_keys set status = 'IN_PROGRESS', completed_at = null, reason = null,
+        not_before = now(), steps = oncely.reopen_steps(steps, true) where key = 'repeated'";
+    sqlx::query(opens).execute(&mut world.sql).await.unwrap();
+    checkpoint(&mut sql, ("repeated", token), "call", json!("found"), false).await.unwrap();
+    let third = granted(&mut sql, "repeated", "third").await;
+    assert_eq!(begin(&mut sql, ("repeated", third), "call", "never").await.unwrap().0, "done");
+    // Once an operator has settled it, a late outcome changes nothing.
     let token = unknown(&mut sql, &mut world, "settled").await;
     let settled = "select oncely.settle_claim('acme', 'payments', 'settled', true)::integer::bigint";
     assert_eq!(world.count(settled).await, 1);

@@ -21,6 +21,7 @@ const STORED: &str = "L7: a stored step is not called";
 const SETTLED: &str = "L8: what is acknowledged is done";
 const JUSTIFIED: &str = "L9: who is given up for crashes has them";
 const CEILING: &str = "L11: no lease goes beyond its run";
+const TOLD: &str = "L12: what is known of a call decides on it";
 const TRESPASS: &str = "who has no lease leaves a held key alone";
 
 impl Model for Leased {
@@ -64,6 +65,7 @@ impl Model for Leased {
             Property::always(SETTLED, |_: &Self, state: &State| !state.wrong.acked_open),
             Property::always(JUSTIFIED, |_: &Self, state: &State| !state.wrong.killed_nobody),
             Property::always(CEILING, |_: &Self, state: &State| !state.wrong.too_long),
+            Property::always(TOLD, |_: &Self, state: &State| !state.wrong.outcome_lost),
             Property::always(TRESPASS, |_: &Self, state: &State| !state.wrong.trespassed),
         ];
         if self.policy == Policy::Right && self.budget.lost_replies > 0 {
@@ -82,6 +84,9 @@ impl Model for Leased {
                     .push(Property::sometimes("nobody knows what happened", |_: &Self, state: &State| {
                         state.seen.unknown
                     }));
+                properties.push(Property::sometimes("it becomes known late", |_: &Self, state: &State| {
+                    state.seen.late_outcome
+                }));
             }
         }
         if self.budget.crashes >= MAX_CRASHES {
@@ -170,6 +175,8 @@ fn calls_outside_keep_their_rules() {
     breaks("the window is ignored", world(Policy::WindowIgnored, Rule::Charge), WINDOW);
     breaks("the unknown is repeated", world(Policy::UnknownRepeated, Rule::Once), NEVER);
     breaks("a stored result is ignored", world(Policy::StoredIgnored, Rule::Mail), STORED);
+    breaks("a late outcome is lost", world(Policy::LateOutcomeLost, Rule::Once), TOLD);
+    breaks("who doubts gives up what is known", world(Policy::DoubterKeepsItsLease, Rule::Once), TOLD);
 }
 
 #[test]

@@ -36,6 +36,8 @@ pub enum Action {
     /// Without an answer: whether it arrives.
     Tear(usize, bool),
     Checkpoint(usize),
+    /// Since nobody knows what became of an earlier call.
+    GiveUp(usize),
     SaveFails(usize),
     Finish(usize),
     FinishUnheard(usize),
@@ -113,6 +115,7 @@ impl Leased {
                 At::Begins => Action::Begin(index),
                 At::Sends(_) => Action::Send(index),
                 At::Called => Action::Checkpoint(index),
+                At::Doubts => Action::GiveUp(index),
                 At::Ends => Action::Finish(index),
                 At::Settles => Action::Ack(index),
             });
@@ -125,7 +128,7 @@ impl Leased {
             if run.at == At::Ends && left.lost_replies > 0 {
                 actions.push(Action::FinishUnheard(index));
             }
-            if matches!(run.at, At::Begins | At::Sends(_) | At::Called | At::Ends) {
+            if matches!(run.at, At::Begins | At::Sends(_) | At::Called | At::Doubts | At::Ends) {
                 actions.push(Action::Renew(index));
                 if left.releases > 0 && run.at != At::Called {
                     actions.push(Action::Release(index));
@@ -190,6 +193,7 @@ impl Leased {
                 free(state, index, true);
             }
             Action::Checkpoint(index) => self.checkpoint(state, index),
+            Action::GiveUp(index) => self.give_up_unknown(state, index),
             Action::SaveFails(index) => {
                 state.left.lost_replies -= 1;
                 if self.policy == Policy::ReleaseWhenSavingFailed {
@@ -361,17 +365,15 @@ impl Leased {
                 state.seen.replay = true;
                 return at(state, index, At::Ends);
             }
-            Step::Started(since) if !may_repeat(since) => {
+            Step::Started { since, token, .. } if !may_repeat(since) => {
                 state.seen.unknown = true;
-                commit(state, Row { status: Status::Failed, is_held: false, ..row });
-                state.runs[index] = None;
-                if run.has_copy {
-                    settle(state, run.copy, Copy::Dead);
-                }
-                return;
+                let step = Step::Started { since, token, doubted_by: run.token };
+                commit(state, Row { step, ends: renewed(&row, state.clock), ..row });
+                return at(state, index, At::Doubts);
             }
-            Step::Open => Step::Started(state.clock),
-            other => other,
+            Step::Open => Step::Started { since: state.clock, token: run.token, doubted_by: 0 },
+            Step::Started { since, .. } => Step::Started { since, token: run.token, doubted_by: 0 },
+            Step::Done => Step::Done,
         };
         commit(state, Row { step, ends: renewed(&row, state.clock), ..row });
         at(state, index, At::Sends(key));
@@ -406,11 +408,48 @@ impl Leased {
         let is_holder = row.is_held_by(run.token);
         let passes = self.policy == Policy::CheckpointWithoutToken && row.status == Status::InProgress;
         if !is_holder && !passes {
-            return lose(state, index);
+            return self.tell_late(state, index, run.token);
         }
         state.wrong.not_holder |= !is_holder;
         commit(state, Row { step: Step::Done, ends: renewed(&row, state.clock), ..row });
         at(state, index, At::Ends);
+    }
+
+    /// It lost its lease, and knows what became of its call.
+    fn tell_late(&self, state: &mut State, index: usize, token: u8) {
+        let row = state.row;
+        match row.step {
+            Step::Started { token: of, doubted_by, .. }
+                if of == token && row.status != Status::Done && self.policy != Policy::LateOutcomeLost =>
+            {
+                state.seen.late_outcome = true;
+                let is_doubted = doubted_by == row.token && self.policy != Policy::DoubterKeepsItsLease;
+                // Given up for that alone, or held by a run that was told so.
+                let row = match row.status {
+                    Status::Failed if is_doubted => Row { status: Status::InProgress, ends: 0, ..row },
+                    _ if is_doubted => Row { is_held: false, ends: 0, ..row },
+                    _ => row,
+                };
+                commit(state, Row { step: Step::Done, ..row });
+            }
+            Step::Started { token: of, .. } if of == token => state.wrong.outcome_lost = true,
+            _ => {}
+        }
+        lose(state, index);
+    }
+
+    fn give_up_unknown(&self, state: &mut State, index: usize) {
+        let Some(run) = state.runs[index] else { return };
+        let row = state.row;
+        if !row.is_held_by(run.token) {
+            return lose(state, index);
+        }
+        state.wrong.outcome_lost |= row.step == Step::Done;
+        commit(state, Row { status: Status::Failed, is_held: false, ..row });
+        state.runs[index] = None;
+        if run.has_copy {
+            settle(state, run.copy, Copy::Dead);
+        }
     }
 
     /// False: it is lost.
@@ -441,6 +480,10 @@ impl Leased {
         let passes = self.policy == Policy::RenewByOwnerName && row.is_held;
         let is_bounded = self.policy != Policy::NoRunCeiling;
         if (!is_holder && !passes) || (is_bounded && row.run_ends <= state.clock) {
+            // A call in progress goes on to its end.
+            if matches!(run.at, At::Sends(_) | At::Called) {
+                return;
+            }
             return lose(state, index);
         }
         state.wrong.not_holder |= !is_holder;

@@ -54,6 +54,10 @@ pub enum Policy {
     CollectHeld,
     /// A stored result is not looked at.
     StoredIgnored,
+    /// Who lost its lease can't say what became of its call.
+    LateOutcomeLost,
+    /// A run that was told that the outcome is unknown goes on when it becomes known.
+    DoubterKeepsItsLease,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -67,8 +71,14 @@ pub enum Status {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Step {
     Open,
-    /// Since when by the database's clock.
-    Started(u8),
+    Started {
+        /// By the database's clock.
+        since: u8,
+        /// Whose call it is.
+        token: u8,
+        /// The last run that was told that its outcome is unknown; 0: none.
+        doubted_by: u8,
+    },
     Done,
 }
 
@@ -140,6 +150,8 @@ pub enum At {
     Sends(u8),
     /// It happened; the result is not stored.
     Called,
+    /// It was told that the outcome of an earlier run's call is unknown.
+    Doubts,
     Ends,
     /// What is to be acknowledged is committed.
     Settles,
@@ -182,6 +194,8 @@ pub struct Wrong {
     /// A run without a lease, or a collection, met a held key.
     pub trespassed: bool,
     pub killed_nobody: bool,
+    /// It was known what became of a call, and the key is given up because it is unknown.
+    pub outcome_lost: bool,
 }
 
 /// What should be possible.
@@ -191,6 +205,7 @@ pub struct Seen {
     pub fenced: bool,
     pub late_finish: bool,
     pub unknown: bool,
+    pub late_outcome: bool,
     pub replay: bool,
 }
 

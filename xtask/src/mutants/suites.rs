@@ -39,6 +39,7 @@ const fn dynamodb(bug: &'static str, caught_by: &'static [&'static str]) -> Test
 }
 
 const REDIS: &str = "lease_stores::redis_store::the_store_in_redis_conforms";
+const POSTGRES: &str = "lease_stores::postgres::the_store_in_postgresql_conforms";
 const DYNAMODB: &str = "the_store_in_dynamodb_conforms";
 
 /// All such bugs.
@@ -170,6 +171,14 @@ pub(crate) const TESTED: &[Tested] = &[
     it(
         "late_result_changes_nothing",
         &["sql_protocol::leases::what_becomes_known_late_resolves_an_unknown_outcome"],
+    ),
+    it("late_result_meets_another_run", &[POSTGRES]),
+    it("run_that_was_told_unknown_goes_on", &[POSTGRES]),
+    it(
+        "call_ends_with_its_lease",
+        &[
+            "gateway::once::a_call_goes_on_when_another_gateway_has_taken_its_key_and_its_answer_is_the_answer",
+        ],
     ),
     it(
         "batches_wait_for_locks",

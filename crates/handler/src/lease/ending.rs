@@ -90,7 +90,11 @@ impl Lease {
             }
             let fault = match done {
                 Ok(()) => return Ok(RunEndResult::Done(())),
-                Err(RunError::Ours(error)) if pg::is_lease_lost(&error) => return Ok(RunEndResult::Lost),
+                Err(RunError::Ours(error)) if pg::is_lease_lost(&error) => {
+                    // The key is another run's; the outcome of this run's call belongs to its step.
+                    self.run().pay_owed().await;
+                    return Ok(RunEndResult::Lost);
+                }
                 // A panic of the handler's write, which no further try would avoid.
                 Err(RunError::Ours(sqlx::Error::WorkerCrashed)) => {
                     return Err(Fault::new(FaultClass::Transient, None, "the write of the finish panicked"));

@@ -60,7 +60,8 @@ impl Lease {
         self.run.is_takeover()
     }
 
-    /// Waits until this run must end: another one has the key, `max_run` is over, or the worker stops. Two seconds later it is dropped.
+    /// Waits until this run must end: another one has the key, `max_run` is over, or the worker stops. Two seconds later it is dropped; where
+    /// another run has the key, a call of a step that it is making by then ends first, within `max_run`.
     pub async fn lost(&self) {
         self.run.lost().await;
     }

@@ -62,24 +62,18 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
         Ok(())
     }
 
-    pub(super) async fn a_frozen_holder_cannot_store_a_result(&self) -> Case {
+    pub(super) async fn a_frozen_holder_decides_nothing_about_a_call_of_another_run(&self) -> Case {
         let old = self.held().await?;
         self.begin(&old, &CHARGE).await?;
         self.run_out().await;
         let (_, new) = self.granted(&old.identity, "second").await?;
-        fits!(self.store.checkpoint(&old, "charge", &text("old"), LEASE).await, Err(StoreError::Lost));
         same!(self.begin(&new, &CHARGE).await?.state, StepState::Repeat);
-        Ok(())
-    }
-
-    pub(super) async fn a_frozen_holder_cannot_refuse_a_step(&self) -> Case {
-        let old = self.held().await?;
-        self.begin(&old, &CHARGE).await?;
-        self.run_out().await;
-        let (_, new) = self.granted(&old.identity, "second").await?;
+        fits!(self.store.checkpoint(&old, "charge", &text("old"), LEASE).await, Err(StoreError::Lost));
         fits!(self.store.refuse_step(&old, "charge", 0, LEASE).await, Err(StoreError::Lost));
-        let begun = self.begin(&new, &CHARGE).await?;
-        same!((begun.state, begun.round), (StepState::Repeat, 0));
+        fits!(self.store.checkpoint(&old, "mail", &text("old"), LEASE).await, Err(StoreError::Lost));
+        self.store.checkpoint(&new, "charge", &text("new"), LEASE).await?;
+        fits!(self.store.checkpoint(&old, "charge", &text("old"), LEASE).await, Err(StoreError::Lost));
+        same!(self.begin(&new, &CHARGE).await?.state, StepState::Done(text("new")));
         Ok(())
     }
 
@@ -88,10 +82,8 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
         self.begin(&completed, &CHARGE).await?;
         self.store.complete(&completed, None).await?;
         let failed = self.held().await?;
-        self.begin(&failed, &CHARGE).await?;
         self.store.fail(&failed, &failure(SECOND, 9, None)).await?;
         let released = self.held().await?;
-        self.begin(&released, &CHARGE).await?;
         self.store.release(&released).await?;
         for held in [&completed, &failed, &released] {
             same!(self.renew(held).await?, RenewOutcome::Lost);

@@ -62,10 +62,10 @@ impl HistoryCall {
 }
 
 impl HistoryCall {
-    /// Returns whether the call reports the outcome of a run. For a key given up as `outcome_unknown`, a store may accept the report of the
-    /// run that made the call in question ([`PostgresStore`](crate::PostgresStore) does), so these are not compared.
-    fn is_result(&self) -> bool {
-        matches!(self, Self::Checkpoint { .. } | Self::Refuse { .. } | Self::Complete { .. })
+    /// Returns whether the call completes the key. For one given up as `outcome_unknown`, a store may accept it from the run that made the
+    /// call in question ([`PostgresStore`](crate::PostgresStore) does), so it is not compared.
+    fn is_completion(&self) -> bool {
+        matches!(self, Self::Complete { .. })
     }
 }
 
@@ -202,7 +202,7 @@ pub async fn histories<S: LeaseStore, C: Clock>(
         let mut said = Vec::new();
         for _ in 0..length {
             let call = HistoryCall::random(&mut rng, model.tokens.len());
-            if call.is_result() && model.is_unknown().await {
+            if call.is_completion() && model.is_unknown().await {
                 continue;
             }
             if let HistoryCall::Pass(time) = call {

@@ -270,8 +270,7 @@ cases! {
         a_frozen_holder_cannot_release
         a_frozen_holder_cannot_renew
         a_frozen_holder_cannot_begin_a_step
-        a_frozen_holder_cannot_store_a_result
-        a_frozen_holder_cannot_refuse_a_step
+        a_frozen_holder_decides_nothing_about_a_call_of_another_run
         a_finished_run_says_nothing_more
         a_token_of_another_key_is_worth_nothing
     }
@@ -309,6 +308,9 @@ cases! {
         the_stricter_of_two_rules_counts
         a_refused_repetition_says_nothing_of_the_first_call
         an_answered_question_begins_the_next_round
+        a_late_result_is_the_result_of_its_step
+        a_late_refusal_begins_the_next_round
+        a_late_outcome_ends_the_run_that_was_told_that_it_is_unknown
     }
     bounds {
         what_is_too_large_is_refused_and_what_just_fits_is_kept

@@ -1,10 +1,12 @@
 //! Cases: the repetition of calls that may have happened.
 
 use super::{
-    Case, CaseContext, Clock, Duration, LEASE, LeaseId, LeaseStore, ObservedBehaviour, Repeat, SECOND, Step,
-    failure, fits, same, text,
+    CHARGE, Case, CaseContext, Clock, Duration, LEASE, LeaseId, LeaseStore, ObservedBehaviour, Reason,
+    RenewOutcome, Repeat, SECOND, Step, StoreError, failure, fits, same, text,
 };
 use crate::held::{FailOutcome, StepState};
+
+const NEVER: Step = Step::new("call", Repeat::Never);
 
 impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     /// Begins the step in a run that then crashes; returns the lease of the next run.
@@ -101,6 +103,81 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
         same!(self.store.refuse_step(&held, "mail", 0, LEASE).await?, 1);
         let again = self.begin(&held, &step).await?;
         same!((again.state, again.round), (StepState::Run, 1));
+        Ok(())
+    }
+
+    /// Begins a step in a run and brings its key into each state in which it may be when the outcome becomes known.
+    async fn in_doubt(&self, state: usize) -> Result<LeaseId, ObservedBehaviour> {
+        let old = self.held().await?;
+        self.begin(&old, &NEVER).await?;
+        match state {
+            0 => same!(self.store.release(&old).await?, true),
+            1 => fits!(
+                self.store.fail(&old, &failure(Duration::ZERO, 9, None)).await?,
+                FailOutcome::Retry { .. }
+            ),
+            _ => {
+                self.run_out().await;
+                let new = self.granted(&old.identity, "second").await?.1;
+                match state {
+                    2 => same!(self.store.release(&new).await?, true),
+                    3 => {
+                        same!(self.begin(&new, &NEVER).await?.state, StepState::Unknown);
+                        let given_up = failure(Duration::ZERO, 9, Some(Reason::OutcomeUnknown));
+                        fits!(self.store.fail(&new, &given_up).await?, FailOutcome::GivenUp { .. });
+                    }
+                    _ => same!(self.begin(&new, &CHARGE).await?.state, StepState::Run),
+                }
+            }
+        }
+        Ok(old)
+    }
+
+    /// Returns the lease of the run that comes next, or that holds the key.
+    async fn next(&self, state: usize, old: &LeaseId) -> Result<LeaseId, ObservedBehaviour> {
+        Ok(match state {
+            // The same acquisition.
+            4 => self.granted(&old.identity, "second").await?.1,
+            _ => self.granted(&old.identity, "third").await?.1,
+        })
+    }
+
+    pub(super) async fn a_late_result_is_the_result_of_its_step(&self) -> Case {
+        for state in 0..5 {
+            let old = self.in_doubt(state).await?;
+            self.store.checkpoint(&old, "call", &text("late"), LEASE).await?;
+            let next = self.next(state, &old).await?;
+            same!((state, self.begin(&next, &NEVER).await?.state), (state, StepState::Done(text("late"))));
+            self.store.complete(&next, None).await?;
+        }
+        Ok(())
+    }
+
+    pub(super) async fn a_late_refusal_begins_the_next_round(&self) -> Case {
+        for state in 0..5 {
+            let old = self.in_doubt(state).await?;
+            fits!(self.store.refuse_step(&old, "call", 7, LEASE).await, Err(StoreError::Lost));
+            same!(self.store.refuse_step(&old, "call", 0, LEASE).await?, 1);
+            let next = self.next(state, &old).await?;
+            let begun = self.begin(&next, &NEVER).await?;
+            same!((state, begun.state, begun.round), (state, StepState::Run, 1));
+            self.store.checkpoint(&next, "call", &text("done"), LEASE).await?;
+        }
+        Ok(())
+    }
+
+    pub(super) async fn a_late_outcome_ends_the_run_that_was_told_that_it_is_unknown(&self) -> Case {
+        let old = self.held().await?;
+        self.begin(&old, &NEVER).await?;
+        self.run_out().await;
+        let new = self.granted(&old.identity, "second").await?.1;
+        same!(self.begin(&new, &NEVER).await?.state, StepState::Unknown);
+        self.store.checkpoint(&old, "call", &text("late"), LEASE).await?;
+        same!(self.renew(&new).await?, RenewOutcome::Lost);
+        let unknown = failure(Duration::ZERO, 1, Some(Reason::OutcomeUnknown));
+        same!(self.store.fail(&new, &unknown).await?, FailOutcome::Retry { attempts: 0 });
+        let (grant, third) = self.granted(&old.identity, "third").await?;
+        same!((grant.attempt, self.begin(&third, &NEVER).await?.state), (1, StepState::Done(text("late"))));
         Ok(())
     }
 }

@@ -308,7 +308,7 @@ impl Runner {
                 handler.handle(&lease, message).await
             }))
         };
-        let ended = self.watch(lease, handler).await;
+        let ended = self.watch(lease, handler, ends.into()).await;
         let is_done = matches!(ended, HandlerEnd::Returned(Ok(_)));
         shared.counters.metrics.handled(began.elapsed(), is_done);
         match ended {
@@ -335,9 +335,10 @@ impl Runner {
         &self,
         lease: &Lease,
         mut handler: JoinHandle<Result<Finish, HandlerError>>,
+        ends: tokio::time::Instant,
     ) -> HandlerEnd {
         let shared = &*self.shared;
-        let stopping = async {
+        let stopping = || async {
             shared.stop.cancelled().await;
             tokio::time::sleep(shared.shutdown.saturating_sub(GIVE_BACK)).await;
         };
@@ -350,11 +351,26 @@ impl Runner {
                 ended => ended,
             },
             () = run.lost() => lost(),
-            () = stopping => HandlerEnd::Stopped,
+            () = stopping() => HandlerEnd::Stopped,
             () = shared.abandon.cancelled() => HandlerEnd::Stopped,
         };
         run.stop();
-        if let Ok(ended) = tokio::time::timeout(GRACE, &mut handler).await {
+        let dropped = async {
+            match why {
+                HandlerEnd::Stopped => tokio::time::sleep(GRACE).await,
+                _ => tokio::select! {
+                    () = run.dropped(ends) => {}
+                    () = stopping() => {}
+                    () = shared.abandon.cancelled() => {}
+                },
+            }
+        };
+        let ended = tokio::select! {
+            biased;
+            ended = &mut handler => Some(ended),
+            () = dropped => None,
+        };
+        if let Some(ended) = ended {
             // In time after all; but after the end of its run only a success counts.
             return match (HandlerEnd::from_join(ended), why) {
                 (HandlerEnd::Returned(Ok(finish)), _) => HandlerEnd::Returned(Ok(finish)),
