@@ -8,6 +8,11 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::Context as _;
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Bytes;
+use hyper_util::client::legacy;
+use hyper_util::rt::TokioExecutor;
+use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::files::Scratch;
@@ -17,6 +22,9 @@ use crate::{install, ports, spawner, wait};
 
 /// What Erlang's nodes know each other by.
 pub(crate) const COOKIE: &str = "ONCELYTESTBED";
+
+/// The default user and its password.
+const GUEST: &str = "Basic Z3Vlc3Q6Z3Vlc3Q=";
 
 fn node_name(number: usize) -> String {
     format!("n{number}@localhost")
@@ -235,6 +243,30 @@ impl RabbitMq {
             String::from_utf8_lossy(&output.stderr)
         );
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Sets a policy for queues, or removes it where there is no definition, by the HTTP API: `rabbitmqctl` takes seconds for each.
+    pub async fn policy(&self, name: &str, of: Option<(&str, &str)>) -> anyhow::Result<()> {
+        let port = self.management_port.context("the broker has no HTTP API")?;
+        let (method, body) = match of {
+            Some((pattern, definition)) => {
+                let definition: serde_json::Value = serde_json::from_str(definition)?;
+                let policy = json!({ "pattern": pattern, "definition": definition, "apply-to": "queues" });
+                (http::Method::PUT, policy.to_string())
+            }
+            None => (http::Method::DELETE, String::new()),
+        };
+        let request = http::Request::builder()
+            .method(method)
+            .uri(format!("http://127.0.0.1:{port}/api/policies/%2f/{name}"))
+            .header("authorization", GUEST)
+            .header("content-type", "application/json")
+            .body(Full::new(Bytes::from(body)))?;
+        let client = legacy::Client::builder(TokioExecutor::new()).build_http();
+        let (head, body) = client.request(request).await?.into_parts();
+        let said = body.collect().await?.to_bytes();
+        anyhow::ensure!(head.status.is_success(), "{}: {}", head.status, String::from_utf8_lossy(&said));
+        Ok(())
     }
 
     /// A script in `folder` that is `rabbitmqctl` for this node; returns its path.

@@ -328,10 +328,11 @@ async fn keys_that_were_processed_before_oncely_are_duplicates_once_they_are_see
 fn masked(text: &str) -> Vec<String> {
     let mask = |line: &str| {
         // Who knows the duplicate, and whether the mirror has the key already, is a matter of milliseconds.
-        let quick = line.contains("duplicate") || line.trim_start().starts_with("mirror");
+        let is_mirror = line.trim_start().starts_with("mirror");
+        let quick = line.contains("duplicate") || is_mirror;
         let words = line.split_whitespace().map(|word| match word.chars().any(|c| c.is_ascii_digit()) {
             true => "#",
-            false if quick && !["duplicate,", "mirror"].contains(&word) => "#",
+            false if quick && word != "duplicate," && !(is_mirror && word == "mirror") => "#",
             false => word,
         });
         words.collect::<Vec<_>>().join(" ")

@@ -66,10 +66,12 @@ impl Arena {
     pub async fn send_what_is_forgotten(&mut self) -> anyhow::Result<()> {
         let (keys, effects): (i64, i64) =
             sqlx::query_as(REMEMBERED).bind(FORGOTTEN).fetch_one(&mut self.connect().await?).await?;
+        // Before the books: then they know all that was sent.
+        let is_sent = self.publisher.pending() == 0;
         let sent = self.sent();
         let versions = sent.keys().filter(|((tenant, _), _)| tenant == FORGOTTEN).flat_map(|(_, all)| all);
         let due = versions.filter(|version| version.class == Class::Confirmed).count();
-        if keys == 0 && self.publisher.pending() == 0 && usize::try_from(effects)? >= due {
+        if keys == 0 && is_sent && usize::try_from(effects)? >= due {
             let version = self.forgotten;
             self.forgotten += 1;
             let message = |number| Intent::new(FORGOTTEN, &format!("key-{number}"), Act::Work, version);

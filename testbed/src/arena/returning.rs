@@ -49,11 +49,13 @@ impl Arena {
             self.look_at_tenants().await?;
             let (effects, events): (i64, i64) =
                 sqlx::query_as(EFFECTS).bind(RETURNING).fetch_one(&mut self.connect().await?).await?;
+            // Before the books: then they know all that was sent.
+            let is_sent = self.publisher.pending() == 0;
             let sent = self.sent();
             let versions =
                 sent.keys().filter(|((tenant, _), _)| tenant == RETURNING).flat_map(|(_, all)| all);
             let due = versions.filter(|version| version.class == Class::Confirmed).count();
-            if self.publisher.pending() == 0 && usize::try_from(effects)? >= due && events == 0 {
+            if is_sent && usize::try_from(effects)? >= due && events == 0 {
                 return Ok(true);
             }
             tokio::time::sleep(Duration::from_millis(100)).await;

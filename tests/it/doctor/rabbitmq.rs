@@ -145,13 +145,13 @@ async fn policies_limits_and_ways_are_read_from_the_http_api() {
         (r#"{"consumer-timeout": 60000}"#, "mq.limits", Verdict::Warning, "a consumer timeout of 1m"),
     ] {
         // A broker of 3.10 does not know the policy.
-        let set = broker.ctl(&["set_policy", "bad", &all_queues, definition, "--apply-to", "queues"]).await;
+        let set = broker.policy("bad", Some((&all_queues, definition))).await;
         if set.is_err() && definition.contains("consumer-timeout") && is_old {
             continue;
         }
         set.unwrap();
         is(&config, check, verdict, part).await;
-        broker.ctl(&["clear_policy", "bad"]).await.unwrap();
+        broker.policy("bad", None).await.unwrap();
         is(&config, check, Verdict::Ok, "").await;
     }
     for (bound, source, key, part) in [
