@@ -117,8 +117,8 @@ $$;
 comment on function oncely.lease_retention is 'How long a held key is remembered; null where its consumer says that.';
 
 -- from functions/hold_in_doubt.sql
--- The outcome of a call belongs to its step, whatever became of the lease: its run may have lost the key while the server
--- could not be reached, and learn the answer when another run has the key, or when the key is given up.
+-- The outcome of a call belongs to its step, even after the lease is over: its run may have lost the key while the
+-- server could not be reached, and learn the answer when another run has the key, or when the key is given up.
 create or replace function oncely.hold_in_doubt(tenant text, consumer text, key text, token bigint)
 returns oncely.idempotency_keys
 language sql volatile
@@ -159,7 +159,8 @@ begin
         return;
     end if;
     is_open := held.status = 'FAILED' and held.reason = 'outcome_unknown' and oncely.steps_begun(all_steps) is null;
-    -- The run that holds the key was told by oncely.begin_step that the outcome is not known: it ends, and nothing is counted.
+    -- The run that holds the key was told by oncely.begin_step that the outcome is not known: it ends, and nothing is
+    -- counted.
     is_doubted := coalesce(
         held.owner is not null and (held.steps -> step ->> 'doubted_by')::bigint = held.fencing_token, false
     );
@@ -186,8 +187,8 @@ end
 $$;
 comment on function oncely.store_step is
     'Stores a step of a key that this lease holds, and renews the lease; or of a key of oncely.hold_in_doubt: '
-    'where that was the last step whose outcome was not known, a key that was given up for it may run again, and so may '
-    'one whose run was told so. Not for callers.';
+    'where that was the last step whose outcome was not known, a key that was given up for it may run again, and so '
+    'may one whose run was told so. Not for callers.';
 revoke execute on function oncely.store_step from public;
 
 -- from functions/asking_since.sql
@@ -1005,9 +1006,9 @@ begin
 end
 $$;
 comment on function oncely.revoke_lease is
-    'Takes a held key from its holder, whose run can complete nothing any more; what it has called outside has '
-    'happened. The next copy runs. token: only where this very lease still holds it. False where nobody holds the key, '
-    'or another lease does. For operators.';
+    'Takes a held key from its holder, whose run can complete nothing any more, and can only store the outcome of a '
+    'call that it is making; what it has called outside has happened. The next copy runs. token: only where this very '
+    'lease still holds it. False where nobody holds the key, or another lease does. For operators.';
 revoke execute on function oncely.revoke_lease from public;
 
 -- end of functions
@@ -1214,6 +1215,13 @@ begin
         end if;
         perform oncely.check_steps(held.steps, known is null and in_transaction);
     else
+        known := held.steps -> step;
+        -- Said again, after a lost reply.
+        if not in_transaction and known ->> 'state' = 'done' and (known ->> 'token')::bigint = token
+            and known -> 'result' is not distinct from coalesce(result, 'null')
+        then
+            return;
+        end if;
         held := oncely.hold_in_doubt(tenant, consumer, key, token);
         known := held.steps -> step;
         if in_transaction or (known ->> 'state' in ('started', 'open')) is not true
@@ -1231,8 +1239,8 @@ end
 $$;
 comment on function oncely.checkpoint is
     'Stores the result of a step: no later run calls it again. in_transaction: the step''s effect is written in this '
-    'very transaction, so it needs no oncely.begin_step. Renews the lease. A lease that is over may still tell the outcome of its call. ONC18: another one '
-    'decides on it by now, ONC21: the step '
+    'very transaction, so it needs no oncely.begin_step. Renews the lease. A run whose lease is over stores the '
+    'result of its call, too, until another run repeats that call. ONC18: the lease is lost, ONC21: the step '
     'has not begun, or is done. Lease protocol version 1.';
 revoke execute on function oncely.checkpoint from public;
 
@@ -1253,9 +1261,16 @@ begin
     perform oncely.check_argument('step', step);
     lease := oncely.checked_time('lease', lease, interval '1 second', interval '1 day');
     held := oncely.hold_lease(tenant, consumer, key, token);
+    known := held.steps -> step;
+    -- Said again, after a lost reply.
+    if (known ->> 'token')::bigint = token and (
+        known ->> 'state' = 'refused' and ((known ->> 'round')::integer <> round + 1) is not true
+        or known ->> 'state' = 'open' and known ? 'repeated' and not known ? 'allowed'
+    ) then
+        return (known ->> 'round')::integer;
+    end if;
     if oncely.is_held(held, token) then
-        known := held.steps -> step;
-        -- Said again, after a lost reply; or of a round that is over.
+        -- The same; or of a round that is over.
         if (known ->> 'state' in ('refused', 'open') and (known ->> 'token')::bigint = token)
             or (known ->> 'round')::integer > round
         then
@@ -1264,28 +1279,24 @@ begin
         if (known ->> 'state' = 'started') is not true then
             raise exception using errcode = 'ONC21', message = 'oncely: this step has not begun, or is done';
         end if;
-        -- The call that was refused is a repeated one: that says nothing of the first, which may have happened, so its
-        -- key stays, and so does an operator's leave to repeat it. Where the other side was asked instead, the token is
-        -- an older one.
-        if (known ->> 'token')::bigint = token and known ? 'repeated' then
-            if known ? 'allowed' then
-                update oncely.idempotency_keys as i
-                set steps = i.steps || jsonb_build_object(
-                    step, known - '{allowed,call_id}'::text[] || jsonb_build_object('state', 'open')
-                )
-                where i.tenant = tenant and i.consumer = consumer and i.key = key;
-            end if;
-            return (known ->> 'round')::integer;
-        end if;
     else
         held := oncely.hold_in_doubt(tenant, consumer, key, token);
         known := held.steps -> step;
-        -- Of a repeated call it says nothing of the first.
         if (known ->> 'state' in ('started', 'open')) is not true or (known ->> 'token')::bigint <> token
-            or known ? 'repeated' or (known ->> 'round')::integer <> round
+            or (known ->> 'round')::integer <> round or (known ? 'repeated' and not known ? 'allowed')
         then
             perform oncely.lease_is_lost();
         end if;
+    end if;
+    -- The call that was refused is a repeated one: that says nothing of the first, which may have happened, so its
+    -- key stays, and so does an operator's leave to repeat it. Where the other side was asked instead, the token is
+    -- an older one.
+    if (known ->> 'token')::bigint = token and known ? 'repeated' then
+        if known ? 'allowed' then
+            known := known - '{allowed,call_id,doubted_by}'::text[] || jsonb_build_object('state', 'open');
+            perform oncely.store_step(held, step, known, token, lease);
+        end if;
+        return (known ->> 'round')::integer;
     end if;
     next_round := (known ->> 'round')::integer + 1;
     known := jsonb_strip_nulls(jsonb_build_object(

@@ -40,6 +40,13 @@ begin
         end if;
         perform oncely.check_steps(held.steps, known is null and in_transaction);
     else
+        known := held.steps -> step;
+        -- Said again, after a lost reply.
+        if not in_transaction and known ->> 'state' = 'done' and (known ->> 'token')::bigint = token
+            and known -> 'result' is not distinct from coalesce(result, 'null')
+        then
+            return;
+        end if;
         held := oncely.hold_in_doubt(tenant, consumer, key, token);
         known := held.steps -> step;
         if in_transaction or (known ->> 'state' in ('started', 'open')) is not true
@@ -57,7 +64,7 @@ end
 $$;
 comment on function oncely.checkpoint is
     'Stores the result of a step: no later run calls it again. in_transaction: the step''s effect is written in this '
-    'very transaction, so it needs no oncely.begin_step. Renews the lease. A lease that is over may still tell the outcome of its call. ONC18: another one '
-    'decides on it by now, ONC21: the step '
+    'very transaction, so it needs no oncely.begin_step. Renews the lease. A run whose lease is over stores the '
+    'result of its call, too, until another run repeats that call. ONC18: the lease is lost, ONC21: the step '
     'has not begun, or is done. Lease protocol version 1.';
 revoke execute on function oncely.checkpoint from public;

@@ -1,5 +1,5 @@
--- The outcome of a call belongs to its step, whatever became of the lease: its run may have lost the key while the server
--- could not be reached, and learn the answer when another run has the key, or when the key is given up.
+-- The outcome of a call belongs to its step, even after the lease is over: its run may have lost the key while the
+-- server could not be reached, and learn the answer when another run has the key, or when the key is given up.
 create or replace function oncely.hold_in_doubt(tenant text, consumer text, key text, token bigint)
 returns oncely.idempotency_keys
 language sql volatile

@@ -14,9 +14,16 @@ begin
     perform oncely.check_argument('step', step);
     lease := oncely.checked_time('lease', lease, interval '1 second', interval '1 day');
     held := oncely.hold_lease(tenant, consumer, key, token);
+    known := held.steps -> step;
+    -- Said again, after a lost reply.
+    if (known ->> 'token')::bigint = token and (
+        known ->> 'state' = 'refused' and ((known ->> 'round')::integer <> round + 1) is not true
+        or known ->> 'state' = 'open' and known ? 'repeated' and not known ? 'allowed'
+    ) then
+        return (known ->> 'round')::integer;
+    end if;
     if oncely.is_held(held, token) then
-        known := held.steps -> step;
-        -- Said again, after a lost reply; or of a round that is over.
+        -- The same; or of a round that is over.
         if (known ->> 'state' in ('refused', 'open') and (known ->> 'token')::bigint = token)
             or (known ->> 'round')::integer > round
         then
@@ -25,28 +32,24 @@ begin
         if (known ->> 'state' = 'started') is not true then
             raise exception using errcode = 'ONC21', message = 'oncely: this step has not begun, or is done';
         end if;
-        -- The call that was refused is a repeated one: that says nothing of the first, which may have happened, so its
-        -- key stays, and so does an operator's leave to repeat it. Where the other side was asked instead, the token is
-        -- an older one.
-        if (known ->> 'token')::bigint = token and known ? 'repeated' then
-            if known ? 'allowed' then
-                update oncely.idempotency_keys as i
-                set steps = i.steps || jsonb_build_object(
-                    step, known - '{allowed,call_id}'::text[] || jsonb_build_object('state', 'open')
-                )
-                where i.tenant = tenant and i.consumer = consumer and i.key = key;
-            end if;
-            return (known ->> 'round')::integer;
-        end if;
     else
         held := oncely.hold_in_doubt(tenant, consumer, key, token);
         known := held.steps -> step;
-        -- Of a repeated call it says nothing of the first.
         if (known ->> 'state' in ('started', 'open')) is not true or (known ->> 'token')::bigint <> token
-            or known ? 'repeated' or (known ->> 'round')::integer <> round
+            or (known ->> 'round')::integer <> round or (known ? 'repeated' and not known ? 'allowed')
         then
             perform oncely.lease_is_lost();
         end if;
+    end if;
+    -- The call that was refused is a repeated one: that says nothing of the first, which may have happened, so its
+    -- key stays, and so does an operator's leave to repeat it. Where the other side was asked instead, the token is
+    -- an older one.
+    if (known ->> 'token')::bigint = token and known ? 'repeated' then
+        if known ? 'allowed' then
+            known := known - '{allowed,call_id,doubted_by}'::text[] || jsonb_build_object('state', 'open');
+            perform oncely.store_step(held, step, known, token, lease);
+        end if;
+        return (known ->> 'round')::integer;
     end if;
     next_round := (known ->> 'round')::integer + 1;
     known := jsonb_strip_nulls(jsonb_build_object(

@@ -32,7 +32,7 @@ begin
 end
 $$;
 comment on function oncely.revoke_lease is
-    'Takes a held key from its holder, whose run can complete nothing any more; what it has called outside has '
-    'happened. The next copy runs. token: only where this very lease still holds it. False where nobody holds the key, '
-    'or another lease does. For operators.';
+    'Takes a held key from its holder, whose run can complete nothing any more, and can only store the outcome of a '
+    'call that it is making; what it has called outside has happened. The next copy runs. token: only where this very '
+    'lease still holds it. False where nobody holds the key, or another lease does. For operators.';
 revoke execute on function oncely.revoke_lease from public;

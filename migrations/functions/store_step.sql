@@ -17,7 +17,8 @@ begin
         return;
     end if;
     is_open := held.status = 'FAILED' and held.reason = 'outcome_unknown' and oncely.steps_begun(all_steps) is null;
-    -- The run that holds the key was told by oncely.begin_step that the outcome is not known: it ends, and nothing is counted.
+    -- The run that holds the key was told by oncely.begin_step that the outcome is not known: it ends, and nothing is
+    -- counted.
     is_doubted := coalesce(
         held.owner is not null and (held.steps -> step ->> 'doubted_by')::bigint = held.fencing_token, false
     );
@@ -44,6 +45,6 @@ end
 $$;
 comment on function oncely.store_step is
     'Stores a step of a key that this lease holds, and renews the lease; or of a key of oncely.hold_in_doubt: '
-    'where that was the last step whose outcome was not known, a key that was given up for it may run again, and so may '
-    'one whose run was told so. Not for callers.';
+    'where that was the last step whose outcome was not known, a key that was given up for it may run again, and so '
+    'may one whose run was told so. Not for callers.';
 revoke execute on function oncely.store_step from public;

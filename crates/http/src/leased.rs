@@ -51,7 +51,7 @@ impl LeasedRequest {
             return send(reply, problem);
         }
         match self.claim().await {
-            Ok((running, _turn)) => self.handle(call, running, reply).await,
+            Ok((running, turn)) => self.handle(call, running, turn, reply).await,
             Err(answer) => send(reply, answer),
         }
     }
@@ -103,7 +103,14 @@ impl LeasedRequest {
         }
     }
 
-    async fn handle(self, call: HandlerCall, running: ActiveRun<AnyStore>, reply: AnswerSender) {
+    async fn handle(
+        self,
+        call: HandlerCall,
+        running: ActiveRun<AnyStore>,
+        turn: KeyTurn,
+        reply: AnswerSender,
+    ) {
+        let mut turn = Some(turn);
         let Self { settings, runner, asked, parts, body, .. } = self;
         let consumer = &asked.identity.consumer;
         let run = running.run.clone();
@@ -130,11 +137,16 @@ impl LeasedRequest {
                 tracing::error!(%consumer, ?limit, "handler exceeded its limit or lost its lease");
                 send(reply, unknown(ProblemKind::Late).retry_after(Duration::from_secs(1)));
                 run.stop();
-                let handled = tokio::select! {
+                let mut handled = tokio::select! {
                     biased;
                     handled = &mut handling => Some(handled),
-                    () = run.dropped(end) => None,
+                    () = run.dropped() => None,
                 };
+                if handled.is_none() && is_lost && run.is_calling() {
+                    // Other requests with the key need not wait for it.
+                    turn.take();
+                    handled = tokio::time::timeout_at(end, &mut handling).await.ok();
+                }
                 (None, handled)
             }
         };

@@ -333,6 +333,10 @@ impl Record {
         (lease, at): (Duration, i64),
     ) -> Result<Option<Self>, StoreError> {
         let Ok(mut held) = self.hold(token, lease, at, false) else {
+            // Repeated after a lost reply.
+            if self.steps.has_stored(token, step, result) {
+                return Ok(None);
+            }
             let resolved = self.resolve(token, step, None, |steps| steps.store(token, step, result))?;
             return Ok(Some(resolved.0));
         };
@@ -349,6 +353,9 @@ impl Record {
         (lease, at): (Duration, i64),
     ) -> Result<(Option<Self>, u32), StoreError> {
         let Ok(mut held) = self.hold(token, lease, at, false) else {
+            if self.steps.has_refused(token, step, round) {
+                return Ok((None, round.saturating_add(1)));
+            }
             let (resolved, next) =
                 self.resolve(token, step, Some(round), |steps| steps.refuse(token, step, round))?;
             return Ok((Some(resolved), next.round));

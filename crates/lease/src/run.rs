@@ -17,7 +17,7 @@ use super::belief::DualInstant;
 use super::claim::Grant;
 use super::error::StoreError;
 use super::held::{BegunStep, LeaseId, RenewOutcome, StepState};
-use super::step::{Call, Step, StepError};
+use super::step::{Call, Repeat, Step, StepError};
 use super::store::StepStore;
 use crate::handler_error::HandlerError;
 use oncely_core::backoff::Backoff;
@@ -46,11 +46,11 @@ struct RunInner<S> {
     abandon: CancellationToken,
     /// The error of the first step with unknown outcome.
     unknown: OnceLock<String>,
-    /// The outcome of a call that is not stored yet.
-    owed: Mutex<Option<UnrecordedOutcome>>,
+    /// The outcomes of calls that are not stored yet, one for each step.
+    owed: Mutex<Vec<UnrecordedOutcome>>,
     /// Whether the lease is lost because the run's time is over.
     too_long: AtomicBool,
-    /// Number of calls in progress.
+    /// Number of calls in progress that must not be dropped: their outcome would be unknown.
     calls: watch::Sender<usize>,
 }
 
@@ -75,6 +75,14 @@ impl Drop for CallInProgress<'_> {
 enum UnrecordedOutcome {
     Done(&'static str, Value),
     Refused(&'static str, u32),
+}
+
+impl UnrecordedOutcome {
+    fn step(&self) -> &'static str {
+        match self {
+            Self::Done(step, _) | Self::Refused(step, _) => step,
+        }
+    }
 }
 
 impl<S> Clone for Run<S> {
@@ -140,28 +148,31 @@ impl<S: StepStore> Run<S> {
         self.0.grant.is_takeover
     }
 
-    /// Waits until this run has to end: another run has the key, or its time is over. Two seconds later it is dropped; where another run has
-    /// the key, a call of a step that it is making by then ends first, within its time.
+    /// Waits until this run has to end: another run has the key, or its time is over. Two seconds later it is dropped. If it is making a call
+    /// then that another run must not repeat ([`Repeat::Never`], [`Repeat::Within`]) and its time is not over, it goes on until the call has
+    /// ended, because its outcome would be unknown: the message or request is decided without it.
     pub async fn lost(&self) {
         self.0.lost.cancelled().await;
     }
 
-    /// Waits until this run has to be dropped. `end` is the end of its time. A call in progress is waited for: dropped, its outcome would
-    /// be unknown, and the key given up for it.
+    /// Waits until this run has to be dropped: it has had time to end by itself.
     #[doc(hidden)]
-    pub async fn dropped(&self, end: Instant) {
+    pub async fn dropped(&self) {
         self.lost().await;
         tokio::time::sleep(DROPPED_AFTER).await;
-        let mut calls = self.0.calls.subscribe();
-        let called = async {
-            // The sender lives as long as the run.
-            let _ = calls.wait_for(|count| *count == 0).await;
-            // Its outcome is stored next.
-            tokio::time::sleep(DROPPED_AFTER).await;
-        };
-        if *self.0.calls.borrow() > 0 {
-            let _ = tokio::time::timeout_at(end, called).await;
-        }
+    }
+
+    /// Returns whether the run is making a call that must not be repeated. Dropped, its outcome would be unknown, and the key given up for
+    /// it; so the call goes on, where nothing waits for it.
+    #[doc(hidden)]
+    pub fn is_calling(&self) -> bool {
+        *self.0.calls.borrow() > 0
+    }
+
+    /// Waits until no such call is in progress.
+    pub(super) async fn called(&self) {
+        // The sender lives as long as the run.
+        let _ = self.0.calls.subscribe().wait_for(|count| *count == 0).await;
     }
 
     #[doc(hidden)]
@@ -282,7 +293,9 @@ impl<S: StepStore> Run<S> {
     {
         at("lease.call.before");
         let called = {
-            let _in_progress = CallInProgress::new(&self.0.calls);
+            // Of a call that another run may repeat, or ask about, the outcome is not needed any more.
+            let _in_progress = matches!(step.repeat(), Repeat::Never | Repeat::Within(_))
+                .then(|| CallInProgress::new(&self.0.calls));
             call(info).await
         };
         at("lease.call.after");
@@ -311,7 +324,8 @@ impl<S: StepStore> Run<S> {
     /// Stores the outcome of a call, repeating until it is stored. If the run is dropped before that, the end of the run stores it.
     async fn pay(&self, owed: UnrecordedOutcome) -> Result<(), HandlerError> {
         let inner = &*self.0;
-        *inner.owed.lock().unwrap_or_else(PoisonError::into_inner) = Some(owed.clone());
+        let owing = || inner.owed.lock().unwrap_or_else(PoisonError::into_inner);
+        owing().push(owed.clone());
         let ask = || async {
             match &owed {
                 UnrecordedOutcome::Done(name, result) => {
@@ -323,18 +337,21 @@ impl<S: StepStore> Run<S> {
             }
         };
         let paid = until_answered(&inner.abandon, "store the result of a step", ask).await;
-        inner.owed.lock().unwrap_or_else(PoisonError::into_inner).take();
+        owing().retain(|other| other.step() != owed.step());
         paid.map_err(|error| self.error_of(error))
     }
 
-    /// Stores an outcome not stored yet. Even if another run has the key: it may have been given up only because this outcome was unknown.
+    /// Stores the outcomes not stored yet. Even if another run has the key: it may have been given up only because this outcome was unknown.
     #[doc(hidden)]
     pub async fn pay_owed(&self) {
-        let owed = self.0.owed.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(owed) = owed
-            && self.pay(owed).await.is_err()
-        {
-            tracing::warn!(token = self.token(), "result of a step not stored: another run has the key");
+        let owed = std::mem::take(&mut *self.0.owed.lock().unwrap_or_else(PoisonError::into_inner));
+        for owed in owed {
+            if self.pay(owed).await.is_err() {
+                tracing::warn!(
+                    token = self.token(),
+                    "result of a step not stored: another run decides on it"
+                );
+            }
         }
     }
 

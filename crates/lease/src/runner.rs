@@ -165,7 +165,8 @@ impl<S: LeaseStore> LeaseRunner<S> {
     /// the same way, tried for the duration of a lease. Work that panics counts as a crash.
     ///
     /// A run that takes too long is signalled ([`Run::lost`]) up to three seconds before `max_run` is over; two seconds later it is
-    /// dropped, and has failed. A run that lost its key to another one is signalled, too; its call in progress may end first.
+    /// dropped, and has failed. A run that lost its key to another one is signalled, too; a call
+    /// that must not be repeated gets the time of one more lease to end.
     ///
     /// # Errors
     /// [`StoreError`] if the key could not be claimed: nothing ran. Once the work is done, only a store that is damaged or refuses its
@@ -184,10 +185,15 @@ impl<S: LeaseStore> LeaseRunner<S> {
             Err(claimed) => return Ok(not_run(claimed)),
         };
         let run = &running.run;
+        let late = async {
+            run.dropped().await;
+            let one_lease = tokio::time::Instant::now() + self.lease;
+            let _ = tokio::time::timeout_at(running.end.min(one_lease), run.called()).await;
+        };
         let worked = tokio::select! {
             biased;
             worked = work(run.clone()) => Some(worked),
-            () = run.dropped(running.end) => None,
+            () = late => None,
         };
         let ended = match worked {
             // Expiry does not invalidate a finished run: only a takeover does, which the store detects.

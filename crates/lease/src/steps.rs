@@ -162,6 +162,22 @@ impl Steps {
         })
     }
 
+    /// Returns whether this lease has stored this result of a step.
+    pub(super) fn has_stored(&self, token: i64, step: &str, result: &Value) -> bool {
+        let known = self.0.get(step).filter(|known| known.token == token);
+        known.is_some_and(
+            |known| matches!(&known.state, StepProgress::Done { result: stored } if stored == result),
+        )
+    }
+
+    /// Returns whether this lease has refused this round of a step.
+    pub(super) fn has_refused(&self, token: i64, step: &str, round: u32) -> bool {
+        let known = self.0.get(step).filter(|known| known.token == token);
+        known.is_some_and(|known| {
+            known.state == StepProgress::Refused && Some(known.round) == round.checked_add(1)
+        })
+    }
+
     /// Returns the last lease for which the outcome of a step was unknown.
     pub(super) fn doubted_by(&self, step: &str) -> Option<i64> {
         match self.0.get(step)?.state {

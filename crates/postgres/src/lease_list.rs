@@ -64,8 +64,8 @@ impl HeldLease {
     /// Describes the consequences of taking the key from its holder, for the operator who decides it: one sentence each.
     pub fn consequences(&self) -> Vec<String> {
         let mut told = vec![
-            "The run is not stopped: where it is at work, it goes on until its next step, renewal or end, and is fenced there: nothing of \
-             it counts any more."
+            "The run is not stopped: where it is at work, it goes on until its next step, renewal or end, and is fenced there: of it only \
+             the outcome of a call in progress counts."
                 .to_owned(),
             "What it has called outside has happened, a call of this moment too; the next copy of the message runs at once.".to_owned(),
         ];

@@ -136,12 +136,13 @@ local function renew(keys, args)
     return { 'held', text(record.l - at) }
 end
 
--- A step as it is written: state|round|token|when it began|rule|window|call|the last lease that was told that its outcome is unknown
+-- A step as it is written: state|round|token|when it began|rule|window|call, and where there is one |the last lease that was told that the
+-- outcome is unknown
 local function load_step(key, step)
     local written = redis.call('HGET', key, 'x:' .. step)
     if not written then return nil end
     local state, round, token, began, rule, window, call, doubted_by =
-        string.match(written, '^(%l+)|(%d+)|(%d+)|(%d*)|(%l*)|(%d*)|([%x-]*)|(%d*)$')
+        string.match(written, '^(%l+)|(%d+)|(%d+)|(%d*)|(%l*)|(%d*)|([%x-]*)|?(%d*)$')
     if not state then return false end
     return {
         state = state, round = tonumber(round), token = tonumber(token), began = tonumber(began), rule = rule,
@@ -152,8 +153,8 @@ end
 local function save_step(key, step, known)
     redis.call('HSET', key, 'x:' .. step, table.concat({
         known.state, text(known.round), text(known.token), known.began and text(known.began) or '', known.rule or '',
-        known.window and text(known.window) or '', known.call or '', known.doubted_by and text(known.doubted_by) or ''
-    }, '|'))
+        known.window and text(known.window) or '', known.call or ''
+    }, '|') .. (known.doubted_by and '|' .. text(known.doubted_by) or ''))
 end
 
 -- From the first call on, and a tenth less than the other side says. A call of tomorrow was noted by a clock that was ahead.
@@ -235,6 +236,10 @@ local function checkpoint(keys, args)
     local known = load_step(key, step)
     if known == false then return damaged('x:' .. step) end
     if not is_held(record, token) then
+        -- Said again, after a lost reply.
+        if known and known.state == 'done' and known.token == token and redis.call('HGET', key, 'y:' .. step) == result then
+            return { 'stored' }
+        end
         if not is_in_doubt(record, known, token) then return { 'lost' } end
         redis.call('HSET', key, 'y:' .. step, result)
         save_step(key, step, { state = 'done', round = known.round, token = token, began = known.began })
@@ -258,6 +263,9 @@ local function refuse_step(keys, args)
     local known = load_step(key, step)
     if known == false then return damaged('x:' .. step) end
     if not is_held(record, token) then
+        if known and known.state == 'refused' and known.token == token and known.round == round + 1 then
+            return { 'round', text(known.round) }
+        end
         -- Of a repeated call it says nothing of the first.
         if not is_in_doubt(record, known, token) or known.call == '' or known.round ~= round then return { 'lost' } end
         save_step(key, step, { state = 'refused', round = known.round + 1, token = token })

@@ -52,6 +52,8 @@ struct Charges {
     /// A run that hangs is in its call.
     hangs: Arc<Notify>,
     lost: Arc<Notify>,
+    /// The answer of a call comes.
+    answer: Arc<Notify>,
 }
 
 impl LeasedHandler for Charges {
@@ -75,6 +77,16 @@ impl LeasedHandler for Charges {
                     .step(&ONCE, async |call| {
                         provider.call(call);
                         Err::<Value, _>(StepError::Unknown(anyhow::anyhow!("timed out")))
+                    })
+                    .await?;
+            }
+            "late" => {
+                let (hangs, answer) = (Arc::clone(&self.hangs), Arc::clone(&self.answer));
+                lease
+                    .step(&ONCE, async |call| {
+                        hangs.notify_one();
+                        answer.notified().await;
+                        Ok(provider.call(call))
                     })
                     .await?;
             }
@@ -328,6 +340,27 @@ async fn a_run_that_lost_its_key_ends_and_its_message_comes_to_whoever_has_it() 
     assert_eq!(charges.provider.counts(), (1, 2), "called again by the same key");
     assert_eq!(world.count("select count(*) from app.effects").await, 1);
     assert_eq!(world.count("select count(*) from oncely.audit where outcome = 'fenced'").await, 1);
+}
+
+#[tokio::test]
+async fn a_call_goes_on_without_its_message_when_another_run_has_the_key() {
+    let mut world = world().await;
+    let charges = Charges::default();
+    let running = Running::start(&world, &charges);
+    world.publish("charges", message("acme", "late"), r#"{"do": "late"}"#).await;
+    charges.hangs.notified().await;
+    let revoke = "select oncely.revoke_lease('acme', 'charges', 'late', 'it hangs')";
+    sqlx::raw_sql(revoke).execute(&mut world.sql).await.unwrap();
+    let given_up =
+        "select count(*) from oncely.idempotency_keys where status = 'FAILED' and reason = 'outcome_unknown'";
+    world.wait_for(given_up, 1).await;
+    assert_eq!(charges.provider.counts(), (0, 0), "it is still in its call");
+    charges.answer.notify_one();
+    let known = "select count(*) from oncely.idempotency_keys where status = 'IN_PROGRESS' and owner is null
+        and steps -> 'once' ->> 'state' = 'done'";
+    world.wait_for(known, 1).await;
+    running.end().await;
+    assert_eq!(charges.provider.counts(), (1, 1));
 }
 
 #[tokio::test]

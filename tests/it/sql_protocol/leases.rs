@@ -1025,11 +1025,23 @@ async fn what_becomes_known_late_resolves_an_unknown_outcome() {
     let token = unknown(&mut sql, &mut world, "repeated").await;
     let opens =
         "update oncely.idempotency_keys set status = 'IN_PROGRESS', completed_at = null, reason = null,
-        not_before = now(), steps = oncely.reopen_steps(steps, true) where key = 'repeated'";
-    sqlx::query(opens).execute(&mut world.sql).await.unwrap();
+        not_before = now(), steps = oncely.reopen_steps(steps, true) where key = $1";
+    sqlx::query(opens).bind("repeated").execute(&mut world.sql).await.unwrap();
     checkpoint(&mut sql, ("repeated", token), "call", json!("found"), false).await.unwrap();
     let third = granted(&mut sql, "repeated", "third").await;
     assert_eq!(begin(&mut sql, ("repeated", third), "call", "never").await.unwrap().0, "done");
+    // The repeated call is refused after its run has lost the lease: the permission stays.
+    let token = unknown(&mut sql, &mut world, "refused").await;
+    sqlx::query(opens).bind("refused").execute(&mut world.sql).await.unwrap();
+    let third = granted(&mut sql, "refused", "third").await;
+    assert_eq!(begin(&mut sql, ("refused", third), "call", "never").await.unwrap().0, "repeat");
+    assert_eq!(code(refuse(&mut sql, "refused", token).await.unwrap_err()), "ONC18");
+    run_out(&mut world, "refused").await;
+    let fourth = granted(&mut sql, "refused", "fourth").await;
+    for _ in 0..2 {
+        assert_eq!(refuse(&mut sql, "refused", third).await.unwrap(), 0);
+    }
+    assert_eq!(begin(&mut sql, ("refused", fourth), "call", "never").await.unwrap().0, "repeat");
     // Once an operator has settled it, a late outcome changes nothing.
     let token = unknown(&mut sql, &mut world, "settled").await;
     let settled = "select oncely.settle_claim('acme', 'payments', 'settled', true)::integer::bigint";

@@ -178,6 +178,7 @@ pub(crate) const TESTED: &[Tested] = &[
         "call_ends_with_its_lease",
         &[
             "gateway::once::a_call_goes_on_when_another_gateway_has_taken_its_key_and_its_answer_is_the_answer",
+            "leased::a_call_goes_on_without_its_message_when_another_run_has_the_key",
         ],
     ),
     it(

@@ -60,8 +60,8 @@ impl Lease {
         self.run.is_takeover()
     }
 
-    /// Waits until this run must end: another one has the key, `max_run` is over, or the worker stops. Two seconds later it is dropped; where
-    /// another run has the key, a call of a step that it is making by then ends first, within `max_run`.
+    /// Waits until this run must end: another one has the key, `max_run` is over, or the worker stops. Two seconds later it is dropped. If
+    /// another run has the key, a call that must not be repeated goes on without the message, within `max_run`, and its outcome is stored.
     pub async fn lost(&self) {
         self.run.lost().await;
     }

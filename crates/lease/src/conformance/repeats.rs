@@ -145,7 +145,11 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     pub(super) async fn a_late_result_is_the_result_of_its_step(&self) -> Case {
         for state in 0..5 {
             let old = self.in_doubt(state).await?;
-            self.store.checkpoint(&old, "call", &text("late"), LEASE).await?;
+            // Repeated after a lost reply.
+            for _ in 0..2 {
+                self.store.checkpoint(&old, "call", &text("late"), LEASE).await?;
+            }
+            fits!(self.store.checkpoint(&old, "call", &text("other"), LEASE).await, Err(StoreError::Lost));
             let next = self.next(state, &old).await?;
             same!((state, self.begin(&next, &NEVER).await?.state), (state, StepState::Done(text("late"))));
             self.store.complete(&next, None).await?;
@@ -157,7 +161,9 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
         for state in 0..5 {
             let old = self.in_doubt(state).await?;
             fits!(self.store.refuse_step(&old, "call", 7, LEASE).await, Err(StoreError::Lost));
-            same!(self.store.refuse_step(&old, "call", 0, LEASE).await?, 1);
+            for _ in 0..2 {
+                same!(self.store.refuse_step(&old, "call", 0, LEASE).await?, 1);
+            }
             let next = self.next(state, &old).await?;
             let begun = self.begin(&next, &NEVER).await?;
             same!((state, begun.state, begun.round), (state, StepState::Run, 1));

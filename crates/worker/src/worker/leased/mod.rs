@@ -96,6 +96,8 @@ pub(super) async fn leased(
     while let Some(ended) = runs.join_next().await {
         pass_on(ended);
     }
+    runner.calls.close();
+    runner.calls.wait().await;
     runner.store.close().await;
 }
 

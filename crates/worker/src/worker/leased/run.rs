@@ -330,7 +330,8 @@ impl Runner {
         }
     }
 
-    /// Waits for the handler, as long as its run lasts.
+    /// Waits for the handler, as long as its run lasts. If the key is another run's, a call that must not be repeated goes on without the
+    /// message, until `ends`.
     async fn watch(
         &self,
         lease: &Lease,
@@ -338,10 +339,13 @@ impl Runner {
         ends: tokio::time::Instant,
     ) -> HandlerEnd {
         let shared = &*self.shared;
-        let stopping = || async {
-            shared.stop.cancelled().await;
-            tokio::time::sleep(shared.shutdown.saturating_sub(GIVE_BACK)).await;
-        };
+        let mut stopping = Box::pin({
+            let shared = Arc::clone(&self.shared);
+            async move {
+                shared.stop.cancelled().await;
+                tokio::time::sleep(shared.shutdown.saturating_sub(GIVE_BACK)).await;
+            }
+        });
         let run = lease.run();
         let lost = || if run.is_too_long() { HandlerEnd::TooLong } else { HandlerEnd::Lost };
         let why = tokio::select! {
@@ -351,33 +355,32 @@ impl Runner {
                 ended => ended,
             },
             () = run.lost() => lost(),
-            () = stopping() => HandlerEnd::Stopped,
+            () = &mut stopping => HandlerEnd::Stopped,
             () = shared.abandon.cancelled() => HandlerEnd::Stopped,
         };
         run.stop();
-        let dropped = async {
-            match why {
-                HandlerEnd::Stopped => tokio::time::sleep(GRACE).await,
-                _ => tokio::select! {
-                    () = run.dropped(ends) => {}
-                    () = stopping() => {}
-                    () = shared.abandon.cancelled() => {}
-                },
-            }
-        };
-        let ended = tokio::select! {
-            biased;
-            ended = &mut handler => Some(ended),
-            () = dropped => None,
-        };
-        if let Some(ended) = ended {
+        if let Ok(ended) = tokio::time::timeout(GRACE, &mut handler).await {
             // In time after all; but after the end of its run only a success counts.
             return match (HandlerEnd::from_join(ended), why) {
                 (HandlerEnd::Returned(Ok(finish)), _) => HandlerEnd::Returned(Ok(finish)),
                 (_, why) => why,
             };
         }
-        handler.abort();
+        if matches!(why, HandlerEnd::Lost) && run.is_calling() {
+            let (lease, abandon) = (lease.clone(), shared.abandon.clone());
+            self.calls.spawn(async move {
+                tokio::select! {
+                    _ = &mut handler => {}
+                    () = tokio::time::sleep_until(ends) => {}
+                    () = stopping => {}
+                    () = abandon.cancelled() => {}
+                }
+                handler.abort();
+                lease.run().pay_owed().await;
+            });
+        } else {
+            handler.abort();
+        }
         why
     }
 }

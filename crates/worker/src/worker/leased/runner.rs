@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
+use tokio_util::task::TaskTracker;
+
 use crate::worker::candidate::Candidate;
 use crate::worker::intake::arrivals::Arrivals;
 use crate::worker::intake::aside::Cause;
@@ -24,6 +26,8 @@ pub(super) struct Runner {
     pub(super) failed: AtomicUsize,
     /// One commit claims for all places that have become free.
     pub(super) claims: CallGroup<PendingClaim, TimedAnswer>,
+    /// Calls of runs that lost their keys.
+    pub(super) calls: TaskTracker,
 }
 
 /// Time at which a claim was sent, by both clocks.
@@ -92,7 +96,15 @@ impl Runner {
             }),
             Some(Arc::new(|claiming, (answer, _)| given_back(claiming, answer))),
         );
-        Self { shared, handler, store, arrivals, failed: AtomicUsize::new(0), claims }
+        Self {
+            shared,
+            handler,
+            store,
+            arrivals,
+            failed: AtomicUsize::new(0),
+            claims,
+            calls: TaskTracker::new(),
+        }
     }
 }
 
