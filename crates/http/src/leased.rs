@@ -145,7 +145,12 @@ impl LeasedRequest {
                 if handled.is_none() && is_lost && run.is_calling() {
                     // Other requests with the key need not wait for it.
                     turn.take();
-                    handled = tokio::time::timeout_at(end, &mut handling).await.ok();
+                    handled = tokio::select! {
+                        biased;
+                        handled = &mut handling => Some(handled),
+                        () = run.called() => None,
+                        () = tokio::time::sleep_until(end) => None,
+                    };
                 }
                 (None, handled)
             }

@@ -201,7 +201,7 @@ impl Settings {
     /// Sets the time limit of a handler, including its answer. Default: 30 s; at most 60 s; under a lease 1 s to 12 hours. Past it the
     /// client gets a 503. A transaction is then not committed, regardless of the handler; the handler has the same time again to end, and
     /// is dropped. A run under a lease is [notified](oncely_lease::Run::lost), has two seconds to end, and is dropped and counted as
-    /// failed. A run that lost its lease before may go on with its call until then.
+    /// failed. A run that lost its lease before may go on with a call that is not repeated until then.
     #[must_use]
     pub fn handler_limit(mut self, limit: Duration) -> Self {
         self.handler_limit = limit;

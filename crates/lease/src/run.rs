@@ -46,11 +46,11 @@ struct RunInner<S> {
     abandon: CancellationToken,
     /// The error of the first step with unknown outcome.
     unknown: OnceLock<String>,
-    /// The outcomes of calls that are not stored yet, one for each step.
+    /// The outcomes of calls that are not stored yet, at most one for each step.
     owed: Mutex<Vec<UnrecordedOutcome>>,
     /// Whether the lease is lost because the run's time is over.
     too_long: AtomicBool,
-    /// Number of calls in progress that must not be dropped: their outcome would be unknown.
+    /// Number of calls in progress that the next run would not repeat.
     calls: watch::Sender<usize>,
 }
 
@@ -71,7 +71,7 @@ impl Drop for CallInProgress<'_> {
 }
 
 /// The certain outcome of a step.
-#[derive(Clone)]
+#[derive(Clone, PartialEq)]
 enum UnrecordedOutcome {
     Done(&'static str, Value),
     Refused(&'static str, u32),
@@ -148,9 +148,10 @@ impl<S: StepStore> Run<S> {
         self.0.grant.is_takeover
     }
 
-    /// Waits until this run has to end: another run has the key, or its time is over. Two seconds later it is dropped. If it is making a call
-    /// then that another run must not repeat ([`Repeat::Never`], [`Repeat::Within`]) and its time is not over, it goes on until the call has
-    /// ended, because its outcome would be unknown: the message or request is decided without it.
+    /// Waits until this run has to end: another run has the key, or its time is over. Two seconds later it is dropped. If another run has the
+    /// key and this one is making a [step](Run::step) that is not repeated ([`Repeat::Never`], [`Repeat::Ask`]), it goes on until the step has
+    /// ended: its outcome would be unknown. A worker decides the message, and an HTTP layer lets other requests with the key pass meanwhile,
+    /// within the run's time; a [`LeaseRunner`](super::LeaseRunner) waits for it for the time of one more lease.
     pub async fn lost(&self) {
         self.0.lost.cancelled().await;
     }
@@ -162,15 +163,16 @@ impl<S: StepStore> Run<S> {
         tokio::time::sleep(DROPPED_AFTER).await;
     }
 
-    /// Returns whether the run is making a call that must not be repeated. Dropped, its outcome would be unknown, and the key given up for
-    /// it; so the call goes on, where nothing waits for it.
+    /// Returns whether the run is making a call that the next run would not repeat. Dropped, its outcome would be unknown, and the key given
+    /// up for it; so it goes on, where nothing waits for it.
     #[doc(hidden)]
     pub fn is_calling(&self) -> bool {
         *self.0.calls.borrow() > 0
     }
 
-    /// Waits until no such call is in progress.
-    pub(super) async fn called(&self) {
+    /// Waits until no such call is in progress, and its outcome is stored.
+    #[doc(hidden)]
+    pub async fn called(&self) {
         // The sender lives as long as the run.
         let _ = self.0.calls.subscribe().wait_for(|count| *count == 0).await;
     }
@@ -189,7 +191,7 @@ impl<S: StepStore> Run<S> {
     /// Makes an external call, unless an earlier run has done so: then returns its stored result without a call.
     ///
     /// The step is recorded and committed before the call, and its result is stored after it; both are retried until they succeed. If the
-    /// process crashes in between, the rule of the step ([`Repeat`](super::Repeat)) decides in the next run.
+    /// process crashes in between, the rule of the step ([`Repeat`]) decides in the next run.
     ///
     /// # Errors
     /// The error of the call ([`StepError`]); [`HandlerError::OutcomeUnknown`] if an earlier call may have happened and must not be
@@ -204,7 +206,12 @@ impl<S: StepStore> Run<S> {
         match begun.state {
             StepState::Done(result) => self.read(step, result),
             StepState::Unknown => Err(self.noted(step.unknown())),
-            StepState::Run | StepState::Repeat => self.call(step, self.call_of(&begun), call).await,
+            StepState::Run | StepState::Repeat => {
+                // For the next run its outcome would be unknown.
+                let _in_progress = matches!(step.repeat(), Repeat::Never | Repeat::Ask)
+                    .then(|| CallInProgress::new(&self.0.calls));
+                self.call(step, self.call_of(&begun), call).await
+            }
         }
     }
 
@@ -292,12 +299,7 @@ impl<S: StepStore> Run<S> {
         Fut: Future<Output = Result<T, StepError>> + Send,
     {
         at("lease.call.before");
-        let called = {
-            // Of a call that another run may repeat, or ask about, the outcome is not needed any more.
-            let _in_progress = matches!(step.repeat(), Repeat::Never | Repeat::Within(_))
-                .then(|| CallInProgress::new(&self.0.calls));
-            call(info).await
-        };
+        let called = call(info).await;
         at("lease.call.after");
         match called {
             Ok(found) => {
@@ -325,7 +327,12 @@ impl<S: StepStore> Run<S> {
     async fn pay(&self, owed: UnrecordedOutcome) -> Result<(), HandlerError> {
         let inner = &*self.0;
         let owing = || inner.owed.lock().unwrap_or_else(PoisonError::into_inner);
-        owing().push(owed.clone());
+        {
+            // A newer outcome of a step replaces one that could not be stored.
+            let mut all = owing();
+            all.retain(|other| other.step() != owed.step());
+            all.push(owed.clone());
+        }
         let ask = || async {
             match &owed {
                 UnrecordedOutcome::Done(name, result) => {
@@ -337,7 +344,7 @@ impl<S: StepStore> Run<S> {
             }
         };
         let paid = until_answered(&inner.abandon, "store the result of a step", ask).await;
-        owing().retain(|other| other.step() != owed.step());
+        owing().retain(|other| *other != owed);
         paid.map_err(|error| self.error_of(error))
     }
 

@@ -165,8 +165,8 @@ impl<S: LeaseStore> LeaseRunner<S> {
     /// the same way, tried for the duration of a lease. Work that panics counts as a crash.
     ///
     /// A run that takes too long is signalled ([`Run::lost`]) up to three seconds before `max_run` is over; two seconds later it is
-    /// dropped, and has failed. A run that lost its key to another one is signalled, too; a call
-    /// that must not be repeated gets the time of one more lease to end.
+    /// dropped, and has failed. A run that lost its key to another one is signalled, too; a step
+    /// that is not repeated ([`Repeat::Never`](super::Repeat), `Ask`) gets the time of one more lease to end.
     ///
     /// # Errors
     /// [`StoreError`] if the key could not be claimed: nothing ran. Once the work is done, only a store that is damaged or refuses its

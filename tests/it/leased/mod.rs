@@ -218,7 +218,12 @@ const COMPLETED: &str =
 
 /// Publishes messages that succeed until `query` counts `count`: messages that fail at the same time are judged by the next success.
 async fn others_succeed_until(world: &mut World, payload: &str, query: &str, count: i64) {
-    for good in 1..=200 {
+    let since = std::time::Instant::now();
+    for good in 1.. {
+        // By the clock: a fast machine is through with many before the others are tried again.
+        if since.elapsed() > testbed::DEADLINE {
+            break;
+        }
         world.publish("charges", message("acme", &format!("good{good}")), payload).await;
         let succeeded =
             "select count(*) from oncely.idempotency_keys where status = 'COMPLETED' and key like 'good%'";

@@ -61,7 +61,8 @@ impl Lease {
     }
 
     /// Waits until this run must end: another one has the key, `max_run` is over, or the worker stops. Two seconds later it is dropped. If
-    /// another run has the key, a call that must not be repeated goes on without the message, within `max_run`, and its outcome is stored.
+    /// another run has the key, a [step](Self::step) that is not repeated ([`Repeat::Never`](oncely_lease::Repeat), `Ask`) goes on without the
+    /// message, within `max_run`, and its outcome is stored.
     pub async fn lost(&self) {
         self.run.lost().await;
     }

@@ -330,8 +330,8 @@ impl Runner {
         }
     }
 
-    /// Waits for the handler, as long as its run lasts. If the key is another run's, a call that must not be repeated goes on without the
-    /// message, until `ends`.
+    /// Waits for the handler, as long as its run lasts. If the key is another run's, a call that is not repeated goes on without the message,
+    /// until `ends`.
     async fn watch(
         &self,
         lease: &Lease,
@@ -366,18 +366,22 @@ impl Runner {
                 (_, why) => why,
             };
         }
-        if matches!(why, HandlerEnd::Lost) && run.is_calling() {
+        // As many as there are places: their messages, which are decided, count against the buffer until then.
+        let most = usize::try_from(shared.consumer.lease.concurrency).unwrap_or(1);
+        if matches!(why, HandlerEnd::Lost) && run.is_calling() && self.calls.len() < most {
             let (lease, abandon) = (lease.clone(), shared.abandon.clone());
-            self.calls.spawn(async move {
+            self.calls.spawn(failpoint::inherit(async move {
                 tokio::select! {
-                    _ = &mut handler => {}
+                    () = lease.run().called() => {}
                     () = tokio::time::sleep_until(ends) => {}
                     () = stopping => {}
                     () = abandon.cancelled() => {}
                 }
                 handler.abort();
+                // The lease is lost: its result changes nothing.
+                drop(handler.await.map_err(failpoint::ended));
                 lease.run().pay_owed().await;
-            });
+            }));
         } else {
             handler.abort();
         }
