@@ -254,7 +254,7 @@ begin
             ),
             hint = 'It has 1 to 255 bytes.';
     end if;
-    -- Whoever claimed under such a name would take what was observed for processed.
+    -- A claimant under such a name would take what was observed for processed.
     if name = 'consumer' and value like '%.observe' then
         raise exception using errcode = 'ONC11',
             message = 'oncely: a name that ends with .observe is that of a consumer that only observes';

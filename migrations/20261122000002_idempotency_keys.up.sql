@@ -86,7 +86,7 @@ comment on column oncely.idempotency_keys.completed_at is
     'When the outcome became final (COMPLETED or FAILED); retention counts from here.';
 comment on column oncely.idempotency_keys.attempts is 'Runs of the handler whose result is known, this one included.';
 comment on column oncely.idempotency_keys.crash_attempts is
-    'Runs that began after a redelivery and whose end nobody reported: the process died in them, or they are at '
+    'Runs that began after a redelivery and ended without a report: the process died in them, or they are at '
     'work now. After consumers.retry.max_crashes the message is dead-lettered as crash.';
 comment on column oncely.idempotency_keys.status is
     'COMPLETED: took effect. IN_PROGRESS: failed so far, may run again. FAILED: given up and dead-lettered.';
@@ -120,14 +120,14 @@ comment on column oncely.idempotency_keys.marked_backend_start is
     'When that PostgreSQL process started: tells it from a later one of the same number.';
 comment on column oncely.idempotency_keys.owner is
     'Who holds the key by a lease (oncely.claim_lease): a name that is made anew for each acquisition. The lease ends '
-    'at not_before; until somebody takes the key over, its holder may finish late.';
+    'at not_before; until another run takes the key over, its holder may finish late.';
 comment on column oncely.idempotency_keys.fencing_token is
     'Number of the last lease of the key, greater than that of every lease of it before: only the holder of this one '
-    'may change the row.';
+    'may change the row; the holder of an older one may store the outcome of its call.';
 comment on column oncely.idempotency_keys.run_ends_at is 'No renewal makes the lease end later than this.';
 comment on column oncely.idempotency_keys.grace_ends_at is
-    'Until when a lease that had run out was made longer, once, for a claim that could not know for how long nobody '
-    'had reached the server.';
+    'Until when a lease that had run out was made longer, once, for a claim that could not know for how long the '
+    'server could not be reached.';
 comment on column oncely.idempotency_keys.steps is
     'What runs under leases have begun and done, by the name of the step: oncely.begin_step. A key that has any is run '
     'under a lease only, unless an operator said that none of it took effect.';
@@ -193,7 +193,7 @@ as $$
 $$;
 comment on function oncely.same_payload is
     'False where two fingerprints, as they are stored, are of two payloads; true where they are equal, or of two '
-    'policies, which nobody can compare; null where one is missing.';
+    'policies, which can''t be compared; null where one is missing.';
 
 -- from functions/decide.sql
 -- The same rule as the worker's (crates/core/src/decide.rs); a test goes through all cases with both.
@@ -213,13 +213,13 @@ as $$
 $$;
 comment on function oncely.decide is
     'What a known key means for a message: conflict, duplicate, given_up, retake, or leased: it ran under a lease, and '
-    'whoever has none waits for its end and does not run it.';
+    'a run that has none waits for its end and does not run it.';
 
 -- from functions/is_at_work.sql
--- pg_stat_activity is read once a transaction: whoever has waited for a lock since would miss a session that was opened
--- meanwhile, and take its run for a dead one. Of another login's session it shows the process alone: one that may be
--- the marking session is taken for it, because a death too few costs a killer one more run, and a death too many might
--- cost an innocent message its place.
+-- pg_stat_activity is read once a transaction: a session that has waited for a lock since would miss another one that
+-- was opened meanwhile, and take its run for a dead one. Of another login's session it shows the process alone: one
+-- that may be the marking session is taken for it, because a death too few costs a killer one more run, and a death
+-- too many might cost an innocent message its place.
 create or replace function oncely.is_at_work(pid integer, backend_start timestamptz) returns boolean
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp

@@ -43,7 +43,7 @@ comment on column oncely.mirror_queue.created_at is
     'When the batch was claimed; of a key that is said again, when that was. The garbage collection deletes no key '
     'that is not older than the oldest of these, or of completed_at where a record has one.';
 comment on column oncely.mirror_queue.expires_at is
-    'When the first of the mirrored keys may be collected, as whoever wrote the record knew it: no mirror entry may '
+    'When the first of the mirrored keys may be collected, as the writer of the record knew it: no mirror entry may '
     'live longer. The relay heeds a retention that was shortened meanwhile.';
 comment on column oncely.mirror_queue.consumer is 'The consumer of the keys that took effect.';
 comment on column oncely.mirror_queue.completed_at is

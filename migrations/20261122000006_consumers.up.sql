@@ -61,8 +61,8 @@ comment on column oncely.consumers.changed_at is 'When something here last chang
 comment on column oncely.consumers.changed_by is
     'Who changed it: the database''s session user, and the worker or user that it named.';
 comment on column oncely.consumers.paused is
-    'When somebody had paused it, as far back as any memory reaches (3650 days), and when somebody has: the last range '
-    'is open where nobody has said until when.';
+    'When it was paused, as far back as any memory reaches (3650 days), and is: the last range is open where the pause '
+    'has no end yet.';
 
 -- A table of its own: a batch holds its consumer's row until it commits, and nothing else may wait for that.
 create table oncely.turns (
@@ -148,7 +148,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
     return case
-        -- Nobody knows the consumer: nothing of it is collected.
+        -- The consumer is not registered: nothing of it is collected.
         when of_consumer is null then null
         -- Greatest leaves nulls out.
         when former_until > at

@@ -654,8 +654,8 @@ revoke execute on function oncely.seal_audit from public;
 -- from functions/erase_trail.sql
 -- Takes a tenant out of the trail, one sealed span after another, each call in a transaction of its own. What is sealed
 -- changes, so the span gets another seal, which says why. A span that is not as it was sealed gets none: an erasure
--- must not hide what somebody else has changed. Whose rows they were can't be found out from what stays: the pseudonym
--- says nothing, and the salt is kept nowhere. For the schema's owner alone.
+-- must not hide what another session has changed. Whose rows they were can't be found out from what stays: the
+-- pseudonym says nothing, and the salt is kept nowhere. For the schema's owner alone.
 create or replace function oncely.erase_trail(
     tenant text, pseudonym text, salt bytea, inout place bigint, out rows_erased bigint, out was_whole boolean
 )
@@ -669,7 +669,7 @@ declare
 begin
     rows_erased := 0;
     was_whole := true;
-    -- Nobody seals meanwhile.
+    -- Nothing is sealed meanwhile.
     perform from oncely.maintenance for update;
     select s.place, s.from_time, s.until_time into span
     from oncely.audit_seals as s

@@ -314,7 +314,7 @@ $$;
 comment on function oncely.count_letters is
     'Counts what is stored of each tenant''s dead letters, given what a tenant may have stored by default, and which '
     'events wait. Where a tenant has used nine tenths of its room for letters, a thousand of its closed letters lose '
-    'their message; returns of how many that is. Null where somebody else is counting.';
+    'their message; returns of how many that is. Null where another session is counting.';
 revoke execute on function oncely.count_letters from public;
 
 -- from functions/collect_dead_letters.sql
@@ -830,7 +830,7 @@ as $$
 $$;
 comment on function oncely.letter_memories is
     'What is known of the keys of dead letters: the status; NONE: it never took effect; TOOK_EFFECT: it did, says '
-    'the trail, though the key is collected; FORGOTTEN: nobody can say any more.';
+    'the trail, though the key is collected; FORGOTTEN: it can''t be said any more.';
 revoke execute on function oncely.letter_memories from public;
 
 -- from functions/reopen_steps.sql

@@ -53,7 +53,7 @@ comment on function oncely.reject is
     '(SQLSTATE ONC01).';
 
 -- from functions/refuse.sql
--- A business "no" (sold out, account closed) is no failure: nothing is to be mended, and nobody requeues it. It is
+-- A business "no" (sold out, account closed) is no failure: nothing is to be mended, and it is not requeued. It is
 -- recorded like an effect, with its answer, and makes no dead letter.
 create or replace function oncely.refuse(reason text) returns void
 language plpgsql
@@ -133,7 +133,7 @@ comment on column oncely.events.ordering_number is
     'published or discarded.';
 comment on column oncely.events.attempts is 'How often the broker refused or returned it. Outages do not count.';
 comment on column oncely.events.state is
-    'pending: to be published. parked: given up until somebody retries or discards it (oncely outbox).';
+    'pending: to be published. parked: given up until an operator retries or discards it (oncely outbox).';
 comment on column oncely.events.exchange is 'Where it is published to; empty for the default exchange.';
 comment on column oncely.events.routing_key is 'Its routing key.';
 comment on column oncely.events.ordering_key is
@@ -152,7 +152,7 @@ comment on column oncely.events.reason is
     'Why it was not published the last time, a stable code: unroutable, requester_gone, exchange_missing, '
     'access_refused, nacked, precondition_failed, …';
 comment on column oncely.events.last_error is 'The broker''s words, for people.';
-comment on column oncely.events.reply is 'A handler''s response, for whoever asked for it (reply_to).';
+comment on column oncely.events.reply is 'A handler''s response, for its requester (reply_to).';
 
 create index events_due on oncely.events (available_at)
 where state = 'pending' and ordering_key is null;
@@ -459,8 +459,8 @@ begin
     end if;
     if reply_to = 'amq.rabbitmq.reply-to' then
         raise exception using errcode = 'ONC05',
-            message = 'an event can''t have its answer sent to amq.rabbitmq.reply-to: that is the session of whoever '
-                'publishes, which is the relay',
+            message = 'an event can''t have its answer sent to amq.rabbitmq.reply-to: that is the session of the '
+                'publisher, which is the relay',
             hint = 'Name a queue.';
     end if;
     if message_id = '' or ordering_key = '' then
@@ -720,7 +720,7 @@ begin
         raise exception using errcode = 'ONC05', message = 'the headers of a reply can''t be sent';
     end if;
     -- A reply's body is rendered here, from the stored response, for the first run and for a duplicate alike: the same
-    -- bytes. One that was encrypted before replies were turned on is nothing for whoever asks.
+    -- bytes. One that was encrypted before replies were turned on is nothing for a requester.
     insert into oncely.events (
         tenant, id, created_at, available_at, exchange, routing_key, reply, message_id, correlation_id, content_type,
         app_id, headers, payload
@@ -736,7 +736,7 @@ begin
 end
 $$;
 comment on function oncely.write_replies is
-    'Writes the stored responses of keys as events for whoever asked. For workers.';
+    'Writes the stored responses of keys as events for those who asked. For workers.';
 revoke execute on function oncely.write_replies from public;
 
 -- end of functions

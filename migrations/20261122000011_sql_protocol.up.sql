@@ -26,7 +26,7 @@ comment on function oncely.protocol_version is
     'added. Reserved: the outcome elsewhere and SQLSTATE ONC17, not in this cell: do nothing, requeue.';
 
 -- from functions/check_isolation.sql
--- On an older snapshot whoever had to wait would not see what the one before has done.
+-- On an older snapshot a session that had to wait would not see what the one before has done.
 create or replace function oncely.check_isolation() returns void
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
@@ -151,7 +151,7 @@ comment on function oncely.note_claim is 'Notes for oncely.emit whose message th
 revoke execute on function oncely.note_claim from public;
 
 -- from functions/claimed_retention.sql
--- Whoever claims knows how old a copy may come, so a tenant's own retention lengthens what a claim says, and shortens
+-- A claimant knows how old a copy may come, so a tenant's own retention lengthens what a claim says, and shortens
 -- none. Security definer: this function alone is asked.
 create or replace function oncely.claimed_retention(tenant text, retention interval) returns interval
 language sql stable security definer
@@ -203,7 +203,7 @@ begin
     ends := clock_timestamp() + oncely.claimed_retention(tenant, retention);
     attempt := 0;
     for round in 1..8 loop
-        -- Waits for whoever holds the key in an open transaction.
+        -- Waits for the session that holds the key in an open transaction.
         insert into oncely.idempotency_keys (
             tenant, consumer, key, status, attempts, created_at, completed_at, fingerprint, claimed_in, reason,
             last_error, expires_at
@@ -244,7 +244,7 @@ begin
             when 'duplicate' then
                 perform oncely.await_standby();
                 outcome := 'duplicate';
-                -- For whoever knows the payload, or says that it does not matter which one of its own it was.
+                -- For a claimant that knows the payload, or says that it does not matter which one of its own it was.
                 if known.fingerprint is null or print is not null then
                     response := known.response;
                 end if;
@@ -272,7 +272,7 @@ begin
                     delay := known.not_before - clock_timestamp();
                     return;
                 end if;
-                -- Nothing updated: somebody else has completed it meanwhile, so it is looked at again.
+                -- Nothing updated: another session has completed it meanwhile, so it is looked at again.
                 update oncely.idempotency_keys as i
                 set status = 'FAILED', attempts = i.attempts + 1, completed_at = at,
                     fingerprint = coalesce(print, i.fingerprint), not_before = null,
@@ -283,7 +283,7 @@ begin
                     -- finds one row.
                     and i.completed_at is null
                     and i.fencing_token is null
-                    -- Whoever held the row meanwhile may have failed: the wait is read again.
+                    -- The session that held the row meanwhile may have failed: the wait is read again.
                     and (i.not_before is null or i.not_before <= clock_timestamp() + interval '100 milliseconds')
                 returning i.attempts into attempt;
                 if found then
@@ -817,7 +817,7 @@ revoke execute on function oncely.fail from public;
 -- from functions/settle_claim.sql
 create or replace function oncely.settle_claim(
     tenant text, consumer text, key text, took_effect boolean, note text default null, os_user text default null,
-    -- What was seen of the key by whoever says so; null: it is not compared.
+    -- What the operator has seen of the key; null: it is not compared.
     seen_attempts integer default null, seen_token bigint default null
 ) returns boolean
 language plpgsql security definer
@@ -852,13 +852,13 @@ begin
     where i.tenant = settle_claim.tenant and i.consumer = settle_claim.consumer and i.key = settle_claim.key
       and (
           i.status = 'FAILED'
-          -- Ran under a lease, and nobody holds it any more.
+          -- Ran under a lease, and is not held any more.
           or (
               i.status = 'IN_PROGRESS' and i.fencing_token is not null
               and (i.owner is null or i.not_before <= clock_timestamp())
           )
       )
-      -- Another run may have ended since somebody looked, of which nobody knows either.
+      -- Another run may have ended since the operator looked, with an unknown outcome, too.
       and (
           seen_attempts is null
           or (i.attempts = seen_attempts and i.fencing_token is not distinct from seen_token)
@@ -891,7 +891,7 @@ $$;
 comment on function oncely.settle_claim is
     'Says of a key that was given up, for whatever reason, or of one that runs under leases left open, whether it took '
     'effect (COMPLETED) or not (may run again with all its attempts, and the steps that began in their next round), '
-    'after somebody has looked. False where the key is none of these. For operators.';
+    'after an operator has looked. False where the key is none of these. For operators.';
 revoke execute on function oncely.settle_claim from public;
 
 -- from functions/park.sql
@@ -912,7 +912,7 @@ begin
     perform oncely.check_argument('tenant', park.tenant), oncely.check_argument('consumer', park.consumer),
         oncely.check_argument('key', park.key);
     for round in 1..8 loop
-        -- Waits for whoever has the key in an open transaction.
+        -- Waits for the session that has the key in an open transaction.
         insert into oncely.idempotency_keys (
             tenant, consumer, key, status, attempts, created_at, completed_at, reason, last_error
         )
@@ -1042,7 +1042,7 @@ revoke execute on function oncely.mirror_again from public;
 
 -- from functions/seed_keys.sql
 -- Keys that a consumer had processed before it had Oncely, by the thousand. Born COMPLETED, without a fingerprint:
--- nobody knows their payloads any more, so the key alone decides. A row of the trail for each, at the time of the
+-- their payloads are unknown, so the key alone decides. A row of the trail for each, at the time of the
 -- seeding (what is sealed is sealed), because the trail is asked once the key is collected. No record for the mirror:
 -- PostgreSQL knows them, and oncely.mirror_again says them to Redis.
 --

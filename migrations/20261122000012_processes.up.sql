@@ -578,10 +578,10 @@ create table oncely.controls (
         and paused_until > paused_at
     )
 );
-comment on table oncely.controls is 'Consumers that somebody has paused (oncely.pause_consumer).';
+comment on table oncely.controls is 'Consumers that are paused (oncely.pause_consumer).';
 comment on column oncely.controls.consumer is 'The consumer.';
 comment on column oncely.controls.paused_at is 'When it was paused.';
-comment on column oncely.controls.paused_until is 'When it goes on by itself; null: when somebody resumes it.';
+comment on column oncely.controls.paused_until is 'When it goes on by itself; null: when it is resumed.';
 comment on column oncely.controls.paused_by is
     'Who: the database''s session user, and in brackets what the client said of the user of the operating system.';
 comment on column oncely.controls.reason is 'Why, in the person''s words.';
@@ -591,7 +591,7 @@ create or replace function oncely.pause_consumer(consumer text, paused_until tim
 returns void
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
--- Below each client's own limits: whoever waits for another's transaction is told so.
+-- Below each client's own limits: a session that waits for another's transaction is told so.
 set lock_timeout = '1500ms'
 as $$
 #variable_conflict use_column
@@ -630,7 +630,7 @@ begin
 end
 $$;
 comment on function oncely.pause_consumer is
-    'Pauses a consumer until a time, or without one until somebody resumes it; a second call changes reason and end. '
+    'Pauses a consumer until a time, or without one until it is resumed; a second call changes reason and end. '
     'Recorded in operator_actions. Its workers return what has not begun and stay unsubscribed; its keys get no older.';
 revoke execute on function oncely.pause_consumer from public;
 

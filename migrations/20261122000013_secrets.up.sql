@@ -109,7 +109,7 @@ begin
         end
         from oncely.consumers as k
     ));
-    -- What has not begun never does. It may begin before this commits, and somebody sign with it: so it counts.
+    -- What has not begun never does. It may begin before this commits, and be used to sign: so it counts.
     update oncely.secrets as s
     set signs_from = null, accepted_until = rotate_secret.accepted_until
     where s.purpose = rotate_secret.purpose and s.signs_from > at;

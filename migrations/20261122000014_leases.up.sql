@@ -51,13 +51,13 @@ begin
     then
         raise exception using errcode = 'ONC19',
             message = 'oncely: the lease was granted in this very transaction',
-            hint = 'COMMIT the claim first: until then nobody else sees it, and a rollback would take it back.';
+            hint = 'COMMIT the claim first: until then no other session sees it, and a rollback would take it back.';
     end if;
     return held;
 end
 $$;
 comment on function oncely.hold_lease is
-    'Locks a key''s row for whoever says to hold it, and returns it as it is; SQLSTATE ONC19 where the claim is not '
+    'Locks a key''s row for a run that says to hold it, and returns it as it is; SQLSTATE ONC19 where the claim is not '
     'committed yet.';
 revoke execute on function oncely.hold_lease from public;
 
@@ -75,7 +75,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
     raise exception using errcode = 'ONC18', message = 'oncely: this lease of the key is over',
-        hint = 'Somebody took the key over, or it was given back, failed or settled. Roll back; oncely.fail_lease says '
+        hint = 'Another run has the key, or it was given back, failed or settled. Roll back; oncely.fail_lease says '
             'so in the trail.';
 end
 $$;
@@ -277,7 +277,7 @@ begin
         at := clock_timestamp();
         micros := extract(epoch from at) * 1000000;
         ends := at + oncely.claimed_retention(tenant, retention);
-        -- Waits for whoever holds the key in an open transaction.
+        -- Waits for the session that holds the key in an open transaction.
         insert into oncely.idempotency_keys as i (
             tenant, consumer, key, status, attempts, created_at, fingerprint, expires_at, not_before, claimed_in, owner,
             fencing_token, run_ends_at
@@ -352,10 +352,10 @@ begin
         if known.owner is not null and not may_take_over then
             outcome := 'retry';
             delay := lease;
-            detail := 'whoever holds the key may have been cut off, too';
+            detail := 'the holder of the key may have been cut off, too';
             return;
         end if;
-        -- Nor can a session of now know for how long nobody could reach the server: a holder that lives renews, or
+        -- Nor can a session of now know for how long the server could not be reached: a holder that lives renews, or
         -- ends, within one more lease. It gets that once, and within its run.
         if known.owner is not null and known.not_before is distinct from known.grace_ends_at
             and known.run_ends_at > clock_timestamp()
@@ -376,7 +376,7 @@ begin
             delay := known.not_before - clock_timestamp();
             return;
         end if;
-        -- Nothing updated: somebody else was faster, or the holder has renewed it meanwhile, so it is looked at again.
+        -- Nothing updated: another run was faster, or the holder has renewed it meanwhile, so it is looked at again.
         update oncely.idempotency_keys as i
         set fencing_token = greatest(coalesce(i.fencing_token, 0) + 1, micros), claimed_in = own, owner = owner,
             not_before = clock_timestamp() + lease, run_ends_at = clock_timestamp() + max_run,
@@ -430,7 +430,7 @@ begin
     -- Also where the key was given back since.
     crashes := granted.crash_attempts;
     taken_over := crashes > 0;
-    -- Whoever had to wait for the row gets his whole time all the same.
+    -- A run that had to wait for the row gets its whole time all the same.
     if clock_timestamp() > at + interval '1 second' then
         update oncely.idempotency_keys as i
         set not_before = oncely.lease_end(i.not_before, lease, greatest(i.run_ends_at, e.ends_again)),
@@ -448,7 +448,7 @@ revoke execute on function oncely.take_lease from public;
 -- from functions/take_leases.sql
 -- Many at once: one statement, one commit. None of them waits for long, since all others wait with it.
 --
--- Keys that nobody has yet are claimed by one statement: what one costs beside its rows (it reads each constraint anew)
+-- Keys without a row are claimed by one statement: what one costs beside its rows (it reads each constraint anew)
 -- is several times what a row costs. Each other key is asked for by itself.
 create or replace function oncely.take_leases(
     tenants text[],
@@ -482,7 +482,7 @@ declare
     own bigint := pg_current_xact_id()::text::bigint;
     at timestamptz := clock_timestamp();
     micros bigint := extract(epoch from at) * 1000000;
-    -- Places of the keys that nobody had.
+    -- Places of the keys without a row.
     fresh bigint[];
 begin
     perform oncely.check_claim(max_crashes), oncely.asking_since();
@@ -521,7 +521,7 @@ begin
         ) as t
         where q.place <> all (fresh);
     end if;
-    -- Whoever had to wait for others gets his whole time all the same.
+    -- A run that had to wait for others gets its whole time all the same.
     if clock_timestamp() > at + interval '1 second' then
         update oncely.idempotency_keys as i
         set not_before = e.now + lease, run_ends_at = e.now + max_run
@@ -611,7 +611,7 @@ declare
 begin
     lease := oncely.checked_time('lease', lease, interval '1 second', interval '1 day');
     held := oncely.hold_lease(tenant, consumer, key, token);
-    -- Past max_run nothing is renewed, though nobody has taken the key over yet.
+    -- Past max_run nothing is renewed, though no run has taken the key over yet.
     if not oncely.is_held(held, token) or held.run_ends_at <= clock_timestamp() then
         return null;
     end if;
@@ -943,7 +943,7 @@ end
 $$;
 comment on function oncely.fail_lease is
     'Ends a run that failed: retry (with delay: not before it is over) or given_up (dead-letter it). lost: another run '
-    'has the key, or nobody has, and the trail says fenced: requeue the delivery, its next claim tells. duplicate: it '
+    'has the key, or none has, and the trail says fenced: requeue the delivery, its next claim tells. duplicate: it '
     'was completed. What steps began or did stays. charged: an error_code of the environment (a missing table, no '
     'right) spends an attempt, too: others succeed meanwhile. Lease protocol version 1.';
 revoke execute on function oncely.fail_lease from public;
@@ -989,7 +989,7 @@ begin
     from oncely.idempotency_keys as i
     where i.tenant = tenant and i.consumer = consumer and i.key = key and i.run_ends_at is not null
     for update;
-    -- Somebody who has looked at one run means no later one.
+    -- An operator who has looked at one run means no later one.
     if not found or was.token <> token then
         return false;
     end if;
@@ -1008,7 +1008,7 @@ $$;
 comment on function oncely.revoke_lease is
     'Takes a held key from its holder, whose run can complete nothing any more, and can only store the outcome of a '
     'call that it is making; what it has called outside has happened. The next copy runs. token: only where this very '
-    'lease still holds it. False where nobody holds the key, or another lease does. For operators.';
+    'lease still holds it. False where no run holds the key, or another lease does. For operators.';
 revoke execute on function oncely.revoke_lease from public;
 
 -- end of functions
@@ -1034,7 +1034,7 @@ comment on function oncely.check_steps is 'Refuses a step too many (SQLSTATE ONC
 
 -- from functions/may_repeat.sql
 -- From the first call on, and a tenth less than the other side says: its clock is not ours. A call of tomorrow was
--- noted by a clock that was ahead, and nobody knows when it was.
+-- noted by a clock that was ahead, and its time is unknown.
 create or replace function oncely.may_repeat(rule text, period interval, started_at timestamptz, at timestamptz)
 returns boolean
 language sql stable
@@ -1115,7 +1115,7 @@ begin
     end if;
     held := oncely.hold_lease(tenant, consumer, key, token);
     at := clock_timestamp();
-    -- Past its time a run begins nothing any more, though nobody has taken the key over yet.
+    -- Past its time a run begins nothing any more, though no run has taken the key over yet.
     if not oncely.is_held(held, token) or held.run_ends_at <= at then
         perform oncely.lease_is_lost();
     end if;

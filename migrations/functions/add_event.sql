@@ -58,8 +58,8 @@ begin
     end if;
     if reply_to = 'amq.rabbitmq.reply-to' then
         raise exception using errcode = 'ONC05',
-            message = 'an event can''t have its answer sent to amq.rabbitmq.reply-to: that is the session of whoever '
-                'publishes, which is the relay',
+            message = 'an event can''t have its answer sent to amq.rabbitmq.reply-to: that is the session of the '
+                'publisher, which is the relay',
             hint = 'Name a queue.';
     end if;
     if message_id = '' or ordering_key = '' then

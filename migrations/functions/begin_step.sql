@@ -39,7 +39,7 @@ begin
     end if;
     held := oncely.hold_lease(tenant, consumer, key, token);
     at := clock_timestamp();
-    -- Past its time a run begins nothing any more, though nobody has taken the key over yet.
+    -- Past its time a run begins nothing any more, though no run has taken the key over yet.
     if not oncely.is_held(held, token) or held.run_ends_at <= at then
         perform oncely.lease_is_lost();
     end if;

@@ -32,7 +32,7 @@ begin
     ends := clock_timestamp() + oncely.claimed_retention(tenant, retention);
     attempt := 0;
     for round in 1..8 loop
-        -- Waits for whoever holds the key in an open transaction.
+        -- Waits for the session that holds the key in an open transaction.
         insert into oncely.idempotency_keys (
             tenant, consumer, key, status, attempts, created_at, completed_at, fingerprint, claimed_in, reason,
             last_error, expires_at
@@ -73,7 +73,7 @@ begin
             when 'duplicate' then
                 perform oncely.await_standby();
                 outcome := 'duplicate';
-                -- For whoever knows the payload, or says that it does not matter which one of its own it was.
+                -- For a claimant that knows the payload, or says that it does not matter which one of its own it was.
                 if known.fingerprint is null or print is not null then
                     response := known.response;
                 end if;
@@ -101,7 +101,7 @@ begin
                     delay := known.not_before - clock_timestamp();
                     return;
                 end if;
-                -- Nothing updated: somebody else has completed it meanwhile, so it is looked at again.
+                -- Nothing updated: another session has completed it meanwhile, so it is looked at again.
                 update oncely.idempotency_keys as i
                 set status = 'FAILED', attempts = i.attempts + 1, completed_at = at,
                     fingerprint = coalesce(print, i.fingerprint), not_before = null,
@@ -112,7 +112,7 @@ begin
                     -- finds one row.
                     and i.completed_at is null
                     and i.fencing_token is null
-                    -- Whoever held the row meanwhile may have failed: the wait is read again.
+                    -- The session that held the row meanwhile may have failed: the wait is read again.
                     and (i.not_before is null or i.not_before <= clock_timestamp() + interval '100 milliseconds')
                 returning i.attempts into attempt;
                 if found then

@@ -1,4 +1,4 @@
--- Whoever claims knows how old a copy may come, so a tenant's own retention lengthens what a claim says, and shortens
+-- A claimant knows how old a copy may come, so a tenant's own retention lengthens what a claim says, and shortens
 -- none. Security definer: this function alone is asked.
 create or replace function oncely.claimed_retention(tenant text, retention interval) returns interval
 language sql stable security definer

@@ -72,5 +72,5 @@ $$;
 comment on function oncely.count_letters is
     'Counts what is stored of each tenant''s dead letters, given what a tenant may have stored by default, and which '
     'events wait. Where a tenant has used nine tenths of its room for letters, a thousand of its closed letters lose '
-    'their message; returns of how many that is. Null where somebody else is counting.';
+    'their message; returns of how many that is. Null where another session is counting.';
 revoke execute on function oncely.count_letters from public;

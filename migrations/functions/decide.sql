@@ -15,4 +15,4 @@ as $$
 $$;
 comment on function oncely.decide is
     'What a known key means for a message: conflict, duplicate, given_up, retake, or leased: it ran under a lease, and '
-    'whoever has none waits for its end and does not run it.';
+    'a run that has none waits for its end and does not run it.';

@@ -85,7 +85,7 @@ end
 $$;
 comment on function oncely.fail_lease is
     'Ends a run that failed: retry (with delay: not before it is over) or given_up (dead-letter it). lost: another run '
-    'has the key, or nobody has, and the trail says fenced: requeue the delivery, its next claim tells. duplicate: it '
+    'has the key, or none has, and the trail says fenced: requeue the delivery, its next claim tells. duplicate: it '
     'was completed. What steps began or did stays. charged: an error_code of the environment (a missing table, no '
     'right) spends an attempt, too: others succeed meanwhile. Lease protocol version 1.';
 revoke execute on function oncely.fail_lease from public;

@@ -28,12 +28,12 @@ begin
     then
         raise exception using errcode = 'ONC19',
             message = 'oncely: the lease was granted in this very transaction',
-            hint = 'COMMIT the claim first: until then nobody else sees it, and a rollback would take it back.';
+            hint = 'COMMIT the claim first: until then no other session sees it, and a rollback would take it back.';
     end if;
     return held;
 end
 $$;
 comment on function oncely.hold_lease is
-    'Locks a key''s row for whoever says to hold it, and returns it as it is; SQLSTATE ONC19 where the claim is not '
+    'Locks a key''s row for a run that says to hold it, and returns it as it is; SQLSTATE ONC19 where the claim is not '
     'committed yet.';
 revoke execute on function oncely.hold_lease from public;

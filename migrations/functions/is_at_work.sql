@@ -1,7 +1,7 @@
--- pg_stat_activity is read once a transaction: whoever has waited for a lock since would miss a session that was opened
--- meanwhile, and take its run for a dead one. Of another login's session it shows the process alone: one that may be
--- the marking session is taken for it, because a death too few costs a killer one more run, and a death too many might
--- cost an innocent message its place.
+-- pg_stat_activity is read once a transaction: a session that has waited for a lock since would miss another one that
+-- was opened meanwhile, and take its run for a dead one. Of another login's session it shows the process alone: one
+-- that may be the marking session is taken for it, because a death too few costs a killer one more run, and a death
+-- too many might cost an innocent message its place.
 create or replace function oncely.is_at_work(pid integer, backend_start timestamptz) returns boolean
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp

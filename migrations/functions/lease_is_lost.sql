@@ -4,7 +4,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
     raise exception using errcode = 'ONC18', message = 'oncely: this lease of the key is over',
-        hint = 'Somebody took the key over, or it was given back, failed or settled. Roll back; oncely.fail_lease says '
+        hint = 'Another run has the key, or it was given back, failed or settled. Roll back; oncely.fail_lease says '
             'so in the trail.';
 end
 $$;

@@ -67,5 +67,5 @@ as $$
 $$;
 comment on function oncely.letter_memories is
     'What is known of the keys of dead letters: the status; NONE: it never took effect; TOOK_EFFECT: it did, says '
-    'the trail, though the key is collected; FORGOTTEN: nobody can say any more.';
+    'the trail, though the key is collected; FORGOTTEN: it can''t be said any more.';
 revoke execute on function oncely.letter_memories from public;

@@ -1,5 +1,5 @@
 -- From the first call on, and a tenth less than the other side says: its clock is not ours. A call of tomorrow was
--- noted by a clock that was ahead, and nobody knows when it was.
+-- noted by a clock that was ahead, and its time is unknown.
 create or replace function oncely.may_repeat(rule text, period interval, started_at timestamptz, at timestamptz)
 returns boolean
 language sql stable

@@ -15,7 +15,7 @@ begin
     perform oncely.check_argument('tenant', park.tenant), oncely.check_argument('consumer', park.consumer),
         oncely.check_argument('key', park.key);
     for round in 1..8 loop
-        -- Waits for whoever has the key in an open transaction.
+        -- Waits for the session that has the key in an open transaction.
         insert into oncely.idempotency_keys (
             tenant, consumer, key, status, attempts, created_at, completed_at, reason, last_error
         )

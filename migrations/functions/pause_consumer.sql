@@ -2,7 +2,7 @@ create or replace function oncely.pause_consumer(consumer text, paused_until tim
 returns void
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
--- Below each client's own limits: whoever waits for another's transaction is told so.
+-- Below each client's own limits: a session that waits for another's transaction is told so.
 set lock_timeout = '1500ms'
 as $$
 #variable_conflict use_column
@@ -41,6 +41,6 @@ begin
 end
 $$;
 comment on function oncely.pause_consumer is
-    'Pauses a consumer until a time, or without one until somebody resumes it; a second call changes reason and end. '
+    'Pauses a consumer until a time, or without one until it is resumed; a second call changes reason and end. '
     'Recorded in operator_actions. Its workers return what has not begun and stay unsubscribed; its keys get no older.';
 revoke execute on function oncely.pause_consumer from public;

@@ -1,4 +1,4 @@
--- A business "no" (sold out, account closed) is no failure: nothing is to be mended, and nobody requeues it. It is
+-- A business "no" (sold out, account closed) is no failure: nothing is to be mended, and it is not requeued. It is
 -- recorded like an effect, with its answer, and makes no dead letter.
 create or replace function oncely.refuse(reason text) returns void
 language plpgsql

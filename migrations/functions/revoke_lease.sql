@@ -15,7 +15,7 @@ begin
     from oncely.idempotency_keys as i
     where i.tenant = tenant and i.consumer = consumer and i.key = key and i.run_ends_at is not null
     for update;
-    -- Somebody who has looked at one run means no later one.
+    -- An operator who has looked at one run means no later one.
     if not found or was.token <> token then
         return false;
     end if;
@@ -34,5 +34,5 @@ $$;
 comment on function oncely.revoke_lease is
     'Takes a held key from its holder, whose run can complete nothing any more, and can only store the outcome of a '
     'call that it is making; what it has called outside has happened. The next copy runs. token: only where this very '
-    'lease still holds it. False where nobody holds the key, or another lease does. For operators.';
+    'lease still holds it. False where no run holds the key, or another lease does. For operators.';
 revoke execute on function oncely.revoke_lease from public;

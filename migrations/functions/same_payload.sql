@@ -6,4 +6,4 @@ as $$
 $$;
 comment on function oncely.same_payload is
     'False where two fingerprints, as they are stored, are of two payloads; true where they are equal, or of two '
-    'policies, which nobody can compare; null where one is missing.';
+    'policies, which can''t be compared; null where one is missing.';

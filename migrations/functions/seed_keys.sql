@@ -1,5 +1,5 @@
 -- Keys that a consumer had processed before it had Oncely, by the thousand. Born COMPLETED, without a fingerprint:
--- nobody knows their payloads any more, so the key alone decides. A row of the trail for each, at the time of the
+-- their payloads are unknown, so the key alone decides. A row of the trail for each, at the time of the
 -- seeding (what is sealed is sealed), because the trail is asked once the key is collected. No record for the mirror:
 -- PostgreSQL knows them, and oncely.mirror_again says them to Redis.
 --

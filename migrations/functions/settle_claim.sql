@@ -1,6 +1,6 @@
 create or replace function oncely.settle_claim(
     tenant text, consumer text, key text, took_effect boolean, note text default null, os_user text default null,
-    -- What was seen of the key by whoever says so; null: it is not compared.
+    -- What the operator has seen of the key; null: it is not compared.
     seen_attempts integer default null, seen_token bigint default null
 ) returns boolean
 language plpgsql security definer
@@ -35,13 +35,13 @@ begin
     where i.tenant = settle_claim.tenant and i.consumer = settle_claim.consumer and i.key = settle_claim.key
       and (
           i.status = 'FAILED'
-          -- Ran under a lease, and nobody holds it any more.
+          -- Ran under a lease, and is not held any more.
           or (
               i.status = 'IN_PROGRESS' and i.fencing_token is not null
               and (i.owner is null or i.not_before <= clock_timestamp())
           )
       )
-      -- Another run may have ended since somebody looked, of which nobody knows either.
+      -- Another run may have ended since the operator looked, with an unknown outcome, too.
       and (
           seen_attempts is null
           or (i.attempts = seen_attempts and i.fencing_token is not distinct from seen_token)
@@ -74,5 +74,5 @@ $$;
 comment on function oncely.settle_claim is
     'Says of a key that was given up, for whatever reason, or of one that runs under leases left open, whether it took '
     'effect (COMPLETED) or not (may run again with all its attempts, and the steps that began in their next round), '
-    'after somebody has looked. False where the key is none of these. For operators.';
+    'after an operator has looked. False where the key is none of these. For operators.';
 revoke execute on function oncely.settle_claim from public;

@@ -50,7 +50,7 @@ begin
         at := clock_timestamp();
         micros := extract(epoch from at) * 1000000;
         ends := at + oncely.claimed_retention(tenant, retention);
-        -- Waits for whoever holds the key in an open transaction.
+        -- Waits for the session that holds the key in an open transaction.
         insert into oncely.idempotency_keys as i (
             tenant, consumer, key, status, attempts, created_at, fingerprint, expires_at, not_before, claimed_in, owner,
             fencing_token, run_ends_at
@@ -125,10 +125,10 @@ begin
         if known.owner is not null and not may_take_over then
             outcome := 'retry';
             delay := lease;
-            detail := 'whoever holds the key may have been cut off, too';
+            detail := 'the holder of the key may have been cut off, too';
             return;
         end if;
-        -- Nor can a session of now know for how long nobody could reach the server: a holder that lives renews, or
+        -- Nor can a session of now know for how long the server could not be reached: a holder that lives renews, or
         -- ends, within one more lease. It gets that once, and within its run.
         if known.owner is not null and known.not_before is distinct from known.grace_ends_at
             and known.run_ends_at > clock_timestamp()
@@ -149,7 +149,7 @@ begin
             delay := known.not_before - clock_timestamp();
             return;
         end if;
-        -- Nothing updated: somebody else was faster, or the holder has renewed it meanwhile, so it is looked at again.
+        -- Nothing updated: another run was faster, or the holder has renewed it meanwhile, so it is looked at again.
         update oncely.idempotency_keys as i
         set fencing_token = greatest(coalesce(i.fencing_token, 0) + 1, micros), claimed_in = own, owner = owner,
             not_before = clock_timestamp() + lease, run_ends_at = clock_timestamp() + max_run,
@@ -203,7 +203,7 @@ begin
     -- Also where the key was given back since.
     crashes := granted.crash_attempts;
     taken_over := crashes > 0;
-    -- Whoever had to wait for the row gets his whole time all the same.
+    -- A run that had to wait for the row gets its whole time all the same.
     if clock_timestamp() > at + interval '1 second' then
         update oncely.idempotency_keys as i
         set not_before = oncely.lease_end(i.not_before, lease, greatest(i.run_ends_at, e.ends_again)),

@@ -1,6 +1,6 @@
 -- Many at once: one statement, one commit. None of them waits for long, since all others wait with it.
 --
--- Keys that nobody has yet are claimed by one statement: what one costs beside its rows (it reads each constraint anew)
+-- Keys without a row are claimed by one statement: what one costs beside its rows (it reads each constraint anew)
 -- is several times what a row costs. Each other key is asked for by itself.
 create or replace function oncely.take_leases(
     tenants text[],
@@ -34,7 +34,7 @@ declare
     own bigint := pg_current_xact_id()::text::bigint;
     at timestamptz := clock_timestamp();
     micros bigint := extract(epoch from at) * 1000000;
-    -- Places of the keys that nobody had.
+    -- Places of the keys without a row.
     fresh bigint[];
 begin
     perform oncely.check_claim(max_crashes), oncely.asking_since();
@@ -73,7 +73,7 @@ begin
         ) as t
         where q.place <> all (fresh);
     end if;
-    -- Whoever had to wait for others gets his whole time all the same.
+    -- A run that had to wait for others gets its whole time all the same.
     if clock_timestamp() > at + interval '1 second' then
         update oncely.idempotency_keys as i
         set not_before = e.now + lease, run_ends_at = e.now + max_run

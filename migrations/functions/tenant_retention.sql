@@ -10,7 +10,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
     return case
-        -- Nobody knows the consumer: nothing of it is collected.
+        -- The consumer is not registered: nothing of it is collected.
         when of_consumer is null then null
         -- Greatest leaves nulls out.
         when former_until > at

@@ -19,7 +19,7 @@ begin
         raise exception using errcode = 'ONC05', message = 'the headers of a reply can''t be sent';
     end if;
     -- A reply's body is rendered here, from the stored response, for the first run and for a duplicate alike: the same
-    -- bytes. One that was encrypted before replies were turned on is nothing for whoever asks.
+    -- bytes. One that was encrypted before replies were turned on is nothing for a requester.
     insert into oncely.events (
         tenant, id, created_at, available_at, exchange, routing_key, reply, message_id, correlation_id, content_type,
         app_id, headers, payload
@@ -35,5 +35,5 @@ begin
 end
 $$;
 comment on function oncely.write_replies is
-    'Writes the stored responses of keys as events for whoever asked. For workers.';
+    'Writes the stored responses of keys as events for those who asked. For workers.';
 revoke execute on function oncely.write_replies from public;

@@ -177,13 +177,13 @@ checks! {
         bad "error: a memory or disk alarm: nothing that is published is taken, copies and events wait"
         fix "free memory or disk on the broker (`rabbitmq-diagnostics alarms`)";
     AT_START "mq.queue" "The work queues"
-        reads "passive declaration, and a declaration with the same arguments, which changes nothing; for a queue that somebody else declares, \
+        reads "passive declaration, and a declaration with the same arguments, which changes nothing; for a queue that another program declares, \
                its arguments in the HTTP API"
         bad "error: missing, or otherwise than Oncely would declare it (a stream, not durable, auto-delete, exclusive, with a limit that drops \
              messages)"
         fix "run `oncely topology apply`; delete an unfit queue when it is empty, or say in `queue_arguments` or `declare = false` that it is so";
     AT_START "mq.dlx" "The dead-letter exchanges"
-        reads "passive declaration of `<queue>.dlx`; for a queue that somebody else declares, its dead-letter exchange in the HTTP API"
+        reads "passive declaration of `<queue>.dlx`; for a queue that another program declares, its dead-letter exchange in the HTTP API"
         bad "error: missing, or another or none: what the broker gives up would be dropped"
         fix "run `oncely topology apply`; declare your queue with `x-dead-letter-exchange = <queue>.dlx`";
     AT_START "mq.dlq" "The dead-letter queues"
@@ -273,7 +273,7 @@ checks! {
         fix "say what a message locks (`consumers.lock_order`), lock rows in one order in the handler, or leave it: no attempt is spent (the book: Hot rows)";
     LATER "live.leases" "Expired leases were taken over"
         reads "keys that runs hold (`oncely leases list`), beside the consumers of the processes that were seen within the last half minute"
-        bad "warning: a lease ended more than ten minutes ago, nobody has taken the key over, and no living worker has its consumer; info: where one has"
+        bad "warning: a lease ended more than ten minutes ago, the key was not taken over, and no living worker has its consumer; info: where one has"
         fix "start a worker of the consumer; where a client of your own holds keys (`oncely.claim_lease`), see that its messages come back";
     LATER "live.paused" "No consumer was left paused"
         reads "`oncely.controls`"

@@ -60,7 +60,7 @@ impl Settings {
         );
         check(
             self.principal.is_some() != self.is_one_principal,
-            "principal: who sends a request? Either principal, or one_principal, which gives an answer to whoever repeats its request",
+            "principal: who sends a request? Either principal, or one_principal, which gives an answer to every client that repeats its request",
         );
         self.limits.check(self.max_request, &mut check);
         let at_most = |time: Duration, most: Duration| !time.is_zero() && time <= most;

@@ -56,7 +56,7 @@ pub(super) fn check_age(
     if age > most {
         let hours = most.num_hours();
         let detail = format!(
-            "Keys are remembered for {hours} hours, and this one is older: nobody knows whether it took effect, and nothing ran"
+            "Keys are remembered for {hours} hours, and this one is older: it is unknown whether it took effect, and nothing ran"
         );
         return Err(ProblemDetails::new(ProblemKind::KeyTooOld, detail));
     }

@@ -99,7 +99,9 @@ impl LeasedRequest {
         tracing::error!(%consumer, %error, "cannot claim the key of a request");
         match error {
             StoreError::Unavailable(_) => ProblemDetails::unavailable(),
-            _ => ProblemDetails::new(ProblemKind::Failed, "Nothing was done; ask whoever runs this service"),
+            _ => {
+                ProblemDetails::new(ProblemKind::Failed, "Nothing was done; ask the operator of this service")
+            }
         }
     }
 

@@ -152,7 +152,7 @@ impl ProblemDetails {
     pub(super) fn outcome_unknown() -> Self {
         Self::new(
             ProblemKind::OutcomeUnknown,
-            "Ask whoever runs this service; a retry is answered only if it becomes known what was done",
+            "Ask the operator of this service; a retry is answered only if it becomes known what was done",
         )
     }
 
@@ -169,7 +169,7 @@ impl ProblemDetails {
             Reason::OutcomeUnknown => Self::outcome_unknown(),
             reason => Self::new(
                 ProblemKind::GivenUp,
-                format!("It was given up as {}; ask whoever runs this service", reason.as_str()),
+                format!("It was given up as {}; ask the operator of this service", reason.as_str()),
             ),
         }
     }

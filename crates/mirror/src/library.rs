@@ -121,7 +121,7 @@ impl Library {
             return Ok(true);
         }
         Err(LibraryError::Unfit(format!(
-            "the library {} in Redis has other code than Oncely's, so somebody else has loaded it: find out who may (ACL +function), then \
+            "the library {} in Redis has other code than Oncely's, so another client has loaded it: find out who may (ACL +function), then \
              FUNCTION DELETE {}",
             self.name, self.name
         )))

@@ -189,7 +189,11 @@ impl QueueRemarks<'_> {
             false => self.say(MUST, found, NEW_QUEUE),
         }
         if let Some(value) = facts.setting("expires") {
-            self.say(MUST, format!("expires {value}: it goes when nobody reads it for so long"), NEW_QUEUE);
+            self.say(
+                MUST,
+                format!("expires {value}: it is deleted when it has no consumer for so long"),
+                NEW_QUEUE,
+            );
         }
     }
 

@@ -94,7 +94,7 @@ impl SettlePlan {
                     format!("held by {}: wait for its end, or take it: oncely leases release", safe(owner))
                 }
                 None if self.key.is_to_settle(self.now) => {
-                    format!("ran under a lease, and nobody holds it{error}")
+                    format!("ran under a lease, and is not held{error}")
                 }
                 None => format!("it is tried again when its message comes{error}"),
             },

@@ -47,10 +47,7 @@ pub(super) async fn run(file: &Path, arguments: LeaseReleaseArguments) -> crate:
         Ok(None) => {
             output::note(&format!("nothing was changed: no run holds {} by a lease", safe(&key)));
             if agreement.json {
-                output::print_json(
-                    SCHEMA,
-                    json!({ "key": key, "lease": null, "outcome": "nobody holds it" }),
-                )?;
+                output::print_json(SCHEMA, json!({ "key": key, "lease": null, "outcome": "not held" }))?;
             }
             return Ok(ExitCode::from(exit::NO));
         }

@@ -173,7 +173,7 @@ fn state_reason(row: &ConsumerRow, now: DateTime<Utc>) -> Option<String> {
         ConsumerState::NoWorker if one.configured == Some(false) => {
             Some("  no worker; not in this configuration".to_owned())
         }
-        ConsumerState::NoWorker => Some("  no worker has it: nobody takes its messages".to_owned()),
+        ConsumerState::NoWorker => Some("  no worker has it: its messages are not taken".to_owned()),
         ConsumerState::Stalled => Some(format!("  no success{since}: {reason}")),
         ConsumerState::Paused => {
             let by = safe(one.paused_by.as_deref().unwrap_or_default());

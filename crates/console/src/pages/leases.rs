@@ -45,7 +45,7 @@ pub(super) async fn page(ask: PageRequest) -> PageResult {
     let next = held.last().filter(|_| i64::try_from(held.len()).is_ok_and(|rows| rows == ROWS));
     let mut page = Page::new(Tab::Keys, "Held by leases");
     page.above = html! {
-        p { "Keys of runs with effects outside PostgreSQL. A lease that is over keeps nobody waiting: the next copy of the message takes the key over." }
+        p { "Keys of runs with effects outside PostgreSQL. A lease that is over keeps no message waiting: the next copy of the message takes the key over." }
         nav.facets aria-label="Narrow the list" {
             span {
                 "Show"
@@ -264,7 +264,7 @@ pub(super) fn lease_summary(
                 a #held-link href=(ask.link("/leases").with("consumer", consumer)) { (count(held.held)) " held by leases" }
                 ", the oldest from " (ago(held.oldest, now))
                 @if held.over > 0 {
-                    "; " span.look { (count(held.over)) " of them over" } ", and nobody has taken the keys over. The first ended " (ago(held.first_end, now))
+                    "; " span.look { (count(held.over)) " of them over" } ", and the keys were not taken over. The first ended " (ago(held.first_end, now))
                 }
                 "."
             }

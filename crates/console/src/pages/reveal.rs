@@ -19,7 +19,7 @@ pub(super) struct RevealTarget<'a> {
 /// Records that a user views a message, before it is shown.
 pub(super) async fn record_reveal(ask: &PageRequest, revealed: RevealTarget<'_>) -> Result<(), PageError> {
     let RevealTarget { what, id, tenant, consumer, key } = revealed;
-    let cannot = "can't record that somebody looked, so nothing is revealed";
+    let cannot = "can't record who looked, so nothing is revealed";
     let mut lease = ask.lease_for(|may| may.record, cannot).await?;
     let actor = ask.visitor.session.person.actor();
     let mut filter = json!({ "what": what, "tenant": tenant, "consumer": consumer, "key": key });

@@ -67,7 +67,7 @@ impl<'a> ConsumerIssue<'a> {
             Self::Paused(_) => ("look", "‖", "paused"),
             Self::Stalled => ("bad", "■", "stalled"),
             Self::Failing => ("bad", "■", "failing"),
-            Self::Unattended => ("bad", "○", "nobody takes"),
+            Self::Unattended => ("bad", "○", "not taken"),
             Self::Contended => ("look", "≡", "contended"),
             Self::Running => ("fine", "●", "running"),
             // Same word as in `oncely top`.

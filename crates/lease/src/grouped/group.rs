@@ -162,7 +162,7 @@ impl<Q: Send + Sync + 'static, A: Send + 'static> GroupState<Q, A> {
         let sessions = Arc::clone(&self.sessions);
         tokio::spawn(async move {
             if let Err(error) = sessions.ask(statement).await {
-                tracing::debug!(%error, "what nobody waits for could not be taken back");
+                tracing::debug!(%error, "an unclaimed answer could not be taken back");
             }
         });
     }

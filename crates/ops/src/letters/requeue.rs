@@ -227,7 +227,7 @@ pub(super) async fn standing_outcomes(
             row.filter(|row| u32::try_from(row.generation).is_ok_and(|known| known == named.1.generation));
         let outcome = match same.map(|row| row.state.as_str()) {
             Some("discarded") => LetterOutcome::GivenUp,
-            Some("requeueing") => LetterOutcome::Failed("nobody has published it yet".to_owned()),
+            Some("requeueing") => LetterOutcome::Failed("it is not published yet".to_owned()),
             // Requeued; or collected since, or dead-lettered again.
             _ => LetterOutcome::ByAnother,
         };

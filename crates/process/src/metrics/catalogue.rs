@@ -71,7 +71,7 @@ catalogue! {
         Gauge "oncely_inflight_messages" ["consumer"] "Deliveries that are not acknowledged";
         Gauge "oncely_prefetch_messages" ["consumer"] "Most deliveries that may be unacknowledged";
         Gauge "oncely_aside_messages" ["consumer"]
-            "Deliveries that wait beside the lanes: nobody answers for their failure yet, or somebody holds their key";
+            "Deliveries that wait beside the lanes: the cause of their failure is undecided, or another session holds their key";
         Gauge "oncely_unsettled_messages" ["consumer"] "Deliveries whose copies for a retry or dead-letter queue don't arrive";
         Gauge "oncely_consumer_up" ["consumer"] "1 while it is subscribed to all of its queues";
         Gauge "oncely_consumer_paused" ["consumer", "cause"] "1 while it is paused: by an operator, or by its environment (no message succeeds)";
@@ -104,15 +104,15 @@ catalogue! {
         Histogram "oncely_relay_duration_seconds" ["target"] "One batch, from the take to the commit";
         Gauge "oncely_relay_last_success_timestamp_seconds" ["target"] "When a look at the records or events succeeded last";
         Gauge "oncely_keys" ["status"] "Keys: completed (as PostgreSQL estimates), in_progress and failed (counted up to 10,000)";
-        Gauge "oncely_dead_letters_waiting" ["consumer"] "Dead letters that wait for somebody";
+        Gauge "oncely_dead_letters_waiting" ["consumer"] "Dead letters that wait for an operator";
         Gauge "oncely_dead_letters_oldest_age_seconds" ["consumer"] "For how long the oldest of them has waited";
         Gauge "oncely_leases_held" ["consumer"] "Keys that runs hold by leases, counted up to 10,000 of all consumers";
         Gauge "oncely_leases_over" ["consumer"]
-            "Those of them whose lease has ended, and nobody has taken the key over: its message has not come back yet";
+            "Those of them whose lease has ended and whose key was not taken over: its message has not come back yet";
         Gauge "oncely_leases_oldest_age_seconds" ["consumer"] "For how long the oldest of them has been held";
         Gauge "oncely_letter_quota_exceeded" []
             "Tenants of which open dead letters are not stored, for their quota: only the dead-letter queue has those messages (`oncely tenant usage`)";
-        Gauge "oncely_parked_events" [] "Events that were given up and wait for somebody, counted up to 10,000";
+        Gauge "oncely_parked_events" [] "Events that were given up and wait for an operator, counted up to 10,000";
         Counter "oncely_gc_deleted_total" ["consumer"] "Keys past their retention that were deleted";
         Gauge "oncely_gc_last_success_timestamp_seconds" [] "When a collection ended well last; 0: not since the process started";
         Histogram "oncely_gc_duration_seconds" [] "One collection";
@@ -131,7 +131,7 @@ catalogue! {
             "Calls of the service: answered, not_sent (no connection), unknown (torn, or too late), cut (its client broke off the body)";
         Gauge "oncely_gateway_connections" [] "Connections of clients";
         Gauge "oncely_gateway_unknown_keys" ["consumer"]
-            "Keys that were given up as outcome_unknown and wait for somebody to settle them, of the last 1,000 that were given up";
+            "Keys that were given up as outcome_unknown and wait for an operator to settle them, of the last 1,000 that were given up";
     }
     "all" {
         Gauge "oncely_ready" [] "1 while /readyz says yes";

@@ -21,7 +21,7 @@ impl Trust {
         let Some(tls) = tls else {
             found.read(self.check, "plaintext");
             if allow_plaintext {
-                let what = "is true: where the server is on another machine, whoever is on the way there can read and change everything";
+                let what = "is true: where the server is on another machine, a party on the way there can read and change everything";
                 found.info(self.check, format!("{}.allow_plaintext", self.section), what);
             }
             return;

@@ -48,7 +48,7 @@ impl Marks {
                 pg::within(shared.postgres.client_timeout(), asked).await.map_err(Interrupt::of_ours)?;
             // Counted twice, one crash would be two.
             if work.iter().any(|one| self.owed.contains(&one.identity)) {
-                let text = "somebody holds the key, which is marked for an earlier run";
+                let text = "another session holds the key, which is marked for an earlier run";
                 return Err(Interrupt::Held(Fault::new(FaultClass::Contention, None, text)));
             }
         }
