@@ -1,8 +1,8 @@
-//! The comments of the product: plain subjects, and a count that may only fall.
+//! The comments and documents of the product: plain subjects, and counts that may only fall.
 
 use regex::Regex;
 
-use crate::sources::sources;
+use crate::sources::{root, sources};
 
 /// Lines of comments that may hold one of the words of [`MARKS`]: where the word is the plain one. Lower it when it falls.
 const MOST: usize = 10;
@@ -27,4 +27,41 @@ fn comments_name_what_they_are_about() {
     }
     assert!(lines > 5_000, "{lines}");
     assert!(marked.len() <= MOST, "{} lines:\n{}", marked.len(), marked.join("\n"));
+}
+
+/// Lines of documents that may hold one of the words of [`ACTORS`]: `oncely migrate plan` says whom a lock keeps waiting. Lower it when it
+/// falls.
+const MOST_IN_DOCUMENTS: usize = 1;
+
+/// Words that leave the reader to guess who acts.
+const ACTORS: &str = r"(?i-u)\b(?:whoever|somebody|someone|nobody|anybody)\b";
+
+#[test]
+fn documents_name_who_acts() {
+    let actors = Regex::new(ACTORS).unwrap();
+    let (mut lines, mut marked) = (0, Vec::new());
+    let mut folders = vec![root().join("docs/src")];
+    let mut files: Vec<_> = ["README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "SECURITY.md"]
+        .map(|name| root().join(name))
+        .into();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "md") {
+                files.push(path);
+            }
+        }
+    }
+    for path in files {
+        for (at, line) in std::fs::read_to_string(&path).unwrap().lines().enumerate() {
+            lines += 1;
+            if actors.is_match(line) {
+                marked.push(format!("{}:{}: {}", path.display(), at + 1, line.trim()));
+            }
+        }
+    }
+    assert!(lines > 5_000, "{lines}");
+    assert!(marked.len() <= MOST_IN_DOCUMENTS, "{} lines:\n{}", marked.len(), marked.join("\n"));
 }

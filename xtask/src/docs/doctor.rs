@@ -43,9 +43,9 @@ script: 0, 78, 3.
 oncely doctor --bundle oncely-report.tar.gz
 ```
 
-writes an archive of JSON files for somebody who does not know your system: what the doctor found, the settings, versions, migrations, heartbeats, \
+writes an archive of JSON files for a reader who does not know your system: what the doctor found, the settings, versions, migrations, heartbeats, \
 the\ncounters of the last two hours, and how many dead letters of which reason wait. A text that is masked is `(masked)`, a name that is hashed \
-is `#` and\neight hexadecimal digits: equal names are equal within one archive, and nobody can try names out. Look at the archive before you send it to anybody.
+is `#` and\neight hexadecimal digits: equal names are equal within one archive, and names can't be found by trying. Look at the archive before you send it.
 
 | of | in the archive |
 | --- | --- |
