@@ -161,7 +161,7 @@ oncely top · main · 08:00:00Z · 3 workers · 1 relay · PostgreSQL 0.8 ms · 
 
 CONSUMER        STATE      READY  INFLIGHT   IN/s  DONE/s  DUP%   P50    P99  DEAD  LAST DONE  LAST 60 s
 audit           NO WORKER      –         0      0       0     –     –      –     0          –  ▁▁▁▁▁▁
-  no worker has it: nobody takes its messages
+  no worker has it: its messages are not taken
 ledger          STALLED        –     7/256    0.3       0   0.0     –      –     0     6m 40s  ▁▁▁▁▁▁
   no success for 6m 12s: undefined table (SQLSTATE 42P01)
 mails\u{1b}[2J  PAUSED         –         0      0       0     –     –      –     0          –  ▁▁▁▁▁▁
@@ -183,7 +183,7 @@ oncely top · main · 08:00:00Z · 3 workers · 1 relay · Postg…
 
 CONSUMER        STATE      READY  INFLIGHT   IN/s  DONE/s
 audit           NO WORKER      –         0      0       0
-  no worker has it: nobody takes its messages
+  no worker has it: its messages are not taken
 ledger          STALLED        –     7/256    0.3       0
   no success for 6m 12s: undefined table (SQLSTATE 42P01)
 mails\u{1b}[2J  PAUSED         –         0      0       0
@@ -219,7 +219,7 @@ oncely top · 08:01:30Z
 
 CONSUMER        STATE      READY  INFLIGHT   IN/s  DONE/s  DUP%   P50    P99  DEAD  LAST DONE
 audit           NO WORKER      –         0      0       0     –     –      –     0          –
-  no worker has it: nobody takes its messages
+  no worker has it: its messages are not taken
 ledger          STALLED        –     7/256    0.3       0   0.0     –      –     0     6m 40s
   no success for 6m 12s: undefined table (SQLSTATE 42P01)
 mails\u{1b}[2J  PAUSED         –         0      0       0     –     –      –     0          –
