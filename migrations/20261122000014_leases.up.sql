@@ -159,8 +159,8 @@ begin
         return;
     end if;
     is_open := held.status = 'FAILED' and held.reason = 'outcome_unknown' and oncely.steps_begun(all_steps) is null;
-    -- The run that holds the key was told by oncely.begin_step that the outcome is not known: it ends, and nothing is
-    -- counted.
+    -- oncely.begin_step has answered the run that holds the key that this outcome is unknown: that run loses its lease,
+    -- and no attempt is counted.
     is_doubted := coalesce(
         held.owner is not null and (held.steps -> step ->> 'doubted_by')::bigint = held.fencing_token, false
     );
@@ -1142,7 +1142,7 @@ begin
             -- started_at stays: it is when the first call may have gone out.
             if state = 'repeat' and not said_again then
                 known := known - '{call_id,allowed}'::text[] || jsonb_build_object('token', token, 'repeated', true);
-            -- Where that call's outcome becomes known after all, this run has been told wrong, and ends.
+            -- If that call's outcome becomes known after all, this run loses its lease (oncely.store_step).
             elsif state = 'unknown' then
                 known := known || jsonb_build_object('doubted_by', token);
             end if;
@@ -1216,7 +1216,7 @@ begin
         perform oncely.check_steps(held.steps, known is null and in_transaction);
     else
         known := held.steps -> step;
-        -- Said again, after a lost reply.
+        -- Repeated after a lost reply.
         if not in_transaction and known ->> 'state' = 'done' and (known ->> 'token')::bigint = token
             and known -> 'result' is not distinct from coalesce(result, 'null')
         then
@@ -1262,7 +1262,7 @@ begin
     lease := oncely.checked_time('lease', lease, interval '1 second', interval '1 day');
     held := oncely.hold_lease(tenant, consumer, key, token);
     known := held.steps -> step;
-    -- Said again, after a lost reply.
+    -- Repeated after a lost reply.
     if (known ->> 'token')::bigint = token and (
         known ->> 'state' = 'refused' and ((known ->> 'round')::integer <> round + 1) is not true
         or known ->> 'state' = 'open' and known ? 'repeated' and not known ? 'allowed'

@@ -66,7 +66,7 @@ begin
             -- started_at stays: it is when the first call may have gone out.
             if state = 'repeat' and not said_again then
                 known := known - '{call_id,allowed}'::text[] || jsonb_build_object('token', token, 'repeated', true);
-            -- Where that call's outcome becomes known after all, this run has been told wrong, and ends.
+            -- If that call's outcome becomes known after all, this run loses its lease (oncely.store_step).
             elsif state = 'unknown' then
                 known := known || jsonb_build_object('doubted_by', token);
             end if;

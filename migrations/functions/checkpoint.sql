@@ -41,7 +41,7 @@ begin
         perform oncely.check_steps(held.steps, known is null and in_transaction);
     else
         known := held.steps -> step;
-        -- Said again, after a lost reply.
+        -- Repeated after a lost reply.
         if not in_transaction and known ->> 'state' = 'done' and (known ->> 'token')::bigint = token
             and known -> 'result' is not distinct from coalesce(result, 'null')
         then

@@ -15,7 +15,7 @@ begin
     lease := oncely.checked_time('lease', lease, interval '1 second', interval '1 day');
     held := oncely.hold_lease(tenant, consumer, key, token);
     known := held.steps -> step;
-    -- Said again, after a lost reply.
+    -- Repeated after a lost reply.
     if (known ->> 'token')::bigint = token and (
         known ->> 'state' = 'refused' and ((known ->> 'round')::integer <> round + 1) is not true
         or known ->> 'state' = 'open' and known ? 'repeated' and not known ? 'allowed'

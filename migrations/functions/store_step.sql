@@ -17,8 +17,8 @@ begin
         return;
     end if;
     is_open := held.status = 'FAILED' and held.reason = 'outcome_unknown' and oncely.steps_begun(all_steps) is null;
-    -- The run that holds the key was told by oncely.begin_step that the outcome is not known: it ends, and nothing is
-    -- counted.
+    -- oncely.begin_step has answered the run that holds the key that this outcome is unknown: that run loses its lease,
+    -- and no attempt is counted.
     is_doubted := coalesce(
         held.owner is not null and (held.steps -> step ->> 'doubted_by')::bigint = held.fencing_token, false
     );

@@ -28,7 +28,7 @@ pub struct ProxiedRow {
     pub reason: String,
     /// A gateway holds it still.
     pub is_held: bool,
-    /// Where its outcome is unknown: its steps and its trail, for whoever reads the finding.
+    /// Steps and trail of a key whose outcome is unknown, for the text of a finding.
     pub history: String,
 }
 

@@ -1,7 +1,5 @@
 //! One call for all requests of a key, and one answer.
 
-use std::time::Duration;
-
 use futures::future::join_all;
 use testbed::eventually;
 
@@ -113,8 +111,14 @@ async fn a_call_goes_on_when_another_gateway_has_taken_its_key_and_its_answer_is
     };
     eventually("another gateway takes the key over", taken_over).await.unwrap();
     assert_eq!(first.await.unwrap().status, 503, "its client waits no longer than the lease");
-    // Longer than a run has to end by itself: that is the fault.
-    tokio::time::sleep(Duration::from_secs(3)).await;
+    // The call goes on, and keeps no other request with the key waiting.
+    eventually("the turn of the key is free", || async {
+        let said = site.ask(&request).await.said();
+        anyhow::ensure!(said == (409, "outcome-unknown".to_owned()), "{said:?}");
+        anyhow::Ok(())
+    })
+    .await
+    .unwrap();
     site.upstream.go_on();
     eventually("the answer is there", || async {
         let reply = second.ask(&request).await;

@@ -36,7 +36,7 @@ pub enum Action {
     /// Without an answer: whether it arrives.
     Tear(usize, bool),
     Checkpoint(usize),
-    /// Since nobody knows what became of an earlier call.
+    /// Gives the key up: the outcome of an earlier call is unknown.
     GiveUp(usize),
     SaveFails(usize),
     Finish(usize),
@@ -415,7 +415,7 @@ impl Leased {
         at(state, index, At::Ends);
     }
 
-    /// It lost its lease, and knows what became of its call.
+    /// Stores the outcome of a call after its lease is lost.
     fn tell_late(&self, state: &mut State, index: usize, token: u8) {
         let row = state.row;
         match row.step {

@@ -54,9 +54,9 @@ pub enum Policy {
     CollectHeld,
     /// A stored result is not looked at.
     StoredIgnored,
-    /// Who lost its lease can't say what became of its call.
+    /// The outcome of a call is refused once its lease is lost.
     LateOutcomeLost,
-    /// A run that was told that the outcome is unknown goes on when it becomes known.
+    /// A run for which an outcome was unknown keeps its lease when it becomes known.
     DoubterKeepsItsLease,
 }
 
@@ -194,7 +194,7 @@ pub struct Wrong {
     /// A run without a lease, or a collection, met a held key.
     pub trespassed: bool,
     pub killed_nobody: bool,
-    /// It was known what became of a call, and the key is given up because it is unknown.
+    /// A key was given up as unknown although the outcome of its call was known.
     pub outcome_lost: bool,
 }
 
