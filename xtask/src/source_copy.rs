@@ -8,20 +8,28 @@ use anyhow::Context as _;
 
 use crate::process;
 
-/// The copy. There is one, whatever is in it: Cargo tells sources of one path apart by their times alone, so that a second one with
-/// older files would be taken for built.
+/// The copy. There is one per lane, whatever is in it: Cargo tells sources of one path apart by their times alone, so that a second one
+/// with older files would be taken for built.
 pub(crate) struct SourceCopy {
     workshop: PathBuf,
+    lane: CopyLane,
+}
+
+/// One of two copies, of which one can be built while the other one's programs run.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum CopyLane {
+    First,
+    Second,
 }
 
 impl SourceCopy {
-    fn new() -> Self {
-        Self { workshop: process::root().join("target").join("mutants") }
+    fn new(lane: CopyLane) -> Self {
+        Self { workshop: process::root().join("target").join("mutants"), lane }
     }
 
     /// Of what git knows here, as it is on disk.
-    pub(crate) fn of_here() -> anyhow::Result<Self> {
-        let copy = Self::new();
+    pub(crate) fn of_here(lane: CopyLane) -> anyhow::Result<Self> {
+        let copy = Self::new(lane);
         let root = process::root();
         let names = git(&root, &["ls-files", "-z", "--cached", "--others", "--exclude-standard"])?;
         copy.fill(&root, &names)?;
@@ -30,7 +38,7 @@ impl SourceCopy {
 
     /// Of a commit.
     pub(crate) fn of_commit(commit: &str) -> anyhow::Result<Self> {
-        let copy = Self::new();
+        let copy = Self::new(CopyLane::First);
         let root = process::root();
         let unpacked = copy.workshop.join("commit");
         let _ = std::fs::remove_dir_all(&unpacked);
@@ -49,12 +57,12 @@ impl SourceCopy {
 
     /// Where it is.
     pub(crate) fn tree(&self) -> PathBuf {
-        self.workshop.join("tree")
+        self.workshop.join(self.in_lane("tree"))
     }
 
     /// Builds the programs; returns a folder of this name that they are in.
     pub(crate) fn build(&self, name: &str, features: &[&str]) -> anyhow::Result<PathBuf> {
-        let built = self.workshop.join("build");
+        let built = self.workshop.join(self.in_lane("build"));
         // A release before may not have them all.
         let program = |name: &str| self.tree().join(format!("tests/programs/{name}.rs"));
         let has_all = process::EXAMPLES.iter().all(|name| program(name).exists());
@@ -84,15 +92,26 @@ impl SourceCopy {
 
     /// Lets a call of cargo in the copy put what it makes into a folder of this name, and use what is built already in the folder `build`.
     pub(crate) fn share(&self, command: &mut Command, name: &str, build: &Path) {
+        let wrapper = match self.lane {
+            CopyLane::First => "env",
+            CopyLane::Second => "/usr/bin/env",
+        };
         command
             .arg("--target-dir")
-            .arg(self.workshop.join(name))
+            .arg(self.workshop.join(self.in_lane(name)))
             // Other people's crates are compiled once for both trees. The workspace's own must not be: Cargo tells two copies of a
             // package apart by their path below the workspace's root, which is the same here, and would link the crate of one tree
             // into the programs of the other. A wrapper is part of the name under which Cargo keeps a member of the workspace
             // (https://doc.rust-lang.org/cargo/reference/config.html#buildrustc-workspace-wrapper); `env` runs what it is given.
             .env("CARGO_BUILD_BUILD_DIR", build)
-            .env("RUSTC_WORKSPACE_WRAPPER", "env");
+            .env("RUSTC_WORKSPACE_WRAPPER", wrapper);
+    }
+
+    fn in_lane(&self, name: &str) -> String {
+        match self.lane {
+            CopyLane::First => name.to_owned(),
+            CopyLane::Second => format!("{name}-2"),
+        }
     }
 
     /// Makes the copy hold these files; what is the same keeps its time, so that only what differs is built.

@@ -73,6 +73,8 @@ mod tests {
             assert_eq!(blame(class, BY_ITSELF), Blame::Nobody);
             let alone = Circumstances { alone: true, ..BY_ITSELF };
             assert_eq!(blame(class, alone), Blame::Nobody);
+            let lasting = Circumstances { persists: true, ..BY_ITSELF };
+            assert_eq!(blame(class, lasting), Blame::Nobody, "it may meet all, however long it lasts");
             let persists = Circumstances { persists: true, ..SEEN };
             assert_eq!(blame(class, persists), Blame::Message(FaultClass::Transient));
             let soon = match class {

@@ -24,7 +24,6 @@ impl Arena {
         self.sample_mirror().await?;
         self.note_interruption(true);
         self.age(&format!("{days} days")).await?;
-        self.age_apart(days).await?;
         // What was mirrored just now may be written again by a relay: it is as old as its record.
         let client = redis::Client::open(self.servers.urls().redis.as_str())?;
         let mut connection = client.get_multiplexed_async_connection().await?;
@@ -57,9 +56,10 @@ impl Arena {
         }
     }
 
-    /// Some of what has ended is older than the rest: keys are forgotten one by one, and not all that came together.
-    async fn age_apart(&self, days: u32) -> anyhow::Result<()> {
-        let eighth = i32::try_from(self.evidence.days / i64::from(days.max(1)) % 8)?;
+    /// Makes some of what has ended older than the rest, after days have passed: keys are forgotten one by one, and not all that came
+    /// together.
+    pub async fn age_apart(&self, days: u32) -> anyhow::Result<()> {
+        let eighth = i32::try_from((self.evidence.days / i64::from(days.max(1))).wrapping_sub(1) % 8)?;
         let mut connection = self.connect().await?;
         sqlx::query("select judge.age_apart($1, $2)")
             .bind(eighth)

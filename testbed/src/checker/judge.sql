@@ -352,14 +352,10 @@ begin
 end
 $$;
 
--- What each run needs: nothing, most of the time.
-create function judge.premise() returns void language sql as '';
-
 create function judge.take(message oncely.message) returns jsonb
 language plpgsql
 as $$
 begin
-    perform judge.premise();
     update judge.effects set n = n + 1 where tenant = message.tenant and key = message.key;
     if not found then
         insert into judge.effects (tenant, key, n) values (message.tenant, message.key, 1);

@@ -233,6 +233,7 @@ async fn between(
     // A busy machine's worker may be at work on what it was given slices ago: that is days.
     if day.days > 0 && arena.caught_up(behind).await? {
         arena.let_days_pass(day.days).await.context("letting days pass")?;
+        arena.age_apart(day.days).await.context("letting days pass")?;
         (0..day.days).for_each(|_| traffic.end_of_day());
         arena.collect().await?;
         arena.send_what_is_forgotten().await.context("sending what is forgotten")?;

@@ -63,6 +63,15 @@ pub(super) async fn play(script: Script, arena: &mut Arena) -> anyhow::Result<()
                 .bind(LEASED)
                 .execute(&mut *shut)
                 .await?;
+            // By then no session is so new that it gives the dead one more lease.
+            arena
+                .until(
+                    "leases that are long over",
+                    "select count(*) from oncely.idempotency_keys
+                     where consumer = 'charges' and owner is not null and not_before > clock_timestamp() - interval '4 seconds'",
+                    0,
+                )
+                .await?;
             // All have seen that it is over, and each wants to be the one that takes it.
             arena.until_waiting(SESSIONS).await?;
             shut.rollback().await?;

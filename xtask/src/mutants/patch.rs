@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::Context as _;
 
 use crate::process;
-use crate::source_copy::SourceCopy;
+use crate::source_copy::{CopyLane, SourceCopy};
 
 /// A patch file.
 #[derive(Clone, Debug)]
@@ -53,12 +53,14 @@ impl Patch {
 
     /// Builds the programs with this bug, and the steps at which they can end; returns the folder that they are in.
     pub(crate) fn build(&self) -> anyhow::Result<PathBuf> {
-        self.plant()?.build(&self.name, &["--features", "failpoints"]).with_context(|| self.name.clone())
+        self.plant(CopyLane::First)?
+            .build(&self.name, &["--features", "failpoints"])
+            .with_context(|| self.name.clone())
     }
 
     /// A copy of the sources that has this bug.
-    pub(crate) fn plant(&self) -> anyhow::Result<SourceCopy> {
-        let copy = SourceCopy::of_here()?;
+    pub(crate) fn plant(&self, lane: CopyLane) -> anyhow::Result<SourceCopy> {
+        let copy = SourceCopy::of_here(lane)?;
         self.apply(&copy.tree(), false)?;
         Ok(copy)
     }

@@ -400,8 +400,8 @@ async fn collect_pending(arena: &mut Arena) -> anyhow::Result<()> {
 
 /// No event is left in the outbox.
 const EVENTS: &str = "select count(*) from oncely.events";
-/// Events that nobody has tried to publish yet.
-const UNTRIED: &str = "select count(*) from oncely.events where attempts = 0";
+/// Events of which no try has failed. An attempt is spent only once another event has arrived.
+const UNTRIED: &str = "select count(*) from oncely.events where reason is null";
 
 /// The relay dies while the broker does not answer it.
 async fn kill_relay_in_publish(arena: &mut Arena) -> anyhow::Result<()> {

@@ -32,8 +32,9 @@ pub(super) const HURRIED: Settings = &[
     ("consumer", "deadline", "\"2s\""),
     ("consumer", "retry", "{ delays = [\"200ms\", \"1s\"], max_attempts = 1 }"),
 ];
-/// The same; two lanes that share two dozen of these evenly are still at work for longer than the judge lets anybody wait (30 s).
+/// The same with one lane: with a dozen of these it is at work for longer than the judge lets anybody wait (30 s).
 pub(super) const LESS_HURRIED: Settings = &[
+    ("consumer", "lanes", "1"),
     ("consumer", "deadline", "\"3s\""),
     ("consumer", "retry", "{ delays = [\"200ms\", \"1s\"], max_attempts = 1 }"),
 ];

@@ -1,17 +1,20 @@
 //! Bugs that tests must find: what the judge of the fault runs does not look at.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 
 use anyhow::Context as _;
 use indicatif::ProgressBar;
+use serde_json::Value;
 use testbed::Servers;
 
 use super::patch::Patch;
 use super::{Finding, Outcome, Verdict, tell};
 use crate::dynamodb::Moto;
 use crate::process;
-use crate::source_copy::SourceCopy;
+use crate::source_copy::{CopyLane, SourceCopy};
 
 /// Where the tests are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +23,8 @@ enum Suite {
     It,
     /// `stores/dynamodb`, against moto.
     Dynamodb,
+    /// The tests beside the code of a package of this name.
+    Unit(&'static str),
 }
 
 /// A bug, and the tests of which each must fail with it.
@@ -38,6 +43,10 @@ const fn dynamodb(bug: &'static str, caught_by: &'static [&'static str]) -> Test
     Tested { bug, suite: Suite::Dynamodb, caught_by }
 }
 
+const fn unit(bug: &'static str, package: &'static str, caught_by: &'static [&'static str]) -> Tested {
+    Tested { bug, suite: Suite::Unit(package), caught_by }
+}
+
 const REDIS: &str = "lease_stores::redis_store::the_store_in_redis_conforms";
 const POSTGRES: &str = "lease_stores::postgres::the_store_in_postgresql_conforms";
 const DYNAMODB: &str = "the_store_in_dynamodb_conforms";
@@ -51,19 +60,20 @@ pub(crate) const TESTED: &[Tested] = &[
             "blame::environment::a_handler_that_finds_poison_in_all_stops_and_says_so",
         ],
     ),
-    it(
+    unit(
         "any_success_is_a_witness",
-        &["blame::environment::a_fault_of_all_that_begins_and_ends_at_any_message_spends_no_attempt"],
+        "oncely-process",
+        &["witnesses::tests::a_success_that_a_fault_of_all_explains_is_no_witness"],
     ),
-    it(
+    unit(
         "neighbours_are_witnesses",
-        &["blame::environment::a_fault_of_all_that_begins_and_ends_at_any_message_spends_no_attempt"],
+        "oncely-core",
+        &["blame::tests::what_a_message_can_cause_waits_for_a_witness_where_others_fail_as_well"],
     ),
-    it(
+    unit(
         "contention_needs_no_witness",
-        &[
-            "blame::environment::no_sqlstate_that_strikes_all_for_a_while_spends_an_attempt_and_each_that_strikes_one_does",
-        ],
+        "oncely-core",
+        &["blame::tests::what_no_message_causes_by_itself_is_the_messages_only_where_another_one_succeeds"],
     ),
     it(
         "contention_is_charged",
@@ -272,6 +282,7 @@ pub(crate) const TESTED: &[Tested] = &[
 enum Server {
     All(Box<Servers>),
     Moto(Moto),
+    None,
 }
 
 impl Suite {
@@ -282,6 +293,7 @@ impl Suite {
                 Ok(Server::All(Box::new(Servers::start_private().await?)))
             }
             Self::Dynamodb => Ok(Server::Moto(Moto::start()?)),
+            Self::Unit(_) => Ok(Server::None),
         }
     }
 
@@ -289,36 +301,40 @@ impl Suite {
     fn command(self, copy: Option<&SourceCopy>) -> anyhow::Result<Command> {
         let arguments: &[&str] = match self {
             Self::It => &["test", "--package", "oncely", "--locked", "--test", "it"],
-            Self::Dynamodb => &["test", "--locked"],
+            Self::Dynamodb => &["test", "--locked", "--test", "conformance"],
+            Self::Unit(package) => &["test", "--package", package, "--locked", "--lib"],
         };
         let root = copy.map_or_else(process::root, SourceCopy::tree);
         let (root, build) = match self {
-            Self::It => (root, process::root().join("target")),
+            Self::It | Self::Unit(_) => (root, process::root().join("target")),
             Self::Dynamodb => (root.join(Moto::PACKAGE), Moto::target()?),
         };
         let mut command = process::cargo(&root);
         command.args(arguments);
         match (self, copy) {
-            (Self::It, Some(copy)) => copy.share(&mut command, "build", &build),
+            (Self::It | Self::Unit(_), Some(copy)) => copy.share(&mut command, "build", &build),
             (Self::Dynamodb, Some(copy)) => copy.share(&mut command, "dynamodb", &build),
             (Self::Dynamodb, None) => drop(command.arg("--target-dir").arg(build)),
-            (Self::It, None) => {}
+            (Self::It | Self::Unit(_), None) => {}
         }
         Ok(command)
     }
 }
 
 impl Server {
-    fn tell(&self, command: &mut Command) {
+    /// Variables by which the tests find it.
+    fn environment(&self) -> Vec<(&'static str, String)> {
         match self {
             Self::All(servers) => {
                 let urls = servers.urls();
-                command
-                    .env("DATABASE_URL", &urls.postgres)
-                    .env("AMQP_URL", &urls.rabbitmq)
-                    .env("REDIS_URL", &urls.redis);
+                vec![
+                    ("DATABASE_URL", urls.postgres.clone()),
+                    ("AMQP_URL", urls.rabbitmq.clone()),
+                    ("REDIS_URL", urls.redis.clone()),
+                ]
             }
-            Self::Moto(moto) => drop(command.env("DYNAMODB_URL", moto.url())),
+            Self::Moto(moto) => vec![("DYNAMODB_URL", moto.url().to_owned())],
+            Self::None => Vec::new(),
         }
     }
 }
@@ -330,43 +346,85 @@ pub(super) async fn run(
     bar: &ProgressBar,
 ) -> anyhow::Result<Vec<Verdict>> {
     let mut verdicts = Vec::new();
-    for suite in [Suite::It, Suite::Dynamodb] {
-        let chosen: Vec<&Tested> = chosen.iter().copied().filter(|mutant| mutant.suite == suite).collect();
-        if chosen.is_empty() {
-            continue;
+    let mut suites: Vec<Suite> = Vec::new();
+    for one in chosen {
+        if !suites.contains(&one.suite) {
+            suites.push(one.suite);
         }
-        let server = suite.server().await?;
-        bar.set_message("without a bug");
-        let all: BTreeSet<&'static str> =
-            chosen.iter().flat_map(|mutant| mutant.caught_by).copied().collect();
-        let all: Vec<&'static str> = all.into_iter().collect();
-        let clean = attempt(suite, None, &server, &all);
-        for mutant in chosen {
-            bar.set_message(mutant.bug);
-            let found = planted(patches, mutant, &server);
-            let clean = match &clean {
-                Ok(failed) => {
-                    Ok(findings(failed.iter().copied().filter(|test| mutant.caught_by.contains(test))))
-                }
-                Err(error) => Err(format!("without a bug: {error:#}")),
-            };
-            let verdict = Verdict { bug: mutant.bug, found, clean };
-            tell(&verdict, bar);
-            verdicts.push(verdict);
-        }
+    }
+    for suite in suites {
+        let chosen: Vec<&'static Tested> =
+            chosen.iter().copied().filter(|mutant| mutant.suite == suite).collect();
+        verdicts.extend(by_tests(patches, suite, &chosen, bar).await?);
     }
     Ok(verdicts)
 }
 
-/// What the tests find with a bug; nothing where one of them does not fail that must.
-fn planted(patches: &[Patch], mutant: &Tested, server: &Server) -> Outcome {
-    let attempted = || {
-        let patch = patches.iter().find(|patch| patch.name == mutant.bug);
-        let patch = patch.with_context(|| format!("there is no xtask/mutants/{}.patch", mutant.bug))?;
-        let copy = patch.plant()?;
-        attempt(mutant.suite, Some(&copy), server, mutant.caught_by)
+/// Runs the mutants of a suite. While the tests of one run, the next one is built: a test that fails mostly waits.
+async fn by_tests(
+    patches: &[Patch],
+    suite: Suite,
+    chosen: &[&'static Tested],
+    bar: &ProgressBar,
+) -> anyhow::Result<Vec<Verdict>> {
+    let server = suite.server().await?;
+    let environment = Arc::new(server.environment());
+    bar.set_message("without a bug");
+    let all: BTreeSet<&'static str> = chosen.iter().flat_map(|mutant| mutant.caught_by).copied().collect();
+    let tests: Vec<&'static str> = all.into_iter().collect();
+    let program = blocking(move || TestProgram::build(suite, None)).await;
+    let clean = match program {
+        Ok(program) => {
+            let environment = Arc::clone(&environment);
+            blocking(move || program.run(&environment, &tests)).await
+        }
+        Err(error) => Err(error),
     };
-    match attempted() {
+    let coming = tokio::sync::Mutex::new(chosen.iter().copied());
+    let lane = async |lane: CopyLane| -> Vec<Verdict> {
+        let mut verdicts = Vec::new();
+        loop {
+            let mut next = coming.lock().await;
+            let Some(mutant) = next.next() else { break };
+            bar.set_message(mutant.bug);
+            let patch = patches.iter().find(|patch| patch.name == mutant.bug).cloned();
+            let built = blocking(move || {
+                let patch =
+                    patch.with_context(|| format!("there is no xtask/mutants/{}.patch", mutant.bug))?;
+                TestProgram::build(suite, Some(&patch.plant(lane)?))
+            });
+            let built = built.await;
+            drop(next);
+            let found = match built {
+                Ok(program) => {
+                    let environment = Arc::clone(&environment);
+                    blocking(move || program.run(&environment, mutant.caught_by)).await
+                }
+                Err(error) => Err(error),
+            };
+            let verdict =
+                Verdict { bug: mutant.bug, found: planted(mutant, found), clean: without(mutant, &clean) };
+            tell(&verdict, bar);
+            verdicts.push(verdict);
+        }
+        verdicts
+    };
+    let (mut verdicts, others) = tokio::join!(lane(CopyLane::First), lane(CopyLane::Second));
+    verdicts.extend(others);
+    verdicts.sort_by_key(|verdict| chosen.iter().position(|mutant| mutant.bug == verdict.bug));
+    Ok(verdicts)
+}
+
+/// Runs work that blocks on a thread of its own.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
+) -> anyhow::Result<T> {
+    tokio::task::spawn_blocking(work).await?
+}
+
+/// What the tests find with a bug; nothing where one of them does not fail that must.
+fn planted(mutant: &Tested, failed: anyhow::Result<Vec<&'static str>>) -> Outcome {
+    match failed {
         Ok(failed) if failed.len() == mutant.caught_by.len() => Ok(findings(failed.into_iter())),
         Ok(failed) => {
             let passed = mutant.caught_by.iter().filter(|test| !failed.contains(test));
@@ -377,39 +435,67 @@ fn planted(patches: &[Patch], mutant: &Tested, server: &Server) -> Outcome {
     }
 }
 
+/// What they find without.
+fn without(mutant: &Tested, failed: &anyhow::Result<Vec<&'static str>>) -> Outcome {
+    match failed {
+        Ok(failed) => Ok(findings(failed.iter().copied().filter(|test| mutant.caught_by.contains(test)))),
+        Err(error) => Err(format!("without a bug: {error:#}")),
+    }
+}
+
 fn findings(tests: impl Iterator<Item = &'static str>) -> Vec<Finding> {
     tests.map(|test| Finding { name: test.to_owned(), what: format!("{test} fails") }).collect()
 }
 
-/// Runs tests by their full names; returns those that failed.
-fn attempt(
-    suite: Suite,
-    copy: Option<&SourceCopy>,
-    server: &Server,
-    tests: &[&'static str],
-) -> anyhow::Result<Vec<&'static str>> {
-    let output = suite.command(copy)?.arg("--no-run").stdin(Stdio::null()).output()?;
-    let text = String::from_utf8_lossy(&output.stderr);
-    anyhow::ensure!(output.status.success(), "the tests do not compile:\n{text}");
-    let mut command = suite.command(copy)?;
-    server.tell(&mut command);
-    command.args(["--no-fail-fast", "--", "--exact"]).args(tests);
-    let output = command.stdin(Stdio::null()).output()?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    let mut failed = Vec::new();
-    for test in tests {
-        // `test NAME ... ok`, or FAILED: what a test prints itself is captured.
-        let verdict = text
+/// A program of tests that was built. It is not called by Cargo, which would wait until the next one is built.
+struct TestProgram {
+    program: PathBuf,
+    folder: PathBuf,
+}
+
+impl TestProgram {
+    fn build(suite: Suite, copy: Option<&SourceCopy>) -> anyhow::Result<Self> {
+        let mut command = suite.command(copy)?;
+        command.args(["--no-run", "--message-format", "json"]);
+        let output = command.stdin(Stdio::null()).output()?;
+        let text = String::from_utf8_lossy(&output.stderr);
+        anyhow::ensure!(output.status.success(), "the tests do not compile:\n{text}");
+        let messages = String::from_utf8_lossy(&output.stdout);
+        let mut programs = messages
             .lines()
-            .find_map(|line| line.strip_prefix("test ")?.strip_prefix(test)?.strip_prefix(" ... "));
-        match verdict {
-            Some("ok") => {}
-            Some("FAILED") => failed.push(*test),
-            _ => {
-                let words = String::from_utf8_lossy(&output.stderr);
-                anyhow::bail!("{test} did not run:\n{text}{words}");
+            .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+            .filter(|message| message["profile"]["test"] == true)
+            .filter_map(|message| message["executable"].as_str().map(PathBuf::from));
+        let program = programs.next_back().context("cargo names no program of tests")?;
+        let folder = command.get_current_dir().context("no folder")?.to_path_buf();
+        Ok(Self { program, folder })
+    }
+
+    /// Runs tests by their full names; returns those that failed.
+    fn run(
+        &self,
+        environment: &[(&'static str, String)],
+        tests: &[&'static str],
+    ) -> anyhow::Result<Vec<&'static str>> {
+        let mut command = Command::new(&self.program);
+        command.current_dir(&self.folder).envs(environment.iter().map(|(name, value)| (name, value)));
+        let output = command.arg("--exact").args(tests).stdin(Stdio::null()).output()?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let mut failed = Vec::new();
+        for test in tests {
+            // `test NAME ... ok`, or FAILED: what a test prints itself is captured.
+            let verdict = text
+                .lines()
+                .find_map(|line| line.strip_prefix("test ")?.strip_prefix(test)?.strip_prefix(" ... "));
+            match verdict {
+                Some("ok") => {}
+                Some("FAILED") => failed.push(*test),
+                _ => {
+                    let words = String::from_utf8_lossy(&output.stderr);
+                    anyhow::bail!("{test} did not run:\n{text}{words}");
+                }
             }
         }
+        Ok(failed)
     }
-    Ok(failed)
 }

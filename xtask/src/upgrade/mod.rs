@@ -14,7 +14,7 @@ use testbed::{Arena, ArenaConfig};
 
 use crate::faults::Traffic;
 use crate::servers::Choice;
-use crate::source_copy::{SourceCopy, files_of};
+use crate::source_copy::{CopyLane, SourceCopy, files_of};
 use report::{Report, Step};
 
 #[derive(Debug, Args)]
@@ -53,7 +53,7 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     eprintln!("building {}", arguments.from);
     let before =
         SourceCopy::of_commit(&arguments.from)?.build("upgrade-from", &[]).context("the release before")?;
-    let here = SourceCopy::of_here()?;
+    let here = SourceCopy::of_here(CopyLane::First)?;
     if added.is_empty() {
         for (name, text) in TRIAL {
             std::fs::write(here.tree().join("migrations").join(name), text)?;
