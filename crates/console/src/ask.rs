@@ -86,17 +86,17 @@ impl PageRequest {
     }
 
     /// Takes a session of a login with an ability; `cannot` is part of the refusal of one without it.
-    pub(crate) async fn lease_for(
+    pub(crate) async fn acquire_for(
         &self,
         has: fn(&Abilities) -> bool,
         cannot: &str,
     ) -> Result<PooledSession, PageError> {
-        let lease = self.app.pool.lease().await?;
-        if has(&lease.abilities) {
-            return Ok(lease);
+        let pooled = self.app.pool.acquire().await?;
+        if has(&pooled.facts) {
+            return Ok(pooled);
         }
-        let refusal = refused(&lease.abilities.login, cannot);
-        lease.give_back();
+        let refusal = refused(&pooled.facts.login, cannot);
+        pooled.give_back();
         Err(PageError::Refused(refusal))
     }
 }
@@ -155,9 +155,9 @@ where
 
 /// Returns the cause of a page's time-out: the query, or PostgreSQL.
 async fn too_long(ask: &PageRequest) -> PageError {
-    match tokio::time::timeout(MOMENT, ask.app.pool.lease()).await {
-        Ok(Ok(lease)) => {
-            lease.give_back();
+    match tokio::time::timeout(MOMENT, ask.app.pool.acquire()).await {
+        Ok(Ok(pooled)) => {
+            pooled.give_back();
             PageError::TooWide
         }
         // All sessions are in use by others, so PostgreSQL answers.
@@ -195,7 +195,7 @@ async fn nav(ask: &PageRequest) -> Nav {
     let failed = view.lately.as_ref().map(|lately| lately.open_letters).filter(|count| *count > 0);
     Nav {
         failed: failed.map(super::html::capped),
-        paused: view.picture.postgres.as_ref().map_or(0, |database| database.pauses.len()),
+        paused: view.picture.postgres.as_ref().map_or(0, |database| database.overview.pauses.len()),
         findings: view.findings.iter().filter(|finding| !finding.has_page).count(),
         danger: view.findings.iter().any(|finding| finding.severity == Severity::Danger),
     }

@@ -10,7 +10,6 @@ mod actions;
 mod app;
 mod ask;
 mod assets;
-mod broker;
 mod checkup;
 mod digest;
 mod error;

@@ -3,23 +3,26 @@
 //! A place is free again when the server has answered, not when a caller stops waiting: callers query in a task of their own (`spawn_limited`),
 //! which a dropped page does not end.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinHandle;
 use tokio::time::error::Elapsed;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use oncely_config::Config;
-use oncely_postgres::{self as pg, Abilities, PgSettings, Session};
+use oncely_postgres::{
+    self as pg, Abilities, LastOutage, NoSession, PgSettings, PoolLimits, Session, SessionFactory,
+    SessionOpener, SessionPool, Timelines,
+};
 
 /// Maximum number of sessions.
 const SESSIONS: usize = 4;
 /// The server's limit of one statement: a longer query is too wide.
 const STATEMENT: Duration = Duration::from_millis(2_500);
-/// Limit for a new session, and for the probe of an idle one: a slower server counts as unreachable.
-const LIFE: Duration = Duration::from_secs(1);
+/// Limit for a connection: a slower server counts as unreachable.
+const CONNECT: Duration = Duration::from_secs(1);
+/// Limit for a connection and what is read with it.
+const OPEN: Duration = Duration::from_millis(1_500);
 
 tokio::task_local! {
     /// Cancelled when no caller waits any more for this task.
@@ -38,102 +41,67 @@ pub(crate) fn spawn_limited<T: Send + 'static>(
     (tokio::spawn(work), forgotten.drop_guard())
 }
 
-/// Idle sessions, and places for those in use.
-pub(crate) struct Pool(Arc<PoolInner>);
+/// The console's pool.
+pub(crate) struct Pool(SessionPool<ConsoleOpener>);
 
-struct PoolInner {
-    settings: PgSettings,
-    cell: String,
-    places: Arc<Semaphore>,
-    resting: Mutex<Vec<(Session, Abilities)>>,
-}
+/// A session of the console in use, with the abilities of its login.
+pub(crate) type PooledSession = pg::PooledSession<ConsoleOpener>;
 
-/// A session in use. Only [`PooledSession::give_back`] returns it: after a failed query it is closed.
-pub(crate) struct PooledSession {
-    pub(crate) session: Session,
-    pub(crate) abilities: Abilities,
-    pool: Arc<PoolInner>,
-    _place: OwnedSemaphorePermit,
+/// Opens the console's sessions.
+pub(crate) struct ConsoleOpener(SessionFactory);
+
+impl SessionOpener for ConsoleOpener {
+    type Facts = Abilities;
+
+    async fn open(&self) -> Result<(Session, Abilities), NoSession> {
+        let opened = async {
+            let mut session = self.0.open("oncely console").await?;
+            pg::read_by_index(&mut session.connection).await?;
+            let abilities = pg::abilities(&mut session.connection).await?;
+            Ok((session, abilities))
+        };
+        Ok(pg::within(OPEN, opened).await?)
+    }
+
+    fn admits(&self, session: &Session) -> bool {
+        self.0.admits(session)
+    }
 }
 
 impl Pool {
     pub(crate) fn new(config: &Config) -> Self {
         let settings = PgSettings {
-            connect_timeout: LIFE.min(config.postgres.connect_timeout),
+            connect_timeout: CONNECT.min(config.postgres.connect_timeout),
             statement_timeout: STATEMENT.min(config.postgres.statement_timeout),
             lock_timeout: STATEMENT.min(config.postgres.lock_timeout),
             ..config.postgres.clone()
         };
-        Self(Arc::new(PoolInner {
-            settings,
-            cell: config.cell.clone(),
-            places: Arc::new(Semaphore::new(SESSIONS)),
-            resting: Mutex::default(),
-        }))
+        let factory = SessionFactory::new(settings, config.cell.clone(), Timelines::default());
+        let limits = PoolLimits { sessions: SESSIONS, wait: None, check_after: Some(Duration::ZERO) };
+        Self(SessionPool::with_opener(ConsoleOpener(factory), limits, LastOutage::default()))
     }
 
     /// Takes a session; waits if all are in use.
     ///
     /// # Errors
     /// If the server does not answer, is another cell's, or no caller waits any more.
-    pub(crate) async fn lease(&self) -> Result<PooledSession, sqlx::Error> {
-        let closed = |_| sqlx::Error::PoolClosed;
-        let places = Arc::clone(&self.0.places);
+    pub(crate) async fn acquire(&self) -> Result<PooledSession, sqlx::Error> {
         let forgotten = FORGOTTEN.try_with(CancellationToken::clone).unwrap_or_default();
-        let place = tokio::select! {
+        let permit = tokio::select! {
             biased;
             () = forgotten.cancelled() => return Err(sqlx::Error::PoolClosed),
-            place = places.acquire_owned() => place.map_err(closed)?,
+            permit = self.0.permit() => permit?,
         };
         // In a task of its own: if the caller stops waiting, the place stays taken until the server has answered.
-        let pool = Arc::clone(&self.0);
-        let opening = tokio::spawn(async move { pool.session(place).await });
-        match opening.await {
-            Ok(lease) => lease,
+        let pool = self.0.clone();
+        match tokio::spawn(async move { pool.acquire_with(permit).await }).await {
+            Ok(pooled) => Ok(pooled?),
             Err(_) => Err(sqlx::Error::WorkerCrashed),
         }
     }
 
     /// Returns whether all sessions are in use.
     pub(crate) fn is_busy(&self) -> bool {
-        self.0.places.available_permits() == 0
-    }
-}
-
-impl PoolInner {
-    async fn session(self: Arc<Self>, place: OwnedSemaphorePermit) -> Result<PooledSession, sqlx::Error> {
-        let resting = self.lock().pop();
-        if let Some((mut session, abilities)) = resting {
-            match pg::within(LIFE, pg::process(&mut session.connection)).await {
-                Ok(_) => return Ok(PooledSession { session, abilities, pool: self, _place: place }),
-                // The server is gone, or was: the other idle sessions are as stale.
-                Err(_) => self.lock().clear(),
-            }
-        }
-        let (session, abilities) = pg::within(LIFE + LIFE / 2, self.open()).await?;
-        Ok(PooledSession { session, abilities, pool: self, _place: place })
-    }
-
-    async fn open(&self) -> Result<(Session, Abilities), sqlx::Error> {
-        let mut session = Session::open(&self.settings, "oncely console").await?;
-        if session.cell.name != self.cell {
-            let text = format!("the database is the cell {:?}, not {:?}", session.cell.name, self.cell);
-            return Err(sqlx::Error::Configuration(text.into()));
-        }
-        pg::read_by_index(&mut session.connection).await?;
-        let abilities = pg::abilities(&mut session.connection).await?;
-        Ok((session, abilities))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<(Session, Abilities)>> {
-        // A panic can't leave the list inconsistent.
-        self.resting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl PooledSession {
-    /// Returns the session to the idle ones.
-    pub(crate) fn give_back(self) {
-        self.pool.lock().push((self.session, self.abilities));
+        self.0.is_exhausted()
     }
 }

@@ -91,20 +91,6 @@ impl Span {
     pub(crate) fn quantile(&self, share: f64) -> Option<f64> {
         quantile(&self.durations, share)
     }
-
-    /// Returns the share of duplicates in all decisions.
-    pub(crate) fn duplicate_share(&self) -> Option<f64> {
-        let all = self.done + self.duplicates + self.retried + self.dead;
-        #[allow(clippy::cast_precision_loss)] // counts below 2^53
-        (all > 0).then(|| self.duplicates as f64 / all as f64)
-    }
-}
-
-/// Returns the sum of all statistics.
-pub(crate) fn sum<'a>(stats: impl Iterator<Item = &'a ConsumerStats>) -> Span {
-    let mut span = Span { durations: vec![0; BUCKETS], ..Span::default() };
-    stats.for_each(|stats| span.add(stats));
-    span
 }
 
 impl Series {
@@ -191,14 +177,14 @@ impl Plots {
         {
             return Ok(Arc::clone(series));
         }
-        let mut lease = pool.lease().await?;
-        let now = lease.session.clock.now();
+        let mut pooled = pool.acquire().await?;
+        let now = pooled.session.clock.now();
         let since = Series::begin(range, now);
         let width = Duration::from_secs(u64::try_from(width).unwrap_or(1));
-        let connection = &mut lease.session.connection;
+        let connection = &mut pooled.session.connection;
         let consumers = pg::consumer_stats(connection, since, width).await?;
         let relays = pg::relay_stats(connection, since, width).await?;
-        lease.give_back();
+        pooled.give_back();
         let series = Arc::new(Series::new(range, now, consumers, relays));
         kept.insert(range, (Instant::now(), Arc::clone(&series)));
         Ok(series)
@@ -235,7 +221,6 @@ mod tests {
         assert_eq!(series.spans(Some("b"))[89].done, 4);
         assert_eq!(spans.iter().map(|span| span.done).sum::<i64>(), 12);
         assert_eq!(spans[89].durations[3], 2);
-        assert_eq!(spans[89].duplicate_share(), Some(2.0 / 9.0));
         assert_eq!(spans[1].quantile(0.5), None);
         assert_eq!(series.rates(&spans, |span| span.done)[89], 0.7);
     }

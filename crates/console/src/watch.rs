@@ -7,18 +7,16 @@ use chrono::{DateTime, Utc};
 use tokio::sync::Mutex;
 
 use super::actions::together;
-use super::broker::BrokerConnection;
 use super::pool::{DEAD, Pool};
 use oncely_config::Config;
 use oncely_core::units::Times;
-use oncely_mirror::Mirror;
-use oncely_ops::status::{DatabaseSnapshot, ServerFailure, StatusFinding, StatusSnapshot, judge};
+use oncely_ops::status::{DatabaseSnapshot, ServerFailure, Servers, StatusFinding, StatusSnapshot, judge};
 use oncely_postgres::{self as pg, Abilities, ActionRow, ConsumerStats, RecentOutcome, Session};
 
 /// How long an answer is valid.
 const GOOD: Duration = Duration::from_secs(2);
-/// Time limit for Redis, which is not worth a longer wait.
-const REDIS: Duration = Duration::from_secs(1);
+/// A RabbitMQ or Redis that takes longer counts as unreachable for a page.
+const LIMIT: Duration = Duration::from_millis(1_500);
 /// Time range of the latest numbers.
 pub(crate) const LATELY: chrono::Duration = chrono::Duration::minutes(15);
 /// The width of a span of the statistics.
@@ -51,8 +49,7 @@ pub(crate) struct RecentActivity {
 
 /// Queries the state, and caches it briefly.
 pub(crate) struct StatusWatch {
-    broker: BrokerConnection,
-    mirror: Option<Mirror>,
+    servers: Servers,
     kept: Mutex<Option<(Instant, Arc<StatusView>)>>,
     /// The last answer, however old: for the frame, which does not wait.
     latest: std::sync::RwLock<Option<Arc<StatusView>>>,
@@ -74,10 +71,8 @@ impl StatusView {
 
 impl StatusWatch {
     pub(crate) fn new(config: &Config) -> Self {
-        let mirror = config.mirror.as_ref().and_then(|settings| Mirror::new(settings).ok());
         Self {
-            broker: BrokerConnection::default(),
-            mirror,
+            servers: Servers::new(config, "oncely console", LIMIT),
             kept: Mutex::default(),
             latest: std::sync::RwLock::default(),
         }
@@ -109,17 +104,11 @@ impl StatusWatch {
     }
 
     async fn ask(&self, config: &Config, pool: &Pool) -> StatusView {
-        let redis = async {
-            let mirror = self.mirror.as_ref()?;
-            Some(match tokio::time::timeout(REDIS, mirror.ping()).await {
-                Ok(answer) => {
-                    answer.map_err(|error| ServerFailure { text: error.to_string(), is_away: true })
-                }
-                Err(_) => Err(ServerFailure { text: format!("no answer within {REDIS:?}"), is_away: true }),
-            })
-        };
-        let (postgres, rabbitmq, redis) =
-            tokio::join!(pg::within(DEAD, database(config, pool)), self.broker.queues(config), redis);
+        let (postgres, rabbitmq, redis) = tokio::join!(
+            pg::within(DEAD, database(config, pool)),
+            self.servers.queues(config),
+            self.servers.redis()
+        );
         let (postgres, lately) = match postgres {
             Ok((database, lately)) => (Ok(database), Some(lately)),
             Err(error) => {
@@ -134,9 +123,9 @@ impl StatusWatch {
 }
 
 async fn database(config: &Config, pool: &Pool) -> Result<(DatabaseSnapshot, RecentActivity), sqlx::Error> {
-    let mut lease = pool.lease().await?;
-    let answer = ask_database(config, &mut lease.session, lease.abilities.clone()).await?;
-    lease.give_back();
+    let mut pooled = pool.acquire().await?;
+    let answer = ask_database(config, &mut pooled.session, pooled.facts.clone()).await?;
+    pooled.give_back();
     Ok(answer)
 }
 

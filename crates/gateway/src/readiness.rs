@@ -53,7 +53,7 @@ impl ReadinessWatch {
 
     async fn ask(&self, counts: bool) -> Result<(), pg::NoSession> {
         // If no session is available in time, requests don't get one either.
-        let mut taken = self.sessions.take().await?;
+        let mut taken = self.sessions.acquire().await?;
         pg::within(LIMIT, pg::process(taken.connection())).await?;
         if counts {
             match pg::within(LIMIT, pg::unknown_keys(taken.connection(), &self.consumer)).await {

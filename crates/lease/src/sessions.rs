@@ -4,7 +4,7 @@ use sqlx::pool::PoolConnection;
 use sqlx::{PgConnection, PgPool, Postgres};
 use tokio::time::{Instant, timeout_at};
 
-use oncely_postgres::{BorrowedSession, NoSession, SessionPool};
+use oncely_postgres::{NoSession, PooledSession, SessionPool};
 
 /// The source of sessions.
 #[derive(Clone, Debug)]
@@ -17,7 +17,7 @@ pub(crate) enum SessionSource {
 /// A session for one transaction.
 pub(super) enum TransactionSession {
     Pool(PoolConnection<Postgres>),
-    Own(BorrowedSession),
+    Own(PooledSession),
 }
 
 /// The reason why no session is available.
@@ -36,7 +36,7 @@ impl SessionSource {
                 Ok(taken) => taken.map(TransactionSession::Pool).map_err(CheckoutError::Postgres),
                 Err(_) => Err(CheckoutError::Silent),
             },
-            Self::Own(sessions) => match sessions.take().await {
+            Self::Own(sessions) => match sessions.acquire().await {
                 // It came too late, and is usable.
                 Ok(taken) if until <= Instant::now() => {
                     taken.give_back();

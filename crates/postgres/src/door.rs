@@ -25,6 +25,16 @@ pub enum NoSession {
     OldTimeline(String),
 }
 
+impl From<NoSession> for sqlx::Error {
+    /// Another cell and an old timeline become configuration errors, which count as an outage: it passes when the right server is back.
+    fn from(error: NoSession) -> Self {
+        match error {
+            NoSession::Postgres(error) => error,
+            other => Self::Configuration(Box::new(other)),
+        }
+    }
+}
+
 impl SessionFactory {
     pub fn new(settings: PgSettings, cell: String, timelines: Timelines) -> Self {
         Self { settings, cell, timelines }

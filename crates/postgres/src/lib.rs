@@ -193,7 +193,7 @@ pub use session::{
     limit_lock_wait, process, read_by_index, take_time,
 };
 pub use session::{DatabaseCell, DatabaseClock, Session};
-pub use session_pool::{BorrowedSession, SessionPool};
+pub use session_pool::{PoolLimits, PooledSession, SessionOpener, SessionPool};
 pub use settings::HostState;
 pub use settings::PgSettings;
 pub use settle::settle_claim;

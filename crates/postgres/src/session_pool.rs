@@ -1,5 +1,4 @@
-//! A pool of sessions for single statements: each is opened like those for work, to the host that takes writes, with the URL currently in
-//! its file.
+//! A pool of sessions, which are opened to the host that takes writes, with the URL currently in its file.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,51 +11,104 @@ use super::connection::within;
 use super::door::{NoSession, SessionFactory};
 use super::session::{Session, process};
 
-/// Idle time after which a session is checked before use.
-const FRESH: Duration = Duration::from_secs(1);
-/// Longest wait for that check: a slower server counts as unavailable.
+/// Longest wait for the check of an idle session: a slower server counts as unavailable.
 const LIFE: Duration = Duration::from_secs(1);
 
-/// Idle sessions, and permits for those in use.
-#[derive(Clone)]
-pub struct SessionPool(Arc<SessionPoolInner>);
+/// Opens the sessions of a pool.
+pub trait SessionOpener: Send + Sync + 'static {
+    /// Facts that are kept with each session while it is open.
+    type Facts: Send + 'static;
 
-struct SessionPoolInner {
-    door: SessionFactory,
-    application: String,
-    places: Arc<Semaphore>,
-    /// Longest wait for a permit.
-    wait: Duration,
-    away: LastOutage,
-    /// Idle sessions with the time of their return, the latest last.
-    resting: Mutex<Vec<(Session, Instant)>>,
+    /// Opens a session.
+    fn open(&self) -> impl Future<Output = Result<(Session, Self::Facts), NoSession>> + Send;
+
+    /// Returns whether an idle session is still on the newest known timeline.
+    fn admits(&self, session: &Session) -> bool;
 }
 
-/// A session in use. It returns only by [`BorrowedSession::give_back`]: after an unanswered statement its connection is closed with it.
-pub struct BorrowedSession {
-    session: Session,
-    pool: Arc<SessionPoolInner>,
+/// Opens sessions for single statements.
+#[derive(Debug)]
+pub struct PlainOpener {
+    factory: SessionFactory,
+    application: String,
+}
+
+impl SessionOpener for PlainOpener {
+    type Facts = ();
+
+    async fn open(&self) -> Result<(Session, ()), NoSession> {
+        Ok((self.factory.open(&self.application).await?, ()))
+    }
+
+    fn admits(&self, session: &Session) -> bool {
+        self.factory.admits(session)
+    }
+}
+
+/// Limits of a pool.
+#[derive(Clone, Copy, Debug)]
+pub struct PoolLimits {
+    /// Maximum number of sessions.
+    pub sessions: usize,
+    /// Longest wait while all sessions are in use; `None` for no limit.
+    pub wait: Option<Duration>,
+    /// Idle time after which a session is checked before use; `None` for never.
+    pub check_after: Option<Duration>,
+}
+
+/// Idle sessions, and permits for those in use.
+pub struct SessionPool<O: SessionOpener = PlainOpener>(Arc<PoolInner<O>>);
+
+struct PoolInner<O: SessionOpener> {
+    opener: O,
+    limits: PoolLimits,
+    places: Arc<Semaphore>,
+    away: LastOutage,
+    /// Idle sessions with the time of their return, the latest last.
+    idle: Mutex<Vec<(Session, O::Facts, Instant)>>,
+}
+
+/// The right to one of a pool's sessions.
+#[derive(Debug)]
+pub struct PoolPermit {
     _place: OwnedSemaphorePermit,
 }
 
-impl std::fmt::Debug for SessionPool {
+/// A session in use. It returns only by [`PooledSession::give_back`]: after an unanswered statement its connection is closed with it.
+pub struct PooledSession<O: SessionOpener = PlainOpener> {
+    pub session: Session,
+    pub facts: O::Facts,
+    is_fresh: bool,
+    pool: Arc<PoolInner<O>>,
+    _permit: PoolPermit,
+}
+
+impl<O: SessionOpener> Clone for SessionPool<O> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<O: SessionOpener> std::fmt::Debug for SessionPool<O> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SessionPool").field("application", &self.0.application).finish_non_exhaustive()
+        f.debug_struct("SessionPool").field("limits", &self.0.limits).finish_non_exhaustive()
     }
 }
 
 impl SessionPool {
-    /// Creates a pool of up to `most` sessions; a caller waits up to `wait` while all are in use.
-    pub fn new(door: SessionFactory, application: String, most: usize, wait: Duration) -> Self {
-        let places = Arc::new(Semaphore::new(most));
-        Self(Arc::new(SessionPoolInner {
-            door,
-            application,
-            places,
-            wait,
-            away: LastOutage::default(),
-            resting: Mutex::default(),
-        }))
+    /// Creates a pool of up to `most` sessions for single statements; a caller waits up to `wait` while all are in use.
+    pub fn new(factory: SessionFactory, application: String, most: usize, wait: Duration) -> Self {
+        let limits =
+            PoolLimits { sessions: most, wait: Some(wait), check_after: Some(Duration::from_secs(1)) };
+        Self::with_opener(PlainOpener { factory, application }, limits, LastOutage::default())
+    }
+}
+
+impl<O: SessionOpener> SessionPool<O> {
+    /// Creates a pool; `away` records the times at which no session could be opened.
+    pub fn with_opener(opener: O, limits: PoolLimits, away: LastOutage) -> Self {
+        let places = Arc::new(Semaphore::new(limits.sessions));
+        Self(Arc::new(PoolInner { opener, limits, places, away, idle: Mutex::default() }))
     }
 
     /// Returns the times at which no session could be opened.
@@ -64,49 +116,95 @@ impl SessionPool {
         self.0.away.clone()
     }
 
+    /// Returns whether all sessions are in use.
+    pub fn is_exhausted(&self) -> bool {
+        self.0.places.available_permits() == 0
+    }
+
+    /// Waits for the right to a session. May be dropped at any time.
+    ///
+    /// # Errors
+    /// If all sessions stay in use.
+    pub async fn permit(&self) -> Result<PoolPermit, NoSession> {
+        let permit = Arc::clone(&self.0.places).acquire_owned();
+        let permit = match self.0.limits.wait {
+            Some(wait) => tokio::time::timeout(wait, permit).await.map_err(|_| sqlx::Error::PoolTimedOut)?,
+            None => permit.await,
+        };
+        Ok(PoolPermit { _place: permit.map_err(|_| sqlx::Error::PoolClosed)? })
+    }
+
     /// Takes a session. To be called in a task of its own that is not dropped half-way.
     ///
     /// # Errors
     /// If the server does not answer, is of another cell or an old timeline, or all sessions stay in use.
-    pub async fn take(&self) -> Result<BorrowedSession, NoSession> {
+    pub async fn acquire(&self) -> Result<PooledSession<O>, NoSession> {
+        let permit = self.permit().await?;
+        self.acquire_with(permit).await
+    }
+
+    /// Takes the session of a permit. To be called in a task of its own that is not dropped half-way.
+    ///
+    /// # Errors
+    /// If the server does not answer, or is of another cell or an old timeline.
+    pub async fn acquire_with(&self, permit: PoolPermit) -> Result<PooledSession<O>, NoSession> {
         let pool = &self.0;
-        let place = tokio::time::timeout(pool.wait, Arc::clone(&pool.places).acquire_owned()).await;
-        let place = place.map_err(|_| sqlx::Error::PoolTimedOut)?.map_err(|_| sqlx::Error::PoolClosed)?;
-        let session = match pool.rested().await {
-            Some(session) => session,
-            None => pool.door.open(&pool.application).await.inspect_err(|_| pool.away.note())?,
+        let (session, facts, is_fresh) = match pool.idle().await {
+            Some((session, facts)) => (session, facts, false),
+            None => {
+                let (session, facts) = pool.opener.open().await.inspect_err(|_| pool.away.note())?;
+                (session, facts, true)
+            }
         };
-        Ok(BorrowedSession { session, pool: Arc::clone(pool), _place: place })
+        Ok(PooledSession { session, facts, is_fresh, pool: Arc::clone(pool), _permit: permit })
+    }
+
+    /// Closes all idle sessions.
+    pub async fn close_idle(&self) {
+        let idle = std::mem::take(&mut *self.0.lock());
+        for (session, ..) in idle {
+            session.close().await;
+        }
     }
 }
 
-impl SessionPoolInner {
+impl<O: SessionOpener> PoolInner<O> {
     /// Returns an idle session that is alive.
-    async fn rested(&self) -> Option<Session> {
-        let (mut session, since) = self.lock().pop()?;
-        let is_alive =
-            since.elapsed() < FRESH || within(LIFE, process(&mut session.connection)).await.is_ok();
-        if is_alive && self.door.admits(&session) {
-            return Some(session);
+    async fn idle(&self) -> Option<(Session, O::Facts)> {
+        let (mut session, facts, since) = self.lock().pop()?;
+        let is_checked = self.limits.check_after.is_some_and(|after| since.elapsed() >= after);
+        let is_alive = !is_checked || within(LIFE, process(&mut session.connection)).await.is_ok();
+        if is_alive && self.opener.admits(&session) {
+            return Some((session, facts));
         }
         // The connection or its server is gone: the other idle sessions are no more reliable.
         self.lock().clear();
         None
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<(Session, Instant)>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<(Session, O::Facts, Instant)>> {
         // No change leaves the list inconsistent.
-        self.resting.lock().unwrap_or_else(PoisonError::into_inner)
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl BorrowedSession {
+impl<O: SessionOpener> PooledSession<O> {
     pub fn connection(&mut self) -> &mut PgConnection {
         &mut self.session.connection
     }
 
+    /// Returns whether it was opened for this use.
+    pub fn is_fresh(&self) -> bool {
+        self.is_fresh
+    }
+
     /// Returns the session to the pool.
     pub fn give_back(self) {
-        self.pool.lock().push((self.session, Instant::now()));
+        self.pool.lock().push((self.session, self.facts, Instant::now()));
+    }
+
+    /// Closes the session after a failure, and the idle ones, which may be broken as well.
+    pub fn close_all(self) {
+        self.pool.lock().clear();
     }
 }

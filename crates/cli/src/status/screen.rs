@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 use super::super::output::{self, Times, age, bytes, safe};
 use oncely_config::{Config, masked};
 use oncely_core::units::total;
-use oncely_ops::status::{DatabaseSnapshot, QueueState, Severity, StatusFinding, StatusSnapshot};
+use oncely_ops::overview::QueueState;
+use oncely_ops::status::{DatabaseSnapshot, Severity, StatusFinding, StatusSnapshot};
 
 /// Formats the picture as text.
 pub(super) fn show(
@@ -115,7 +116,7 @@ fn dead(picture: &StatusSnapshot, state: &QueueState) -> Option<u64> {
 
 fn processes(database: &DatabaseSnapshot) -> String {
     let mut table = output::table(&["PROCESS", "NAME", "VERSION", "HOST", "PID", "LOGIN", "STARTED", "SEEN"]);
-    for seen in &database.processes {
+    for seen in &database.overview.processes {
         let row = &seen.row;
         table.add_row([
             row.kind.clone(),
@@ -132,7 +133,7 @@ fn processes(database: &DatabaseSnapshot) -> String {
 }
 
 fn tables(database: &DatabaseSnapshot, times: Times) -> Vec<String> {
-    let DatabaseSnapshot { now, mirror_queue, events, tables, recent, leases, .. } = database;
+    let DatabaseSnapshot { now, mirror_queue, events, tables, recent, overview, .. } = database;
     let capped = |count: i64| if count >= 10_000 { "≥ 10000".to_owned() } else { count.to_string() };
     let oldest = |at: DateTime<Utc>| format!("oldest {} ({})", age(at, *now), times.show(at));
     let mut lines = vec![String::new()];
@@ -158,7 +159,7 @@ fn tables(database: &DatabaseSnapshot, times: Times) -> Vec<String> {
         bytes(tables.keys_bytes),
         capped(tables.failed)
     ));
-    for held in leases {
+    for held in &overview.leases {
         let over = if held.over > 0 { format!(", {} over", held.over) } else { String::new() };
         lines.push(format!(
             "leases       {}: {} held{over}, oldest {}",
@@ -209,7 +210,7 @@ pub(super) fn as_json(picture: &StatusSnapshot, findings: &[StatusFinding], code
     let processes: Vec<Value> = picture
         .postgres
         .as_ref()
-        .map_or(&[][..], |database| &database.processes)
+        .map_or(&[][..], |database| &database.overview.processes)
         .iter()
         .map(|seen| {
             let mut row = json!(seen.row);
@@ -219,9 +220,17 @@ pub(super) fn as_json(picture: &StatusSnapshot, findings: &[StatusFinding], code
             row
         })
         .collect();
+    let postgres = picture.postgres.as_ref().ok().map(|database| {
+        let mut facts = json!(database);
+        if let Value::Object(fields) = &mut facts {
+            fields.insert("pauses".to_owned(), json!(database.overview.pauses));
+            fields.insert("leases".to_owned(), json!(database.overview.leases));
+        }
+        facts
+    });
     json!({
         "exit": code, "findings": findings, "queues": queues, "processes": processes,
-        "postgres": picture.postgres.as_ref().ok(), "postgres_error": picture.postgres.as_ref().err().map(|missing| &missing.text),
+        "postgres": postgres, "postgres_error": picture.postgres.as_ref().err().map(|missing| &missing.text),
         "rabbitmq_error": picture.rabbitmq.as_ref().err(),
         "redis": picture.redis.as_ref().map(|answer| json!({ "reachable": answer.is_ok() })),
     })

@@ -11,7 +11,7 @@ use tokio::sync::{Notify, mpsc};
 use super::super::consent;
 use super::super::output::{self, Times, safe};
 use super::keys::{KeyAction, handle_key};
-use super::servers::{ServerAnswers, Servers};
+use super::servers::{ServerAnswers, ServerConnections};
 use super::terminal::{Screen, events};
 use super::view::ScreenState;
 use oncely_config::Config;
@@ -32,7 +32,7 @@ pub(super) async fn run(config: Config, every: Duration, times: Times) -> crate:
     let stop = shutdown::on_signal()?;
     tokio::pin!(stop);
     let soon = Arc::new(Notify::new());
-    let mut answers = look_again(Servers::new(config.clone()), every, Arc::clone(&soon));
+    let mut answers = look_again(ServerConnections::new(config.clone()), every, Arc::clone(&soon));
     let (tell, mut told) = mpsc::channel(4);
     let mut view = ScreenState::new(&config, times);
     let mut screen = Screen::open()?;
@@ -79,7 +79,7 @@ pub(super) async fn run(config: Config, every: Duration, times: Times) -> crate:
 
 /// Queries periodically, sooner when notified; ends if the database does not match the configuration.
 fn look_again(
-    mut servers: Servers,
+    mut servers: ServerConnections,
     every: Duration,
     soon: Arc<Notify>,
 ) -> mpsc::Receiver<anyhow::Result<ServerAnswers>> {

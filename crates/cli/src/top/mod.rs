@@ -18,7 +18,7 @@ use std::time::Duration;
 use clap::Args;
 
 use self::picture::{ScreenContent, WIDE, as_json, plain};
-use self::servers::{ServerAnswers, Servers};
+use self::servers::{ServerAnswers, ServerConnections};
 use self::view::ScreenState;
 use super::output::{self, Times};
 use oncely_config::Config;
@@ -51,8 +51,8 @@ pub(super) async fn run(file: &Path, arguments: TopArguments, times: Times) -> c
     match (arguments.once, arguments.json) {
         (false, false) => live::run(config, every, times).await,
         (true, json) => {
-            let asked = Servers::new(config.clone()).ask().await?;
-            let code = match &asked.postgres {
+            let asked = ServerConnections::new(config.clone()).ask().await?;
+            let code = match &asked.snapshot.postgres {
                 Ok(_) => 0,
                 Err(missing) if missing.is_away => exit::UNREACHABLE,
                 Err(_) => exit::NO,
@@ -75,7 +75,7 @@ pub(super) async fn run(file: &Path, arguments: TopArguments, times: Times) -> c
 async fn stream(config: Config, every: Duration) -> crate::VerbResult {
     let stop = oncely_process::shutdown::on_signal()?;
     tokio::pin!(stop);
-    let mut servers = Servers::new(config.clone());
+    let mut servers = ServerConnections::new(config.clone());
     loop {
         let asked: ServerAnswers = servers.ask().await?;
         if !output::print_json_line(SCHEMA, as_json(&asked, &config))? {

@@ -100,7 +100,7 @@ fn servers(view: &ScreenState, width: usize) -> Vec<Line<'static>> {
     let at = view.times.clock(asked.at);
     let mut title = vec!["oncely top".to_owned()];
     let mut away = Vec::new();
-    match (&asked.postgres, &view.known) {
+    match (&asked.snapshot.postgres, &view.known) {
         (Ok(database), _) => title.extend(about(database, &at)),
         (Err(error), known) => {
             title.push(at);
@@ -114,14 +114,14 @@ fn servers(view: &ScreenState, width: usize) -> Vec<Line<'static>> {
             ));
         }
     }
-    match &asked.rabbitmq {
-        Ok(_) => title.extend(asked.has_broker.then(|| "RabbitMQ ok".to_owned())),
+    match &asked.snapshot.rabbitmq {
+        Ok(_) => title.extend(asked.snapshot.has_broker.then(|| "RabbitMQ ok".to_owned())),
         Err(error) => away.push(format!("✗ RabbitMQ: {}", without("RabbitMQ", error))),
     }
-    match &asked.redis {
+    match &asked.snapshot.redis {
         Some(Ok(())) => title.push("Redis ok".to_owned()),
-        Some(Err(error)) => {
-            let error = without("Redis", error);
+        Some(Err(missing)) => {
+            let error = without("Redis", &missing.text);
             away.push(format!("✗ Redis (only slower, PostgreSQL alone knows the duplicates): {error}"));
         }
         None => {}
@@ -218,7 +218,8 @@ pub(super) fn as_json(asked: &ServerAnswers, config: &Config) -> Value {
             object
         })
         .collect();
-    let known = asked.postgres.as_ref();
+    let snapshot = &asked.snapshot;
+    let known = snapshot.postgres.as_ref();
     let overview = known.map(|database| &database.overview);
     let living = |kind: &str| overview.map(|overview| overview.living(kind)).ok();
     json!({
@@ -231,9 +232,10 @@ pub(super) fn as_json(asked: &ServerAnswers, config: &Config) -> Value {
             "reachable": known.is_ok(), "latency": known.map(|database| database.latency.as_secs_f64()).ok(),
             "error": known.err().map(|missing| &missing.text),
         },
-        "rabbitmq": asked.has_broker
-            .then(|| json!({ "reachable": asked.rabbitmq.is_ok(), "error": asked.rabbitmq.as_ref().err() })),
-        "redis": asked.redis.as_ref().map(|answer| json!({ "reachable": answer.is_ok(), "error": answer.as_ref().err() })),
+        "rabbitmq": snapshot.has_broker
+            .then(|| json!({ "reachable": snapshot.rabbitmq.is_ok(), "error": snapshot.rabbitmq.as_ref().err() })),
+        "redis": snapshot.redis.as_ref()
+            .map(|answer| json!({ "reachable": answer.is_ok(), "error": answer.as_ref().err().map(|missing| &missing.text) })),
         "consumers": consumers,
         "targets": overview.map(|overview| json!(overview.targets)).unwrap_or_else(|_| json!([])),
     })

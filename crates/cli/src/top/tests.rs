@@ -14,10 +14,11 @@ use super::picture::{ScreenContent, plain};
 use super::servers::{DatabaseAnswer, ServerAnswers};
 use super::terminal::draw;
 use super::view::{ScreenMode, ScreenState};
-use oncely_amqp::Depth;
 use oncely_config::Config;
-use oncely_ops::overview::{ConsumerOverview, ConsumerState, Overview, ProcessOverview, TargetOverview};
-use oncely_ops::status::ServerFailure;
+use oncely_ops::overview::{
+    ConsumerOverview, ConsumerState, Overview, ProcessOverview, QueueState, TargetOverview,
+};
+use oncely_ops::status::{ServerFailure, StatusSnapshot};
 use oncely_postgres::ProcessRow;
 
 fn at(seconds: i64) -> DateTime<Utc> {
@@ -90,8 +91,16 @@ fn consumers() -> Vec<ConsumerOverview> {
     vec![audit, ledger, mails, payments]
 }
 
-fn depth(ready: u32) -> Depth {
-    Depth { ready, subscriptions: 1 }
+fn queue(name: &str, ready: Option<u32>) -> QueueState {
+    QueueState {
+        consumer: name.to_owned(),
+        queue: name.to_owned(),
+        ready,
+        retrying: 0,
+        dead: Some(0),
+        subscriptions: ready.map(|_| 1),
+        missing: if ready.is_none() { vec![name.to_owned()] } else { Vec::new() },
+    }
 }
 
 fn asked() -> ServerAnswers {
@@ -108,9 +117,10 @@ fn asked() -> ServerAnswers {
         consumers: consumers(),
         targets: vec![target("rabbitmq", 0, 0.0), target("redis", 8_112, 41.0)],
         processes: vec![process("relay"), process("worker"), process("worker"), process("worker")],
+        pauses: Vec::new(),
+        leases: Vec::new(),
     };
-    ServerAnswers {
-        at: at(0),
+    let snapshot = StatusSnapshot {
         postgres: Ok(DatabaseAnswer {
             cell: "main".to_owned(),
             overview,
@@ -118,12 +128,10 @@ fn asked() -> ServerAnswers {
             latency: Duration::from_micros(800),
         }),
         has_broker: true,
-        rabbitmq: Ok(BTreeMap::from([
-            ("payments".to_owned(), Some(depth(1_204))),
-            ("ledger".to_owned(), None),
-        ])),
+        rabbitmq: Ok(vec![queue("payments", Some(1_204)), queue("ledger", None)]),
         redis: Some(Ok(())),
-    }
+    };
+    ServerAnswers { at: at(0), snapshot }
 }
 
 fn view() -> ScreenState {
@@ -207,9 +215,9 @@ fn a_server_that_is_away_is_said_and_what_was_known_stays() {
     let mut view = view();
     let mut away = asked();
     away.at = at(90);
-    away.postgres = Err(ServerFailure { text: "no answer within 4s".to_owned(), is_away: true });
-    away.rabbitmq = Err("connection refused\u{1b}[2J".to_owned());
-    away.redis = Some(Err("timed out".to_owned()));
+    away.snapshot.postgres = Err(ServerFailure { text: "no answer within 4s".to_owned(), is_away: true });
+    away.snapshot.rabbitmq = Err("connection refused\u{1b}[2J".to_owned());
+    away.snapshot.redis = Some(Err(ServerFailure { text: "timed out".to_owned(), is_away: true }));
     view.take(away.clone());
     insta::assert_snapshot!(drawn(&view, 100, 17), @r#"
 oncely top · 08:01:30Z
@@ -241,7 +249,7 @@ q quit   p pause/resume   s sort: name   ? help
 fn where_there_are_more_consumers_than_lines_the_selected_one_is_seen() {
     let mut view = view();
     let mut many = asked();
-    if let Ok(database) = &mut many.postgres {
+    if let Ok(database) = &mut many.snapshot.postgres {
         let name = |number| ConsumerOverview {
             consumer: format!("c{number:02}"),
             state: ConsumerState::Running,
@@ -331,7 +339,7 @@ fn the_clock_goes_on_while_a_server_is_away() {
     let mut view = view();
     let mut away = asked();
     away.at = at(0) + TimeDelta::seconds(30);
-    away.postgres = Err(ServerFailure { text: "gone".to_owned(), is_away: true });
+    away.snapshot.postgres = Err(ServerFailure { text: "gone".to_owned(), is_away: true });
     view.take(away);
     assert!(whole(&view, 120).contains("what it said 30s ago"));
 }

@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 
 use super::super::output::Times;
-use super::servers::{DatabaseAnswer, Depths, ServerAnswers};
+use super::servers::{DatabaseAnswer, ServerAnswers};
 use oncely_config::Config;
 use oncely_ops::overview::{ConsumerOverview, ConsumerState};
 
@@ -70,7 +70,7 @@ pub(super) struct ConsumerRow {
 /// A consumer's settings that the screen needs.
 struct ConfiguredConsumer {
     name: String,
-    queues: Vec<String>,
+    /// Of all its queues.
     prefetch: u64,
 }
 
@@ -94,8 +94,7 @@ impl ScreenState {
     pub(super) fn new(config: &Config, times: Times) -> Self {
         let configured = config.consumers.iter().map(|consumer| ConfiguredConsumer {
             name: consumer.name.as_str().to_owned(),
-            queues: consumer.queues.clone(),
-            prefetch: u64::from(consumer.prefetch),
+            prefetch: u64::from(consumer.prefetch).saturating_mul(consumer.queues.len() as u64),
         });
         Self {
             times,
@@ -111,7 +110,7 @@ impl ScreenState {
 
     /// Takes new answers. The last answer of PostgreSQL is kept while it is unreachable.
     pub(super) fn take(&mut self, asked: ServerAnswers) {
-        if let Ok(database) = &asked.postgres {
+        if let Ok(database) = &asked.snapshot.postgres {
             self.known = Some((database.clone(), asked.at));
         }
         self.asked = Some(asked);
@@ -120,10 +119,8 @@ impl ScreenState {
     /// Returns the consumers in their order.
     pub(super) fn rows(&self) -> Vec<ConsumerRow> {
         let Some((database, _)) = &self.known else { return Vec::new() };
-        let depths = self.asked.as_ref().and_then(|asked| asked.rabbitmq.as_ref().ok());
         let overviews = database.overview.consumers.iter();
-        let mut rows: Vec<ConsumerRow> =
-            overviews.map(|overview| self.row(overview, database, depths)).collect();
+        let mut rows: Vec<ConsumerRow> = overviews.map(|overview| self.row(overview, database)).collect();
         match self.sort {
             SortOrder::Name => {}
             SortOrder::State => rows.sort_by_key(|row| row.overview.state),
@@ -134,22 +131,16 @@ impl ScreenState {
         rows
     }
 
-    fn row(
-        &self,
-        overview: &ConsumerOverview,
-        database: &DatabaseAnswer,
-        depths: Option<&Depths>,
-    ) -> ConsumerRow {
+    fn row(&self, overview: &ConsumerOverview, database: &DatabaseAnswer) -> ConsumerRow {
         let own = self.configured.iter().find(|one| one.name == overview.consumer);
-        let queues = own.map_or(&[][..], |one| &one.queues);
-        let counted = queues.iter().map(|queue| depths.and_then(|depths| *depths.get(queue)?));
-        let sum = counted.map(|depth| depth.map(|depth| u64::from(depth.ready))).sum::<Option<u64>>();
+        let queues =
+            self.asked.as_ref().map(|asked| asked.snapshot.queues(&overview.consumer)).unwrap_or_default();
+        let ready = queues.iter().map(|queue| queue.ready.map(u64::from)).sum::<Option<u64>>();
         let workers = u64::try_from(overview.workers).unwrap_or(u64::MAX);
-        let each = own.map_or(0, |one| one.prefetch.saturating_mul(one.queues.len() as u64));
         ConsumerRow {
-            overview: with_queues(overview, queues, depths),
-            ready: sum.filter(|_| !queues.is_empty()),
-            prefetch: each.saturating_mul(workers),
+            overview: overview.with_queues(&queues),
+            ready: ready.filter(|_| !queues.is_empty()),
+            prefetch: own.map_or(0, |one| one.prefetch.saturating_mul(workers)),
             letters: database.letters.get(&overview.consumer).copied().unwrap_or(0),
         }
     }
@@ -178,28 +169,5 @@ impl ScreenState {
             pause: row.overview.state != ConsumerState::Paused,
             text: String::new(),
         };
-    }
-}
-
-/// Adds facts that only the broker has: a missing queue, or a queue without a subscription.
-fn with_queues(overview: &ConsumerOverview, queues: &[String], depths: Option<&Depths>) -> ConsumerOverview {
-    let one = overview.clone();
-    // Both are more specific than the broker's facts.
-    if matches!(one.state, ConsumerState::Paused | ConsumerState::Stalled) {
-        return one;
-    }
-    let known = |queue: &&String| depths.and_then(|depths| depths.get(*queue)).copied();
-    if let Some(missing) = queues.iter().find(|queue| known(queue) == Some(None)) {
-        let reason = format!("the queue {missing} does not exist (oncely topology apply)");
-        return ConsumerOverview { state: ConsumerState::NoQueue, reason: Some(reason), since: None, ..one };
-    }
-    let is_unattended =
-        |queue: &&String| known(queue).flatten().is_some_and(|depth| depth.subscriptions == 0);
-    match queues.iter().find(is_unattended).filter(|_| one.state != ConsumerState::NoWorker) {
-        Some(queue) => {
-            let reason = format!("no worker is subscribed to the queue {queue}");
-            ConsumerOverview { state: ConsumerState::Unattended, reason: Some(reason), since: None, ..one }
-        }
-        None => one,
     }
 }

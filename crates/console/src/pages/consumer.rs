@@ -12,7 +12,7 @@ use super::super::watch::{RecentActivity, StatusView};
 use super::leases;
 use super::overview::unavailable_error;
 use super::plots::{self, PlotQuery};
-use super::standing::ConsumerIssue;
+use super::standing::{pause_details, state_sign};
 use oncely_config::Config;
 use oncely_core::shown;
 use oncely_ops::status::DatabaseSnapshot;
@@ -32,21 +32,20 @@ pub(super) async fn page(ask: PageRequest) -> PageResult {
     };
     let wanted = PlotQuery::from_request(&ask);
     let series = ask.app.plots.series(&ask.app.pool, wanted.range).await?;
-    let mut lease = ask.app.pool.lease().await?;
-    let known = pg::known_consumers(&mut lease.session.connection).await?;
-    lease.give_back();
+    let mut pooled = ask.app.pool.acquire().await?;
+    let known = pg::known_consumers(&mut pooled.session.connection).await?;
+    pooled.give_back();
     let known = known.into_iter().find(|known| known.consumer == name);
-    let is_configured = ask.app.config.consumers.iter().any(|consumer| consumer.name.as_str() == name);
-    if known.is_none() && !is_configured {
+    let Some(overview) = database.overview.consumer(&name) else {
         return Err(PageError::NotFound(
             "No consumer of that name is configured here, and no worker of one has started.".to_owned(),
         ));
-    }
-    let standing = ConsumerIssue::assess(&view.picture, database, &name);
+    };
+    let state = overview.with_queues(&view.picture.queues(&name)).state;
     let mut page = Page::new(Tab::Consumers, &name);
     page.is_subject = true;
     page.heading = html! { (text(&name)) };
-    page.verdict = Some(html! { (standing.sign()) (standing.details(database)) });
+    page.verdict = Some(html! { (state_sign(state)) (pause_details(database, &name)) });
     page.above = controls(&ask, &name, database, lately);
     page.live = html! {
         (troubles(&ask, &view, database, &name))
@@ -290,18 +289,18 @@ pub(super) async fn pause(ask: PageRequest) -> PageResult {
             "A pause needs a reason: it is shown while the consumer is paused.".to_owned(),
         ));
     };
-    let mut lease = ask.lease_for(|may| may.pause, "may not pause consumers").await?;
-    let now = lease.session.clock.now();
+    let mut pooled = ask.acquire_for(|may| may.pause, "may not pause consumers").await?;
+    let now = pooled.session.clock.now();
     let until = match end(ask.parameters.word("for").unwrap_or_default(), now) {
         Ok(until) => until,
         Err(error) => {
-            lease.give_back();
+            pooled.give_back();
             return Err(error);
         }
     };
     let actor = ask.visitor.session.person.actor();
-    pg::pause_consumer(&mut lease.session.connection, name, until, reason, &actor).await?;
-    lease.give_back();
+    pg::pause_consumer(&mut pooled.session.connection, name, until, reason, &actor).await?;
+    pooled.give_back();
     Ok(PageReply::SeeOther(ask.link("/consumer").with("name", name)))
 }
 
@@ -322,10 +321,10 @@ fn end(length: &str, now: DateTime<Utc>) -> Result<Option<DateTime<Utc>>, PageEr
 /// Resumes a consumer.
 pub(super) async fn resume(ask: PageRequest) -> PageResult {
     let name = named(&ask)?;
-    let mut lease = ask.lease_for(|may| may.pause, "may not pause consumers").await?;
+    let mut pooled = ask.acquire_for(|may| may.pause, "may not pause consumers").await?;
     let actor = ask.visitor.session.person.actor();
     let reason = ask.parameters.word("reason");
-    pg::resume_consumer(&mut lease.session.connection, name, reason, &actor).await?;
-    lease.give_back();
+    pg::resume_consumer(&mut pooled.session.connection, name, reason, &actor).await?;
+    pooled.give_back();
     Ok(PageReply::SeeOther(ask.link("/consumer").with("name", name)))
 }

@@ -51,7 +51,7 @@ fn processes(ask: &PageRequest, database: &DatabaseSnapshot) -> Markup {
                     }
                 }
                 tbody {
-                    @for seen in &database.processes {
+                    @for seen in &database.overview.processes {
                         @let row = &seen.row;
                         tr {
                             th scope="row" { (row.kind) " " (text(&row.name)) }
@@ -65,14 +65,14 @@ fn processes(ask: &PageRequest, database: &DatabaseSnapshot) -> Markup {
                             td { (ago(row.last_seen_at, database.now)) }
                         }
                     }
-                    @if database.processes.is_empty() {
+                    @if database.overview.processes.is_empty() {
                         tr { td.empty colspan="9" { "No worker and no relay has been seen within an hour." } }
                     }
                 }
             }
         }
         p.quiet {
-            (count(i128::try_from(database.processes.len()).unwrap_or(0))) " within an hour. This console's configuration is " (code(digest)) "."
+            (count(i128::try_from(database.overview.processes.len()).unwrap_or(0))) " within an hour. This console's configuration is " (code(digest)) "."
         }
     }
 }

@@ -56,9 +56,9 @@ async fn export(ask: PageRequest, kind: ExportFormat) -> PageResult {
             "One file at a time for each person, and ten for all: wait until the last one is complete.",
         ));
     };
-    let lease = ask.app.pool.lease().await?;
-    let now = lease.session.clock.now();
-    lease.give_back();
+    let pooled = ask.app.pool.acquire().await?;
+    let now = pooled.session.clock.now();
+    pooled.give_back();
     let wanted = asked(&ask, now, ROWS)?;
     let mut state =
         ExportStream { ask, kind, look: Some(wanted.look), rows: 0, began: Instant::now(), _turn: turn };
@@ -105,10 +105,10 @@ impl ExportStream {
             let wanted = TrailQuery { limit: rows.min(MOST - self.rows), ..wanted };
             // All files share one session, since pages have priority.
             let _alone = self.ask.app.exporting.lock().await;
-            let mut lease = self.ask.app.pool.lease().await?;
-            let now = lease.session.clock.now();
-            let found = search_trail(&mut lease.session.connection, now, &wanted, Some(MOMENT)).await?;
-            lease.give_back();
+            let mut pooled = self.ask.app.pool.acquire().await?;
+            let now = pooled.session.clock.now();
+            let found = search_trail(&mut pooled.session.connection, now, &wanted, Some(MOMENT)).await?;
+            pooled.give_back();
             self.rows += found.rows.len();
             self.look = match (&found.down_to, found.rows.last()) {
                 (None, Some((position, _))) => Some(TrailQuery { after: Some(position.clone()), ..wanted }),

@@ -95,15 +95,15 @@ impl LetterQuery {
 
 pub(super) async fn page(ask: PageRequest) -> PageResult {
     let wanted = LetterQuery::from_request(&ask);
-    let mut lease = ask.app.pool.lease().await?;
-    let now = lease.session.clock.now();
+    let mut pooled = ask.app.pool.acquire().await?;
+    let now = pooled.session.clock.now();
     let filter = wanted.filter(now, GROUPS)?;
-    let connection = &mut lease.session.connection;
+    let connection = &mut pooled.session.connection;
     let groups = pg::letter_groups(connection, &filter).await?;
     let since = filter.since.unwrap_or(now - chrono::Duration::days(90));
     let trends = pg::letter_trends(connection, &filter, since, now, PARTS).await?;
-    let may = ask.visitor.is_operator() && lease.abilities.change_letters;
-    lease.give_back();
+    let may = ask.visitor.is_operator() && pooled.facts.change_letters;
+    pooled.give_back();
     let mut page = Page::new(Tab::Failed, "Failed");
     page.above = html! { (form(&ask, &wanted, "/failed")) };
     page.live = html! {

@@ -43,13 +43,12 @@ async fn build(ask: &PageRequest, sight: Visibility) -> Result<Page, PageError> 
         return Err(PageError::Wrong("The key is missing. Search for it on Keys & trail.".to_owned()));
     };
     let (tenant, consumer) = (ask.parameters.get("tenant"), ask.parameters.get("consumer"));
-    let mut lease = ask.app.pool.lease().await?;
-    let stories = stories(&ask.app.config, &mut lease.session, key, tenant, consumer).await?;
+    let mut pooled = ask.app.pool.acquire().await?;
+    let stories = stories(&ask.app.config, &mut pooled.session, key, tenant, consumer).await?;
     let since =
-        if stories.is_empty() { trail::beginning(&mut lease.session.connection).await? } else { None };
-    let known =
-        KeyPage { ask, key, now: lease.session.clock.now(), abilities: lease.abilities.clone(), sight };
-    lease.give_back();
+        if stories.is_empty() { trail::beginning(&mut pooled.session.connection).await? } else { None };
+    let known = KeyPage { ask, key, now: pooled.session.clock.now(), abilities: pooled.facts.clone(), sight };
+    pooled.give_back();
     if sight == Visibility::Revealed {
         for story in &stories {
             let (tenant, consumer) = (&story.tenant, &story.consumer);

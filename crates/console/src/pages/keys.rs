@@ -46,18 +46,18 @@ pub(super) fn asked(ask: &PageRequest, now: DateTime<Utc>, limit: usize) -> Resu
 }
 
 pub(super) async fn page(ask: PageRequest) -> PageResult {
-    let mut lease = ask.app.pool.lease().await?;
-    let now = lease.session.clock.now();
+    let mut pooled = ask.app.pool.acquire().await?;
+    let now = pooled.session.clock.now();
     let KeySearch { search, look: wanted } = asked(&ask, now, ROWS)?;
-    let found = search_trail(&mut lease.session.connection, now, &wanted, Some(MOMENT)).await?;
+    let found = search_trail(&mut pooled.session.connection, now, &wanted, Some(MOMENT)).await?;
     let keys = match &wanted.filter.key {
         Some(key) => {
             let (tenant, consumer) = (wanted.filter.tenant.as_deref(), wanted.filter.consumer.as_deref());
-            pg::key_details(&mut lease.session.connection, key, tenant, consumer).await?
+            pg::key_details(&mut pooled.session.connection, key, tenant, consumer).await?
         }
         None => Vec::new(),
     };
-    lease.give_back();
+    pooled.give_back();
     let is_first = wanted.after.is_none() && !ask.parameters.has("below");
     let mut page = Page::new(Tab::Keys, "Keys & trail");
     page.above = html! { (search_box(&ask, &search)) (facets(&ask, &search)) };

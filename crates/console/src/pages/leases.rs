@@ -31,10 +31,10 @@ fn filter(ask: &PageRequest) -> Result<LeaseFilter, PageError> {
 
 pub(super) async fn page(ask: PageRequest) -> PageResult {
     let filter = filter(&ask)?;
-    let mut lease = ask.app.pool.lease().await?;
-    let now = lease.session.clock.now();
-    let held = pg::held_leases(&mut lease.session.connection, &filter, now).await?;
-    lease.give_back();
+    let mut pooled = ask.app.pool.acquire().await?;
+    let now = pooled.session.clock.now();
+    let held = pg::held_leases(&mut pooled.session.connection, &filter, now).await?;
+    pooled.give_back();
     let link = |is_over: bool| {
         let link = ask
             .link("/leases")
@@ -146,11 +146,11 @@ async fn named(ask: &PageRequest) -> Result<(Option<HeldLease>, pg::Abilities), 
         limit: 1,
         ..LeaseFilter::default()
     };
-    let mut lease = ask.app.pool.lease().await?;
-    let now = lease.session.clock.now();
-    let held = pg::held_leases(&mut lease.session.connection, &filter, now).await?.pop();
-    let abilities = lease.abilities.clone();
-    lease.give_back();
+    let mut pooled = ask.app.pool.acquire().await?;
+    let now = pooled.session.clock.now();
+    let held = pg::held_leases(&mut pooled.session.connection, &filter, now).await?.pop();
+    let abilities = pooled.facts.clone();
+    pooled.give_back();
     Ok((held, abilities))
 }
 
@@ -240,9 +240,10 @@ pub(super) async fn release(ask: PageRequest) -> PageResult {
     }
     let actor = ask.visitor.session.person.actor();
     let is_meant = ask.parameters.word("token") == Some(held.token.to_string().as_str());
-    let mut lease = ask.app.pool.lease().await?;
-    let done = is_meant && pg::revoke_lease(&mut lease.session.connection, &held, &actor, Some(note)).await?;
-    lease.give_back();
+    let mut pooled = ask.app.pool.acquire().await?;
+    let done =
+        is_meant && pg::revoke_lease(&mut pooled.session.connection, &held, &actor, Some(note)).await?;
+    pooled.give_back();
     if !done {
         return wrong(
             "Nothing was changed: another run holds the key now than the one that was shown. Look at it again.",

@@ -31,20 +31,20 @@ async fn build(ask: &PageRequest, sight: Visibility) -> Result<Page, PageError> 
     let named = ask.parameters.word("id").and_then(|id| Uuid::try_parse(id).ok());
     let id = named.ok_or_else(|| PageError::Wrong("The UUID of the dead letter is missing.".to_owned()))?;
     let filter = LetterFilter { ids: Some(vec![id]), limit: 1, ..LetterFilter::default() };
-    let mut lease = ask.app.pool.lease().await?;
-    let connection = &mut lease.session.connection;
+    let mut pooled = ask.app.pool.acquire().await?;
+    let connection = &mut pooled.session.connection;
     let Some(row) = pg::letters(connection, &filter).await?.into_iter().next() else {
-        lease.give_back();
+        pooled.give_back();
         return Err(PageError::NotFound("There is no such dead letter. One that was requeued or discarded is collected after audit.retention.".to_owned()));
     };
     let generation = u32::try_from(row.generation).unwrap_or(0);
     let named = (row.tenant.clone(), Letter { id, generation });
-    let message = match lease.abilities.read_messages {
+    let message = match pooled.facts.read_messages {
         true => pg::messages(connection, &[named]).await?.into_iter().next(),
         false => None,
     };
-    let (now, abilities) = (lease.session.clock.now(), lease.abilities.clone());
-    lease.give_back();
+    let (now, abilities) = (pooled.session.clock.now(), pooled.facts.clone());
+    pooled.give_back();
     if sight == Visibility::Revealed {
         let (tenant, consumer, key) = (&row.tenant, &row.consumer, &row.key);
         record_reveal(ask, RevealTarget { what: "letter", id: Some(id), tenant, consumer, key }).await?;

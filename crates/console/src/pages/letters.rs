@@ -25,14 +25,14 @@ const STATES: [(&str, &str); 5] = [
 
 pub(super) async fn page(ask: PageRequest) -> PageResult {
     let wanted = LetterQuery::from_request(&ask);
-    let mut lease = ask.app.pool.lease().await?;
-    let now = lease.session.clock.now();
+    let mut pooled = ask.app.pool.acquire().await?;
+    let now = pooled.session.clock.now();
     let limit = i64::try_from(ROWS).unwrap_or(0) + 1;
     let before = ask.parameters.word("before").and_then(place);
     let filter = LetterFilter { before, ..wanted.filter(now, limit)? };
-    let mut rows = pg::letters(&mut lease.session.connection, &filter).await?;
-    let may = ask.visitor.is_operator() && lease.abilities.change_letters;
-    lease.give_back();
+    let mut rows = pg::letters(&mut pooled.session.connection, &filter).await?;
+    let may = ask.visitor.is_operator() && pooled.facts.change_letters;
+    pooled.give_back();
     let more = rows.len() > ROWS;
     rows.truncate(ROWS);
     let mut page = Page::new(Tab::Failed, "Dead letters");

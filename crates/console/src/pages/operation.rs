@@ -35,9 +35,9 @@ pub(super) async fn page(ask: PageRequest) -> PageResult {
     let progress = operation.progress();
     let done = operation.done();
     let came_back = if operation.change == Change::Requeue && !done.is_empty() {
-        let mut lease = ask.app.pool.lease().await?;
-        let number = pg::came_back_letters(&mut lease.session.connection, &done).await?;
-        lease.give_back();
+        let mut pooled = ask.app.pool.acquire().await?;
+        let number = pg::came_back_letters(&mut pooled.session.connection, &done).await?;
+        pooled.give_back();
         Some((number, done.len()))
     } else {
         None
@@ -215,7 +215,7 @@ pub(super) async fn stop_operation(ask: PageRequest) -> PageResult {
     let operation = known(&ask)?;
     operation.stop();
     let done = operation.progress().count(is_done);
-    let mut lease = ask.app.pool.lease().await?;
+    let mut pooled = ask.app.pool.acquire().await?;
     let action = pg::Action {
         tenant: "",
         verb: "stop",
@@ -224,7 +224,7 @@ pub(super) async fn stop_operation(ask: PageRequest) -> PageResult {
         count: i64::try_from(done).unwrap_or(i64::MAX),
         reason: None,
     };
-    pg::record_action(&mut lease.session.connection, &action).await?;
-    lease.give_back();
+    pg::record_action(&mut pooled.session.connection, &action).await?;
+    pooled.give_back();
     Ok(PageReply::SeeOther(ask.link("/failed/operation").with("id", operation.id.to_string())))
 }

@@ -47,10 +47,10 @@ pub(super) async fn page(ask: PageRequest) -> PageResult {
     let wanted = PlotQuery::from_request(&ask);
     let series = ask.app.plots.series(&ask.app.pool, wanted.range).await?;
     let filter = filter(&ask, ROWS)?;
-    let mut lease = ask.app.pool.lease().await?;
-    let events = pg::events(&mut lease.session.connection, &filter).await?;
-    let may = ask.visitor.is_operator() && lease.abilities.change_events;
-    lease.give_back();
+    let mut pooled = ask.app.pool.acquire().await?;
+    let events = pg::events(&mut pooled.session.connection, &filter).await?;
+    let may = ask.visitor.is_operator() && pooled.facts.change_events;
+    pooled.give_back();
     let mut page = Page::new(Tab::Outbox, "Outbox & mirror");
     page.live = html! {
         (facts(&ask, &view, database))
@@ -81,9 +81,9 @@ pub(super) async fn page(ask: PageRequest) -> PageResult {
 }
 
 fn facts(ask: &PageRequest, view: &StatusView, database: &DatabaseSnapshot) -> Markup {
-    let relays = database.processes.iter().filter(|seen| seen.row.kind == "relay" && !seen.silent).count();
+    let relays = database.overview.living("relay");
     let counts = || {
-        let living = database.processes.iter().filter(|seen| !seen.silent);
+        let living = database.overview.processes.iter().filter(|seen| !seen.silent);
         living.flat_map(|seen| &seen.reports).map(|report| &report.counts)
     };
     let hits = total(counts().map(|counts| counts.duplicates_mirror));
@@ -222,15 +222,15 @@ pub(super) async fn change_them(ask: PageRequest) -> PageResult {
     };
     let before =
         ask.parameters.word("before").and_then(|text| DateTime::from_timestamp_micros(text.parse().ok()?));
-    let mut lease = ask.lease_for(|may| may.change_events, "may not change events").await?;
+    let mut pooled = ask.acquire_for(|may| may.change_events, "may not change events").await?;
     let filter =
         EventFilter { state: Some("parked".to_owned()), created_before: before, ..filter(&ask, ROWS)? };
-    let now = lease.session.clock.now();
-    let mut transaction = lease.session.connection.begin().await?;
+    let now = pooled.session.clock.now();
+    let mut transaction = pooled.session.connection.begin().await?;
     let found = pg::events(&mut transaction, &filter).await?;
     if ask.parameters.word("typed") != Some(found.len().to_string().as_str()) {
         transaction.rollback().await?;
-        lease.give_back();
+        pooled.give_back();
         return Err(PageError::Wrong(format!(
             "Nothing was changed: there are {} now; type that number to confirm.",
             found.len()
@@ -238,7 +238,7 @@ pub(super) async fn change_them(ask: PageRequest) -> PageResult {
     }
     if ask.parameters.word("digest") != Some(digest_of(&found).as_str()) {
         transaction.rollback().await?;
-        lease.give_back();
+        pooled.give_back();
         return Err(PageError::Wrong(
             "Nothing was changed: these are other events than the page showed. Look at them again."
                 .to_owned(),
@@ -249,6 +249,6 @@ pub(super) async fn change_them(ask: PageRequest) -> PageResult {
     let by = pg::EventChangeAuthor { user: &actor, reason: Some(note), filter: &recorded };
     pg::change_events(&mut transaction, now, change, &found, filter.state.as_deref(), by).await?;
     transaction.commit().await?;
-    lease.give_back();
+    pooled.give_back();
     Ok(PageReply::SeeOther(ask.link("/outbox")))
 }

@@ -4,14 +4,15 @@ use maud::{Markup, html};
 
 use super::super::ask::{PageRequest, PageResult};
 use super::super::error::PageError;
-use super::super::html::{ago, capped, count, duration, percent, rate, text, with_commands};
+use super::super::html::{ago, capped, count, duration, rate, text, with_commands};
 use super::super::page::{EquivalentCommands, Page, Tab};
 use super::super::plot::spark;
 use super::super::series::Series;
 use super::super::watch::{RecentActivity, StatusView};
 use super::plots::{self, PlotQuery};
-use super::table::{consumers, minute, per_second, recent_counts};
+use super::table::{consumers, duplicate_share, per_second, recent_counts};
 use oncely_core::shown;
+use oncely_ops::overview::ConsumerOverview;
 use oncely_ops::status::{DatabaseSnapshot, Severity, StatusFinding};
 use oncely_postgres::{self as pg, ActionRow};
 
@@ -62,7 +63,7 @@ fn verdict(view: &StatusView) -> Markup {
         .picture
         .postgres
         .as_ref()
-        .map(|database| database.pauses.iter().map(|pause| pause.consumer.as_str()).collect())
+        .map(|database| database.overview.pauses.iter().map(|pause| pause.consumer.as_str()).collect())
         .unwrap_or_default();
     let more = match looks {
         0 => String::new(),
@@ -103,7 +104,7 @@ fn servers(view: &StatusView) -> Markup {
 
 #[allow(clippy::cast_precision_loss)] // shown as seconds
 fn numbers(database: &DatabaseSnapshot, lately: &RecentActivity) -> Markup {
-    let minute = minute(lately, None);
+    let sum = |of: fn(&ConsumerOverview) -> i64| database.overview.consumers.iter().map(of).sum::<i64>();
     let dead: i64 = lately.stats.iter().map(|stats| stats.dead_lettered).sum();
     let oldest = |at: Option<chrono::DateTime<chrono::Utc>>| {
         at.map_or(0.0, |at| (database.now - at).num_milliseconds().max(0) as f64 / 1_000.0)
@@ -113,12 +114,12 @@ fn numbers(database: &DatabaseSnapshot, lately: &RecentActivity) -> Markup {
         dl.numbers {
             div {
                 dt { "Done per second, last minute" }
-                dd { b { (rate(per_second(minute.done))) } (spark("Done", "done", &recent_counts(lately, None, |s| s.completed + s.refused))) }
+                dd { b { (rate(per_second(sum(|one| one.done)))) } (spark("Done", "done", &recent_counts(lately, None, |s| s.completed + s.refused))) }
             }
             div {
                 dt { "Duplicates" }
                 dd {
-                    b { (minute.duplicate_share().map_or_else(|| "–".to_owned(), percent)) }
+                    b { (duplicate_share(sum(|one| one.duplicates), sum(|one| one.delivered))) }
                     (spark("Duplicates", "duplicates", &recent_counts(lately, None, |s| s.duplicates)))
                 }
             }

@@ -115,11 +115,11 @@ impl ChangeRequest {
 
 /// Reads a change, and makes its plan: `None` if there are more letters than one operation takes.
 async fn planned(ask: &PageRequest) -> Result<(ChangeRequest, Option<LetterChangePlan>), PageError> {
-    let mut lease = ask.lease_for(|may| may.change_letters, "may not change dead letters").await?;
-    let now = lease.session.clock.now();
+    let mut pooled = ask.acquire_for(|may| may.change_letters, "may not change dead letters").await?;
+    let now = pooled.session.clock.now();
     let asked = ChangeRequest::from_request(ask, now)?;
-    let plan = asked.plan(&mut lease.session.connection, now).await?;
-    lease.give_back();
+    let plan = asked.plan(&mut pooled.session.connection, now).await?;
+    pooled.give_back();
     Ok((asked, plan))
 }
 

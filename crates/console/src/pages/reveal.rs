@@ -20,14 +20,14 @@ pub(super) struct RevealTarget<'a> {
 pub(super) async fn record_reveal(ask: &PageRequest, revealed: RevealTarget<'_>) -> Result<(), PageError> {
     let RevealTarget { what, id, tenant, consumer, key } = revealed;
     let cannot = "can't record who looked, so nothing is revealed";
-    let mut lease = ask.lease_for(|may| may.record, cannot).await?;
+    let mut pooled = ask.acquire_for(|may| may.record, cannot).await?;
     let actor = ask.visitor.session.person.actor();
     let mut filter = json!({ "what": what, "tenant": tenant, "consumer": consumer, "key": key });
     if let Some(id) = id {
         filter["id"] = json!(id);
     }
     let action = pg::Action { tenant, verb: "reveal", user: &actor, filter: &filter, count: 1, reason: None };
-    pg::record_action(&mut lease.session.connection, &action).await?;
-    lease.give_back();
+    pg::record_action(&mut pooled.session.connection, &action).await?;
+    pooled.give_back();
     Ok(())
 }

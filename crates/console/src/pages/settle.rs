@@ -23,12 +23,12 @@ pub(super) fn settle_link(ask: &PageRequest, key: &KeyDetails) -> PageLink {
 /// Returns the named key, if an operator can settle it.
 async fn named(ask: &PageRequest) -> Result<(Option<KeyDetails>, Abilities), PageError> {
     let [tenant, consumer, key] = ask.named_key()?;
-    let mut lease = ask.app.pool.lease().await?;
-    let now: DateTime<Utc> = lease.session.clock.now();
-    let connection = &mut lease.session.connection;
+    let mut pooled = ask.app.pool.acquire().await?;
+    let now: DateTime<Utc> = pooled.session.clock.now();
+    let connection = &mut pooled.session.connection;
     let found = pg::key_details(connection, &key, Some(&tenant), Some(&consumer)).await?.pop();
-    let abilities = lease.abilities.clone();
-    lease.give_back();
+    let abilities = pooled.facts.clone();
+    pooled.give_back();
     Ok((found.filter(|key| key.is_to_settle(now)), abilities))
 }
 
@@ -128,10 +128,10 @@ pub(super) async fn say(ask: PageRequest) -> PageResult {
     };
     let actor = ask.visitor.session.person.actor();
     let is_meant = ask.parameters.word("seen") == Some(seen(&key).as_str());
-    let mut lease = ask.app.pool.lease().await?;
-    let connection = &mut lease.session.connection;
+    let mut pooled = ask.app.pool.acquire().await?;
+    let connection = &mut pooled.session.connection;
     let done = is_meant && pg::settle_claim(connection, &key, took_effect, &actor, Some(note)).await?;
-    lease.give_back();
+    pooled.give_back();
     if !done {
         return wrong("Nothing was changed: the key has changed since it was shown. Look at it again.");
     }

@@ -5,32 +5,25 @@ use maud::{Markup, html};
 use super::super::ask::PageRequest;
 use super::super::html::{ago, count, duration, percent, rate, text};
 use super::super::plot::spark;
-use super::super::series::{Span, sum};
 use super::super::watch::{LATELY, RecentActivity, StatusView};
-use super::standing::ConsumerIssue;
+use super::standing::state_sign;
+use oncely_ops::overview::ConsumerOverview;
 use oncely_ops::status::DatabaseSnapshot;
 use oncely_postgres::ConsumerStats;
 
-/// The time range of the rates in seconds: the last minute that was reported.
-const MINUTE: i64 = 60;
 /// Delay in seconds after which a span has been reported.
 const TOLD_AFTER: i64 = 15;
-
-/// Returns the work of the last reported minute.
-pub(super) fn minute(lately: &RecentActivity, consumer: Option<&str>) -> Span {
-    let now = lately.now.timestamp();
-    let is_recent = |stats: &&ConsumerStats| {
-        let at = stats.at.timestamp();
-        at >= now - MINUTE - TOLD_AFTER && at < now - TOLD_AFTER
-    };
-    let own = |stats: &&ConsumerStats| consumer.is_none_or(|name| stats.consumer == name);
-    sum(lately.stats.iter().filter(is_recent).filter(own))
-}
 
 /// Returns a count of the last minute as a rate.
 #[allow(clippy::cast_precision_loss)] // counts below 2^53
 pub(super) fn per_second(count: i64) -> f64 {
-    count as f64 / MINUTE as f64
+    count as f64 / 60.0
+}
+
+/// Formats the share of duplicates in the deliveries.
+#[allow(clippy::cast_precision_loss)] // counts below 2^53
+pub(super) fn duplicate_share(duplicates: i64, delivered: i64) -> String {
+    if delivered > 0 { percent(duplicates as f64 / delivered as f64) } else { "–".to_owned() }
 }
 
 /// Returns counts of the last minutes, per half minute.
@@ -56,17 +49,6 @@ pub(super) fn recent_counts(
     values
 }
 
-/// Returns the names of all consumers that are configured here or known to the database.
-pub(super) fn names(ask: &PageRequest, database: &DatabaseSnapshot, lately: &RecentActivity) -> Vec<String> {
-    let configured = ask.app.config.consumers.iter().map(|consumer| consumer.name.as_str());
-    let seen = lately.stats.iter().map(|stats| stats.consumer.as_str());
-    let paused = database.pauses.iter().map(|pause| pause.consumer.as_str());
-    let mut names: Vec<String> = configured.chain(seen).chain(paused).map(str::to_owned).collect();
-    names.sort();
-    names.dedup();
-    names
-}
-
 /// Renders a row for each consumer.
 pub(super) fn consumers(
     ask: &PageRequest,
@@ -74,7 +56,7 @@ pub(super) fn consumers(
     database: &DatabaseSnapshot,
     lately: &RecentActivity,
 ) -> Markup {
-    let names = names(ask, database, lately);
+    let all = &database.overview.consumers;
     html! {
         div.scroll tabindex="0" role="group" aria-label="Consumers" {
             table #consumers {
@@ -88,17 +70,17 @@ pub(super) fn consumers(
                         th.number scope="col" title="Messages that wait for their next try" { "Retrying" }
                         th.number scope="col" title="Messages in its dead-letter queues" { "Dead" }
                         th.number scope="col" { "Done/s" }
-                        th.number scope="col" title="Of all that was decided, how much had taken effect before" { "Dup." }
+                        th.number scope="col" title="Of all deliveries, the share that had taken effect before" { "Dup." }
                         th.number scope="col" title="Half of the deliveries were settled within" { "p50" }
                         th.number scope="col" title="99 % of the deliveries were settled within" { "p99" }
-                        @if !database.leases.is_empty() { th.number scope="col" title="Keys that runs hold by leases, for effects outside PostgreSQL" { "Held" } }
+                        @if !database.overview.leases.is_empty() { th.number scope="col" title="Keys that runs hold by leases, for effects outside PostgreSQL" { "Held" } }
                         th scope="col" { "Last completion" }
                         th scope="col" { "15 min" }
                     }
                 }
                 tbody {
-                    @for name in &names { (row(ask, view, database, lately, name)) }
-                    @if names.is_empty() { tr { td.empty colspan="13" { "No consumer is configured, and no worker has started here." } } }
+                    @for one in all { (row(ask, view, database, lately, one)) }
+                    @if all.is_empty() { tr { td.empty colspan="13" { "No consumer is configured, and no worker has started here." } } }
                 }
             }
         }
@@ -110,49 +92,39 @@ fn row(
     view: &StatusView,
     database: &DatabaseSnapshot,
     lately: &RecentActivity,
-    name: &str,
+    one: &ConsumerOverview,
 ) -> Markup {
-    let picture = &view.picture;
-    let queues: Vec<_> = picture
-        .rabbitmq
-        .as_deref()
-        .unwrap_or_default()
-        .iter()
-        .filter(|state| state.consumer == name)
-        .collect();
-    let summed = |of: fn(&oncely_ops::status::QueueState) -> Option<u64>| {
+    let name = one.consumer.as_str();
+    let queues = view.picture.queues(name);
+    let summed = |of: fn(&oncely_ops::overview::QueueState) -> Option<u64>| {
         queues.iter().filter_map(|state| of(state)).reduce(u64::saturating_add)
     };
     let shown = |number: Option<u64>| number.map_or_else(|| "–".to_owned(), count);
-    let unacknowledged: Option<u64> = queues
-        .iter()
-        .filter_map(|state| picture.unacknowledged(name, &state.queue))
-        .reduce(u64::saturating_add);
+    let unacknowledged = (one.workers > 0).then_some(one.inflight);
     let dead = queues.iter().map(|state| database.dead(&state.queue)).reduce(u64::saturating_add);
-    let minute = minute(lately, Some(name));
-    let within = |share: f64| minute.quantile(share).map_or_else(|| "–".to_owned(), duration);
+    let within = |quantile: Option<f64>| quantile.map_or_else(|| "–".to_owned(), duration);
     let link = ask.link("/consumer").with("name", name);
     html! {
         tr {
             th scope="row" { a id=(format!("consumer-{}", anchor(name))) href=(link) { (text(name)) } }
-            td { (ConsumerIssue::assess(picture, database, name).sign()) }
+            td { (state_sign(one.with_queues(&queues).state)) }
             td.number { (shown(summed(|state| state.ready.map(u64::from)))) }
             td.number { (shown(unacknowledged)) }
             td.number { (shown(summed(|state| Some(state.retrying)))) }
             td.number { (shown(dead)) }
-            td.number { (rate(per_second(minute.done))) }
-            td.number { (minute.duplicate_share().map_or_else(|| "–".to_owned(), percent)) }
-            td.number { (within(0.5)) }
-            td.number { (within(0.99)) }
-            @if !database.leases.is_empty() {
+            td.number { (rate(per_second(one.done))) }
+            td.number { (duplicate_share(one.duplicates, one.delivered)) }
+            td.number { (within(one.p50)) }
+            td.number { (within(one.p99)) }
+            @if !database.overview.leases.is_empty() {
                 td.number {
-                    @if let Some(held) = database.held(name) {
-                        a id=(format!("held-{}", anchor(name))) href=(ask.link("/leases").with("consumer", name)) { (count(held.held)) }
-                        @if held.over > 0 { " " span.look { (count(held.over)) " over" } }
+                    @if one.held > 0 {
+                        a id=(format!("held-{}", anchor(name))) href=(ask.link("/leases").with("consumer", name)) { (count(one.held)) }
+                        @if one.held_over > 0 { " " span.look { (count(one.held_over)) " over" } }
                     } @else { "0" }
                 }
             }
-            td { @match picture.completed_at(name) { Some(at) => (ago(at, database.now)), None => span.quiet { "none known" } } }
+            td { @match view.picture.completed_at(name) { Some(at) => (ago(at, database.now)), None => span.quiet { "none known" } } }
             td { (spark("Done", "done", &recent_counts(lately, Some(name), |stats| stats.completed + stats.refused))) }
         }
     }

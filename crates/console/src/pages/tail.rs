@@ -45,10 +45,10 @@ pub(super) async fn page(ask: PageRequest) -> PageResult {
             "The trail is followed three times by each person, and twenty times by all: close one of the pages that follow it.",
         ));
     };
-    let mut lease = ask.app.pool.lease().await?;
+    let mut pooled = ask.app.pool.acquire().await?;
     // The server's current time, not our estimate, which is ahead by the latency of an answer: a row between the two would never be sent.
-    let now = pg::database_time(&mut lease.session.connection).await?;
-    lease.give_back();
+    let now = pg::database_time(&mut pooled.session.connection).await?;
+    pooled.give_back();
     let question = Search::parse(ask.parameters.get("q").unwrap_or_default()).question(now);
     let filter = question.map_err(PageError::Wrong)?.filter;
     let after = ask.last_event.as_deref().or(ask.parameters.word("after")).and_then(Position::parse);
@@ -99,13 +99,13 @@ impl TailStream {
     }
 
     async fn next_rows(&mut self) -> Result<String, PageError> {
-        let mut lease = self.ask.app.pool.lease().await?;
-        let now = lease.session.clock.now();
+        let mut pooled = self.ask.app.pool.acquire().await?;
+        let now = pooled.session.clock.now();
         let since = self.following.since(now);
         let wanted =
             TrailQuery { filter: self.filter.clone(), since, until: now + AHEAD, after: None, limit: ROWS };
-        let found = search_trail(&mut lease.session.connection, now, &wanted, None).await?;
-        lease.give_back();
+        let found = search_trail(&mut pooled.session.connection, now, &wanted, None).await?;
+        pooled.give_back();
         let mut events = String::new();
         for (position, decision) in self.following.take(now, found.rows.into_iter().rev()) {
             let html = row(&self.ask, &position, &decision).into_string();

@@ -3,12 +3,11 @@
 //! Each statement runs in a task of its own, to its end: dropping a run cancels no statement half-way. Statements are idempotent, so after
 //! a lost answer a statement is repeated until it is answered.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::future::BoxFuture;
 use sqlx::PgConnection;
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::StoreError;
@@ -16,8 +15,8 @@ use oncely_core::backoff::Backoff;
 use oncely_core::fault::{Fault, FaultClass};
 use oncely_failpoint as failpoint;
 use oncely_postgres::{
-    self as pg, DatabaseClock, LastOutage, NoSession, PgFault, Session, SessionFactory, classify,
-    is_lease_lost, is_outage, passes,
+    self as pg, DatabaseClock, LastOutage, NoSession, PgFault, PoolLimits, Session, SessionFactory,
+    SessionOpener, SessionPool, classify, is_lease_lost, is_outage, passes,
 };
 
 /// The reason why a statement has no answer.
@@ -52,17 +51,38 @@ pub enum SessionReuse {
 
 /// The sessions of one consumer.
 pub struct LeaseSessions {
-    door: SessionFactory,
+    application: String,
+    limit: Duration,
+    pool: SessionPool<LeaseOpener>,
+    /// Called with each fault that keeps a statement from being answered.
+    stalled: Box<dyn Fn(&Fault) + Send + Sync>,
+}
+
+/// Opens sessions for handlers under leases.
+struct LeaseOpener {
+    factory: SessionFactory,
     application: String,
     clock: DatabaseClock,
     limit: Duration,
-    places: Semaphore,
-    /// Called with each fault that keeps a statement from being answered.
-    stalled: Box<dyn Fn(&Fault) + Send + Sync>,
-    resting: Mutex<Vec<Session>>,
-    away: LastOutage,
     /// Whether the server is known to have been reachable all the time, so that new sessions may take over at once (see `pg::backdate_session`).
     has_contact: bool,
+}
+
+impl SessionOpener for LeaseOpener {
+    type Facts = ();
+
+    async fn open(&self) -> Result<(Session, ()), NoSession> {
+        let mut session = self.factory.open_for_handlers(&self.application).await?;
+        session.clock = self.clock.clone();
+        if self.has_contact {
+            pg::within(self.limit, pg::backdate_session(&mut session.connection)).await?;
+        }
+        Ok((session, ()))
+    }
+
+    fn admits(&self, session: &Session) -> bool {
+        self.factory.admits(session)
+    }
 }
 
 /// A fault that the statement's own code has classified.
@@ -87,39 +107,22 @@ fn repeatable_fault(error: &sqlx::Error) -> Option<&Fault> {
 /// A statement of the lease protocol, to be run in one session.
 pub type Statement<T, E> = Box<dyn for<'c> FnOnce(&'c mut Session) -> BoxFuture<'c, Result<T, E>> + Send>;
 
-/// Converts a failure to get a session to an error of the statement.
-fn session_error(error: NoSession) -> sqlx::Error {
-    match error {
-        NoSession::Postgres(error) => error,
-        // Classified as an outage: it passes when the right server is back.
-        other => sqlx::Error::Configuration(Box::new(other)),
-    }
-}
-
 impl LeaseSessions {
     /// Creates up to `count` sessions. `limit` is the longest wait for an answer; `away` is shared by all sessions of a consumer;
     /// `has_contact` is set if the server is known to have been reachable for all holders, whether or not these sessions can tell.
     #[doc(hidden)]
     pub fn new(
-        (door, application, clock): (SessionFactory, String, DatabaseClock),
+        (factory, application, clock): (SessionFactory, String, DatabaseClock),
         limit: Duration,
         count: usize,
         (away, has_contact): (LastOutage, bool),
         stalled: impl Fn(&Fault) + Send + Sync + 'static,
     ) -> Self {
-        let places = Semaphore::new(count);
-        let stalled = Box::new(stalled);
-        Self {
-            door,
-            application,
-            clock,
-            limit,
-            places,
-            stalled,
-            resting: Mutex::default(),
-            away,
-            has_contact,
-        }
+        // A session that was closed while idle is found out by the statement, which is repeated.
+        let limits = PoolLimits { sessions: count, wait: None, check_after: None };
+        let opener = LeaseOpener { factory, application: application.clone(), clock, limit, has_contact };
+        let pool = SessionPool::with_opener(opener, limits, away);
+        Self { application, limit, pool, stalled: Box::new(stalled) }
     }
 
     /// Returns the longest wait for an answer to a statement of the protocol.
@@ -145,7 +148,7 @@ impl LeaseSessions {
         let (is_fresh, answered) = self.run_statement(SessionReuse::Keep, self.limit, refusable).await;
         // A statement that has to be repeated for another reason shows that the server answers.
         if is_fresh && matches!(&answered, Err(error) if !matches!(error, sqlx::Error::Configuration(_))) {
-            self.away.note();
+            self.pool.last_outage().note();
         }
         answered?
     }
@@ -179,23 +182,15 @@ impl LeaseSessions {
     {
         let sessions = Arc::clone(self);
         let said = tokio::spawn(failpoint::inherit(async move {
-            let Ok(_place) = sessions.places.acquire().await else {
-                return (false, Err(sqlx::Error::PoolClosed.into()));
+            let mut pooled = match sessions.pool.acquire().await {
+                Ok(pooled) => pooled,
+                Err(error) => return (true, Err(sqlx::Error::from(error).into())),
             };
-            let (is_fresh, mut session) = match sessions.rested() {
-                Some(session) => (false, session),
-                None => match sessions.open().await {
-                    Ok(session) => (true, session),
-                    Err(error) => {
-                        sessions.away.note();
-                        return (true, Err(session_error(error).into()));
-                    }
-                },
-            };
-            let answer = match tokio::time::timeout(limit, statement(&mut session)).await {
+            let is_fresh = pooled.is_fresh();
+            let answer = match tokio::time::timeout(limit, statement(&mut pooled.session)).await {
                 Ok(Ok(answer)) => {
                     if after == SessionReuse::Keep {
-                        sessions.lock().push(session);
+                        pooled.give_back();
                     }
                     return (is_fresh, Ok(answer));
                 }
@@ -206,8 +201,7 @@ impl LeaseSessions {
                     Err(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, text)).into())
                 }
             };
-            // The other idle sessions may be broken as well: the next statement opens a new one.
-            sessions.lock().clear();
+            pooled.close_all();
             (is_fresh, answer)
         }));
         said.await.unwrap_or_else(|error| {
@@ -272,7 +266,7 @@ impl LeaseSessions {
         };
         let is_stalled = match is_outage {
             // A session that was already lost is no evidence about the server: the next one is.
-            true => self.away.is_since(asked),
+            true => self.pool.last_outage().is_since(asked),
             // A lock of another transaction is not a fault of PostgreSQL.
             false => fault.class != FaultClass::Contention,
         };
@@ -288,30 +282,8 @@ impl LeaseSessions {
         (self.stalled)(fault);
     }
 
-    fn rested(&self) -> Option<Session> {
-        let mut resting = self.lock();
-        std::iter::from_fn(|| resting.pop()).find(|session| self.door.admits(session))
-    }
-
-    async fn open(&self) -> Result<Session, NoSession> {
-        let mut session = self.door.open_for_handlers(&self.application).await?;
-        session.clock = self.clock.clone();
-        if self.has_contact {
-            pg::within(self.limit, pg::backdate_session(&mut session.connection)).await?;
-        }
-        Ok(session)
-    }
-
     pub(crate) async fn close(&self) {
-        let resting = std::mem::take(&mut *self.lock());
-        for session in resting {
-            session.close().await;
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Session>> {
-        // No change leaves the list inconsistent.
-        self.resting.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pool.close_idle().await;
     }
 }
 

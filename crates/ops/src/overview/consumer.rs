@@ -6,6 +6,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use serde::Serialize;
 
 use super::process::ProcessOverview;
+use super::queue::QueueState;
 use super::recent::RecentCounts;
 use oncely_core::units::total;
 use oncely_postgres::{HeldCount, KnownConsumer, Pause};
@@ -93,6 +94,30 @@ pub struct ConsumerOverview {
     pub retention: Option<f64>,
     /// Greatest age of a copy that can still arrive, in seconds.
     pub redelivery_horizon: Option<f64>,
+}
+
+impl ConsumerOverview {
+    /// Adds facts that only the broker has: a missing queue, or a queue without a subscription. `queues` are its own, if the broker answers.
+    #[must_use]
+    pub fn with_queues(&self, queues: &[&QueueState]) -> Self {
+        let one = self.clone();
+        // Both are more specific than the broker's facts.
+        if matches!(one.state, ConsumerState::Paused | ConsumerState::Stalled) {
+            return one;
+        }
+        if let Some(missing) = queues.iter().find_map(|queue| queue.missing.first()) {
+            let reason = format!("the queue {missing} does not exist (oncely topology apply)");
+            return Self { state: ConsumerState::NoQueue, reason: Some(reason), since: None, ..one };
+        }
+        let unattended = queues.iter().find(|queue| queue.subscriptions == Some(0));
+        match unattended.filter(|_| one.state != ConsumerState::NoWorker) {
+            Some(queue) => {
+                let reason = format!("no worker is subscribed to the queue {}", queue.queue);
+                Self { state: ConsumerState::Unattended, reason: Some(reason), since: None, ..one }
+            }
+            None => one,
+        }
+    }
 }
 
 /// Age up to which a failed message is shown.

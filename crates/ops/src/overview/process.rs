@@ -20,7 +20,7 @@ pub struct ProcessOverview {
 }
 
 /// Returns all processes that were seen within the last hour.
-pub async fn seen_processes(
+pub(super) async fn seen_processes(
     connection: &mut PgConnection,
     now: DateTime<Utc>,
 ) -> Result<Vec<ProcessOverview>, sqlx::Error> {

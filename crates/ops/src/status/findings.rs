@@ -3,9 +3,9 @@
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 
-use super::picture::{DatabaseSnapshot, QueueState, StatusSnapshot};
+use super::picture::{DatabaseSnapshot, StatusSnapshot};
 use crate::exit;
-use crate::overview::CONTENDED;
+use crate::overview::{CONTENDED, QueueState};
 use oncely_core::shown;
 use oncely_core::units::{Times, age, counted};
 use oncely_postgres::RecentOutcome;
@@ -153,7 +153,7 @@ impl StatusFindings {
     }
 
     fn pauses(&mut self, database: &DatabaseSnapshot, times: Times) {
-        for pause in &database.pauses {
+        for pause in &database.overview.pauses {
             let until = match pause.paused_until {
                 Some(until) => format!("until {}", times.show(until)),
                 None => {
@@ -172,7 +172,7 @@ impl StatusFindings {
     }
 
     fn stalls(&mut self, database: &DatabaseSnapshot, times: Times) {
-        for seen in database.processes.iter().filter(|seen| !seen.silent) {
+        for seen in database.overview.processes.iter().filter(|seen| !seen.silent) {
             for report in &seen.reports {
                 if report.unsettled > 0 {
                     let text = format!(
@@ -312,7 +312,7 @@ impl StatusFindings {
 
     /// Reports expired leases: a copy arrives within half a minute if a worker is subscribed.
     fn leases(&mut self, database: &DatabaseSnapshot) {
-        for held in database.leases.iter().filter(|held| database.now - held.first_end > LATE) {
+        for held in database.overview.leases.iter().filter(|held| database.now - held.first_end > LATE) {
             let text = format!(
                 "{} held by an expired lease, the first expired {} ago, and no run took over \
                  (`oncely leases list --over`)",
@@ -327,7 +327,7 @@ impl StatusFindings {
     }
 
     fn processes(&mut self, database: &DatabaseSnapshot) {
-        for seen in database.processes.iter().filter(|seen| seen.silent) {
+        for seen in database.overview.processes.iter().filter(|seen| seen.silent) {
             let row = &seen.row;
             let text = format!(
                 "has been silent for {} (host {}, process {}): it died, hangs, or can't reach PostgreSQL; if it does not come back: \
@@ -341,7 +341,7 @@ impl StatusFindings {
     }
 
     fn relay(&mut self, database: &DatabaseSnapshot, has_broker: bool) {
-        let relays = database.processes.iter().any(|seen| seen.row.kind == "relay" && !seen.silent);
+        let relays = database.overview.processes.iter().any(|seen| seen.row.kind == "relay" && !seen.silent);
         let late = |since: Option<DateTime<Utc>>| since.filter(|at| database.now - *at > LATE);
         // Without a broker no relay runs.
         if !relays && has_broker {

@@ -1,7 +1,11 @@
 //! The state of the system at one time: answers of the servers, and findings. Shared by all screens that show it.
 
+mod failure;
 mod findings;
 mod picture;
+mod servers;
 
+pub use failure::ServerFailure;
 pub use findings::{Severity, StatusFinding, code, judge};
-pub use picture::{DatabaseSnapshot, QueueState, ServerFailure, StatusSnapshot, queue_states};
+pub use picture::{DatabaseSnapshot, StatusSnapshot};
+pub use servers::Servers;

@@ -1,16 +1,14 @@
-//! Queries of the servers: all at once, each with a time limit of its own.
+//! The state of the servers at one time.
 
-use std::collections::BTreeMap;
+use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 
-use crate::exit;
-use crate::overview::{ProcessOverview, seen_processes};
-use oncely_amqp::{AmqpError, Topology, connect, depth};
-use oncely_config::{Config, ConsumerSettings, RabbitSettings};
-use oncely_doctor::IN_CLUSTER;
-use oncely_mirror::Mirror;
+use super::failure::ServerFailure;
+use super::servers::Servers;
+use crate::overview::{Overview, ProcessOverview, QueueState};
+use oncely_config::Config;
 use oncely_postgres::{
     self as pg, ConsumerKeyCounts, EventStatus, FailingKey, HeldCount, MirrorQueueStatus, Pause,
     QueueLetters, RecentOutcome, Session, TableStatistics, TenantOverQuota,
@@ -25,30 +23,10 @@ const ARRIVED: chrono::Duration = chrono::Duration::minutes(1);
 /// Maximum number of failing keys of a consumer that are named, and of tenants over their quota.
 const NAMED: i64 = 3;
 
-/// The reason why a server is not used.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ServerFailure {
-    pub text: String,
-    /// Whether it does not answer; otherwise a query failed.
-    pub is_away: bool,
-}
-
-impl ServerFailure {
-    /// Returns the reason why a server is not used.
-    ///
-    /// # Errors
-    /// The error itself, if the database does not match the configuration.
-    pub fn from_error(error: anyhow::Error) -> anyhow::Result<Self> {
-        match exit::code(&error) {
-            exit::CONFIG => Err(error),
-            code => Ok(Self { text: exit::error_chain(&error), is_away: code == exit::UNREACHABLE }),
-        }
-    }
-}
-
 /// The state of the servers at one time; a server that does not answer has its error.
-pub struct StatusSnapshot {
-    pub postgres: Result<DatabaseSnapshot, ServerFailure>,
+#[derive(Clone, Debug)]
+pub struct StatusSnapshot<D = DatabaseSnapshot> {
+    pub postgres: Result<D, ServerFailure>,
     /// Whether a broker is configured.
     pub has_broker: bool,
     pub rabbitmq: Result<Vec<QueueState>, String>,
@@ -57,7 +35,7 @@ pub struct StatusSnapshot {
 }
 
 /// Facts from PostgreSQL.
-#[derive(Serialize)]
+#[derive(Clone, Debug, Serialize)]
 pub struct DatabaseSnapshot {
     pub now: DateTime<Utc>,
     pub cell: String,
@@ -73,37 +51,46 @@ pub struct DatabaseSnapshot {
     pub(crate) letters: Vec<QueueLetters>,
     /// Tenants with open dead letters that are not stored.
     pub(crate) over_quota: Vec<TenantOverQuota>,
-    pub pauses: Vec<Pause>,
-    /// Keys that runs hold by leases, by consumer.
-    pub leases: Vec<HeldCount>,
     #[serde(skip)]
-    pub processes: Vec<ProcessOverview>,
+    pub overview: Overview,
 }
 
-/// A queue with its dead-letter and retry queues, from the broker.
-pub struct QueueState {
-    pub consumer: String,
-    pub queue: String,
-    pub ready: Option<u32>,
-    pub retrying: u64,
-    pub dead: Option<u32>,
-    pub subscriptions: Option<u32>,
-    pub missing: Vec<String>,
-}
-
-impl StatusSnapshot {
-    /// Queries all servers.
+impl<D> StatusSnapshot<D> {
+    /// Queries all servers at once; `database` queries PostgreSQL.
     ///
     /// # Errors
-    /// If the database does not match the configuration. A server that does not answer is part of the picture.
-    pub async fn take(config: &Config) -> anyhow::Result<Self> {
-        let (postgres, rabbitmq, redis) = tokio::join!(database(config), queues(config), redis(config));
+    /// If the database does not match the configuration. A server that does not answer is part of the snapshot.
+    pub async fn of_servers(
+        config: &Config,
+        servers: &Servers,
+        database: impl Future<Output = anyhow::Result<D>>,
+    ) -> anyhow::Result<Self> {
+        let (postgres, rabbitmq, redis) = tokio::join!(database, servers.queues(config), servers.redis());
         let postgres = match postgres {
             Ok(database) => Ok(database),
             Err(error) => Err(ServerFailure::from_error(error)?),
         };
-        let rabbitmq = rabbitmq.map_err(|error| error.to_string());
         Ok(Self { postgres, has_broker: config.has_broker, rabbitmq, redis })
+    }
+
+    /// Returns the queues of a consumer, as far as RabbitMQ answers.
+    pub fn queues(&self, consumer: &str) -> Vec<&QueueState> {
+        let all = self.rabbitmq.as_deref().unwrap_or_default();
+        all.iter().filter(|queue| queue.consumer == consumer).collect()
+    }
+}
+
+impl StatusSnapshot {
+    /// Queries all servers, over connections that are closed afterwards.
+    ///
+    /// # Errors
+    /// If the database does not match the configuration. A server that does not answer is part of the snapshot.
+    pub async fn take(config: &Config) -> anyhow::Result<Self> {
+        // The configured limits of the servers apply.
+        let servers = Servers::new(config, "oncely status", Duration::MAX);
+        let snapshot = Self::of_servers(config, &servers, database(config)).await?;
+        servers.close().await;
+        Ok(snapshot)
     }
 
     /// Returns live workers with their reports about a consumer.
@@ -111,7 +98,7 @@ impl StatusSnapshot {
         &'a self,
         consumer: &'a str,
     ) -> impl Iterator<Item = (&'a ProcessOverview, &'a ConsumerReport)> {
-        let processes = self.postgres.as_ref().map_or(&[][..], |database| &database.processes);
+        let processes = self.postgres.as_ref().map_or(&[][..], |database| &database.overview.processes);
         let living = processes.iter().filter(|seen| !seen.silent);
         living.flat_map(move |seen| {
             seen.reports
@@ -176,9 +163,7 @@ impl DatabaseSnapshot {
             failing: pg::failing_keys(connection, &names, NAMED).await?,
             letters: pg::queue_letters(connection, now - ARRIVED).await?,
             over_quota: pg::over_quota(connection, NAMED).await?,
-            pauses: pg::pauses(connection).await?,
-            leases: pg::held_counts(connection, now).await?,
-            processes: seen_processes(connection, now).await?,
+            overview: Overview::take(connection, Some(&names), now).await?,
         })
     }
 
@@ -190,92 +175,11 @@ impl DatabaseSnapshot {
 
     /// Returns the pause of a consumer, if it is paused.
     pub fn pause(&self, consumer: &str) -> Option<&Pause> {
-        self.pauses.iter().find(|pause| pause.consumer == consumer)
+        self.overview.pauses.iter().find(|pause| pause.consumer == consumer)
     }
 
     /// Returns the leases of a consumer, if it has any.
     pub fn held(&self, consumer: &str) -> Option<&HeldCount> {
-        self.leases.iter().find(|held| held.consumer == consumer)
+        self.overview.leases.iter().find(|held| held.consumer == consumer)
     }
-}
-
-async fn queues(config: &Config) -> Result<Vec<QueueState>, AmqpError> {
-    if !config.has_broker {
-        return Ok(Vec::new());
-    }
-    let connection = connect(&config.rabbitmq, "oncely status").await?;
-    let states = queue_states(&connection, config).await?;
-    if let Err(error) = connection.close(200, "done".into()).await {
-        tracing::debug!(error = %error, "closing a connection to RabbitMQ failed");
-    }
-    Ok(states)
-}
-
-/// Returns the state of all configured queues.
-///
-/// # Errors
-/// If the broker does not answer.
-pub async fn queue_states(
-    connection: &lapin::Connection,
-    config: &Config,
-) -> Result<Vec<QueueState>, AmqpError> {
-    let mut states = Vec::new();
-    for consumer in &config.consumers {
-        for queue in &consumer.queues {
-            states.push(queue_state(connection, &config.rabbitmq, consumer, queue).await?);
-        }
-    }
-    Ok(states)
-}
-
-async fn queue_state(
-    connection: &lapin::Connection,
-    settings: &RabbitSettings,
-    consumer: &ConsumerSettings,
-    queue: &str,
-) -> Result<QueueState, AmqpError> {
-    let dead = Topology::dead_letter_queue(queue);
-    let mut names = vec![queue.to_owned()];
-    // An observed queue has no others around it.
-    if !consumer.observes() {
-        names.push(dead.clone());
-        names.extend(consumer.retry.delays.iter().map(|delay| Topology::retry_queue(queue, *delay)));
-    }
-    names.dedup();
-    let mut found = BTreeMap::new();
-    let mut missing = Vec::new();
-    for name in names {
-        match depth(connection, settings.timeout, &name).await? {
-            Some(depth) => {
-                found.insert(name, depth);
-            }
-            None => missing.push(name),
-        }
-    }
-    let work = found.remove(queue);
-    let dead = found.remove(&dead);
-    Ok(QueueState {
-        consumer: consumer.name.as_str().to_owned(),
-        queue: queue.to_owned(),
-        ready: work.map(|depth| depth.ready),
-        retrying: found.values().map(|depth| u64::from(depth.ready)).sum(),
-        // An observer has no dead letters, and needs no queue for them.
-        dead: dead.map(|depth| depth.ready).or(consumer.observes().then_some(0)),
-        subscriptions: work.map(|depth| depth.subscriptions),
-        missing,
-    })
-}
-
-async fn redis(config: &Config) -> Option<Result<(), ServerFailure>> {
-    let settings = config.mirror.as_ref()?;
-    let answer = match Mirror::new(settings) {
-        Ok(mirror) => match mirror.ping().await {
-            Ok(()) if mirror.facts().await.is_ok_and(|facts| facts.is_cluster) => {
-                return Some(Err(ServerFailure { text: IN_CLUSTER.to_owned(), is_away: false }));
-            }
-            answer => answer,
-        },
-        Err(error) => Err(error),
-    };
-    Some(answer.map_err(|error| ServerFailure { text: error.to_string(), is_away: true }))
 }

@@ -3,6 +3,7 @@
 use oncely_amqp::Delivery;
 use oncely_core::fingerprint::Fingerprint;
 use oncely_core::identity::{Identity, IdentityPart};
+use oncely_core::outcome::Outcome;
 use oncely_core::reason::Rejection;
 
 /// A delivery that may run.
@@ -22,6 +23,28 @@ pub(crate) struct RejectedDelivery {
     pub(crate) delivery: Box<Delivery>,
     pub(crate) rejection: Rejection,
     pub(crate) known: PartialIdentity,
+}
+
+/// A delivery with its outcome.
+#[derive(Clone, Debug)]
+pub(crate) struct DecidedDelivery {
+    pub(crate) delivery: Box<Delivery>,
+    pub(crate) known: PartialIdentity,
+    pub(crate) outcome: Outcome,
+}
+
+impl Candidate {
+    /// Decides the candidate.
+    pub(crate) fn decided(self, outcome: Outcome) -> DecidedDelivery {
+        DecidedDelivery { known: PartialIdentity::from(&self.identity), delivery: self.delivery, outcome }
+    }
+}
+
+impl From<RejectedDelivery> for DecidedDelivery {
+    fn from(rejected: RejectedDelivery) -> Self {
+        let RejectedDelivery { delivery, rejection, known } = rejected;
+        Self { delivery, known, outcome: Outcome::rejected(rejection) }
+    }
 }
 
 /// Known parts of an identity.

@@ -1,18 +1,18 @@
 //! Deliveries that leave the worker undecided.
 
+use std::time::Duration;
+
 use tokio::time::Instant;
 
 use super::batch::prepare::{ReadingStretch, identity_of};
-use super::candidate::PartialIdentity;
+use super::candidate::{DecidedDelivery, PartialIdentity};
 use super::shared::ConsumerContext;
 use oncely_amqp::Delivery;
 use oncely_core::extract::UnidentifiedMessage;
+use oncely_core::outcome::Outcome;
 
-/// Determines the identity of a delivery that has waited aside for the end of its queue.
-pub(super) fn postponed(
-    shared: &ConsumerContext,
-    mut delivery: Box<Delivery>,
-) -> (Box<Delivery>, PartialIdentity) {
+/// Sends a delivery that has waited aside to the end of its queue.
+pub(super) fn postponed(shared: &ConsumerContext, mut delivery: Box<Delivery>) -> DecidedDelivery {
     let known = match identity_of(shared, &mut delivery) {
         Ok(identity) => {
             shared.progress.leaves(&identity, Instant::now());
@@ -21,7 +21,7 @@ pub(super) fn postponed(
         // It had an identity when it was put aside. If it has none now, it is rejected when it comes again.
         Err(UnidentifiedMessage { tenant, .. }) => PartialIdentity { tenant, key: None },
     };
-    (delivery, known)
+    DecidedDelivery { delivery, known, outcome: Outcome::Postponed { delay: Duration::ZERO } }
 }
 
 /// Releases deliveries that come again by another channel. Those that have failed do not wait in this process any more: the consumer does not

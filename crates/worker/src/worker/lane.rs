@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::batch::precheck::precheck;
 use super::batch::prepare::{names_unknown_key, prepare_all};
-use super::candidate::{Candidate, PartialIdentity};
+use super::candidate::{Candidate, DecidedDelivery};
 use super::round::{DecidedRound, Round, RoundOutcomes};
 use crate::worker::abandoned::AbandonedBatch;
 use crate::worker::gone::{abandon_deliveries, postponed};
@@ -103,10 +103,7 @@ impl Lane {
     }
 
     /// Settles decided deliveries. While too many wait for their copies to arrive, the lane waits, too.
-    async fn settle(
-        &self,
-        settled: Vec<(Box<Delivery>, PartialIdentity, Outcome)>,
-    ) -> Result<(), AbandonedBatch> {
+    async fn settle(&self, settled: Vec<DecidedDelivery>) -> Result<(), AbandonedBatch> {
         let messages = settled.len();
         self.decider.attempts.waits();
         let done = settle(&self.shared, self.decider.attempts.trace(), settled).await;
@@ -145,12 +142,10 @@ impl Lane {
         let (mut candidates, rejected) = prepare_all(&shared, deliveries).await;
         shared.passed(self.decider.attempts.trace(), Stage::Prepare, began.into_std());
         if !rejected.is_empty() {
-            let mut settled = rejected
-                .into_iter()
-                .map(|one| (one.delivery, one.known, Outcome::rejected(one.rejection)))
-                .collect::<Vec<_>>();
+            let mut settled: Vec<DecidedDelivery> =
+                rejected.into_iter().map(|one| DecidedDelivery::from(*one)).collect();
             self.decider.attempts.reject(&mut settled).await?;
-            settled.iter().for_each(|(delivery, _, outcome)| shared.journal.note(delivery, outcome));
+            settled.iter().for_each(|one| shared.journal.note(&one.delivery, &one.outcome));
             self.settle(settled).await?;
         }
         while !candidates.is_empty() {
@@ -231,11 +226,7 @@ impl Lane {
 
     /// Puts aside messages with failures that are not attributed yet. Returns those that have waited longest if there is no room for all:
     /// they go to the end of their queue, without an attempt. `goes_on`: another message of their batch has succeeded.
-    fn put_aside(
-        &mut self,
-        undecided: Vec<(Candidate, Fault)>,
-        goes_on: bool,
-    ) -> Vec<(Box<Delivery>, PartialIdentity, Outcome)> {
+    fn put_aside(&mut self, undecided: Vec<(Candidate, Fault)>, goes_on: bool) -> Vec<DecidedDelivery> {
         let shared = &self.shared;
         let now = Instant::now();
         let mut example = None;
@@ -284,12 +275,7 @@ impl Lane {
             }
         }
         let overflow = self.arrivals.overflow(|delivery| delivery.message.body.len()).into_iter();
-        overflow
-            .map(|delivery| {
-                let (delivery, known) = postponed(shared, delivery);
-                (delivery, known, Outcome::Postponed { delay: Duration::ZERO })
-            })
-            .collect()
+        overflow.map(|delivery| postponed(shared, delivery)).collect()
     }
 
     /// Commits the messages that may run now, and returns the outcomes by position. Redelivered messages, of which one may have killed a

@@ -5,11 +5,10 @@ use oncely_core::fault::{Fault, FaultClass};
 use oncely_core::outcome::{DuplicateSource, Outcome};
 use oncely_postgres::AuditRecord;
 
-use super::candidate::{Candidate, PartialIdentity};
+use super::candidate::{Candidate, DecidedDelivery};
 use super::shared::ConsumerContext;
 use super::transaction::record::audit_record;
 use super::transaction::replies::wants_reply;
-use oncely_amqp::Delivery;
 
 /// Outcomes of the candidates that were decided, by their position among these.
 pub(super) struct RoundOutcomes {
@@ -38,7 +37,7 @@ pub(super) struct Round {
 
 /// Candidates of a round by their next step.
 pub(super) struct DecidedRound {
-    pub(super) settled: Vec<(Box<Delivery>, PartialIdentity, Outcome)>,
+    pub(super) settled: Vec<DecidedDelivery>,
     /// They go through another round.
     pub(super) again: Vec<Candidate>,
     /// Failures that are not attributed yet.
@@ -146,10 +145,7 @@ impl Round {
                     round.again.push(candidate);
                 }
                 Some(Outcome::Undecided { fault, .. }) => round.undecided.push((candidate, fault)),
-                Some(outcome) => {
-                    let known = PartialIdentity::from(&candidate.identity);
-                    round.settled.push((candidate.delivery, known, outcome));
-                }
+                Some(outcome) => round.settled.push(candidate.decided(outcome)),
                 None if lets_pass => {
                     candidate.delivery.message.redelivered = true;
                     round.suspects.push(candidate);

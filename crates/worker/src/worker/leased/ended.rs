@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::runner::{MessageDecision, Runner};
-use crate::worker::candidate::{Candidate, PartialIdentity};
+use crate::worker::candidate::Candidate;
 use crate::worker::progress::FailedRun;
 use oncely_core::blame::Blame;
 use oncely_core::fault::{Fault, FaultClass};
@@ -231,8 +231,7 @@ impl Runner {
             let kept = self.keep_letter(candidate, outcome).await;
             return kept.map_or(MessageDecision::Redelivery, MessageDecision::Outcome);
         }
-        let known = PartialIdentity::from(&candidate.identity);
-        let noted = self.note_rejected((candidate.delivery.clone(), known, outcome)).await;
-        noted.map_or(MessageDecision::Redelivery, |(_, _, outcome)| outcome.into())
+        let noted = self.note_rejected(Candidate::clone(candidate).decided(outcome)).await;
+        noted.map_or(MessageDecision::Redelivery, |one| one.outcome.into())
     }
 }

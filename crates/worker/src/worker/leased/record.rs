@@ -3,19 +3,15 @@
 use std::sync::Arc;
 
 use super::runner::Runner;
-use crate::worker::candidate::{Candidate, PartialIdentity};
+use crate::worker::candidate::{Candidate, DecidedDelivery};
 use crate::worker::interrupt::Interrupt;
 use crate::worker::transaction::letters::{GivenUpDelivery, keep_letters};
 use crate::worker::transaction::record::audit_record;
 use crate::worker::transaction::without_handler::{audit_only, reject};
-use oncely_amqp::Delivery;
 use oncely_core::fault::{Fault, FaultClass};
 use oncely_core::outcome::Outcome;
 use oncely_lease::{Statement, StatementError, repeatable};
 use oncely_postgres as pg;
-
-/// A delivery that does not run, with its outcome.
-type RefusedDelivery = (Box<Delivery>, PartialIdentity, Outcome);
 
 impl Runner {
     /// Stores a dead letter alone: the trail has its row. Returns `None` if the worker stops first.
@@ -56,7 +52,7 @@ impl Runner {
     }
 
     /// Writes the audit row and the letter of a message that can't run. Returns `None` if the worker stops first.
-    pub(super) async fn note_rejected(&self, rejected: RefusedDelivery) -> Option<RefusedDelivery> {
+    pub(super) async fn note_rejected(&self, rejected: DecidedDelivery) -> Option<DecidedDelivery> {
         let shared = Arc::clone(&self.shared);
         self.written("record a rejected message", || {
             let (shared, mut one) = (Arc::clone(&shared), [rejected.clone()]);

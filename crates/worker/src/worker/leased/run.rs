@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::runner::{MessageDecision, PendingClaim, Runner, SendTime, TimedAnswer};
 use super::waiting::{RunAdmission, RunIsolation};
 use crate::worker::batch::prepare::{names_unknown_key, prepare};
-use crate::worker::candidate::{Candidate, PartialIdentity};
+use crate::worker::candidate::{Candidate, DecidedDelivery};
 use crate::worker::gone::abandon_deliveries;
 use crate::worker::intake::arrivals::BatchOrigin;
 use crate::worker::settle::settle;
@@ -85,26 +85,23 @@ impl Runner {
                     }
                 };
                 self.note(&candidate, began, &outcome);
-                (delivery_of(candidate), PartialIdentity::from(&identity), outcome)
+                DecidedDelivery { delivery: delivery_of(candidate), known: (&identity).into(), outcome }
             }
             Err(rejected) => {
-                let outcome = Outcome::rejected(rejected.rejection);
-                let Some(one) = self.note_rejected((rejected.delivery, rejected.known, outcome)).await else {
-                    return;
-                };
+                let Some(one) = self.note_rejected(DecidedDelivery::from(*rejected)).await else { return };
                 shared.health.committed();
                 one
             }
         };
-        shared.journal.note(&settled.0, &settled.2);
+        shared.journal.note(&settled.delivery, &settled.outcome);
         // Its copy may take long to arrive.
         drop(place);
         self.settle(settled).await;
     }
 
-    pub(super) async fn settle(&self, settled: (Box<Delivery>, PartialIdentity, Outcome)) {
+    pub(super) async fn settle(&self, settled: DecidedDelivery) {
         let shared = &*self.shared;
-        let channel = Arc::clone(&settled.0.channel);
+        let channel = Arc::clone(&settled.delivery.channel);
         let trace = shared.traces.batch(1);
         if settle(shared, &trace, vec![settled]).await.is_err() {
             tracing::debug!(consumer = %shared.consumer.name, "message left to redelivery");

@@ -159,8 +159,7 @@ impl Runner {
             }
         }
         for delivery in self.arrivals.overflow(|delivery| delivery.message.body.len()) {
-            let (delivery, known) = postponed(shared, delivery);
-            self.settle((delivery, known, Outcome::Postponed { delay: Duration::ZERO })).await;
+            self.settle(postponed(shared, delivery)).await;
         }
         #[allow(clippy::cast_precision_loss)] // a few hundred
         shared.counters.metrics.aside.set(aside.len() as f64);

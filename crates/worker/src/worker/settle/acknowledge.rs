@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::settled::SettledDelivery;
+use crate::worker::candidate::DecidedDelivery;
 use crate::worker::shared::ConsumerContext;
 use oncely_amqp::ChannelLife;
 use oncely_failpoint::step;
@@ -29,7 +30,7 @@ pub(super) async fn acknowledge<'a>(
     let began = Instant::now();
     let now = shared.clock.now();
     for one in settled {
-        let SettledDelivery { delivery, outcome, trace, .. } = one;
+        let SettledDelivery { decided: DecidedDelivery { delivery, outcome, .. }, trace } = one;
         shared.counters.settled(outcome, began.saturating_duration_since(delivery.arrived));
         if let (true, Some(published_at)) = (outcome.completes(), delivery.message.properties.timestamp) {
             shared.counters.metrics.age.record((now - published_at).to_std().unwrap_or_default());
@@ -65,10 +66,10 @@ pub(super) async fn acknowledge<'a>(
 
 /// Records the spans of deliveries that were acknowledged together.
 fn trace(traced: &[&SettledDelivery], messages: usize, asked: Instant, sent: bool) {
-    if let Some(SettledDelivery { delivery, trace, .. }) = traced.first() {
-        trace.acknowledged(&delivery.message.queue, messages, asked, sent);
+    if let Some(SettledDelivery { decided, trace }) = traced.first() {
+        trace.acknowledged(&decided.delivery.message.queue, messages, asked, sent);
     }
-    for SettledDelivery { delivery, known, outcome, trace } in traced {
+    for SettledDelivery { decided: DecidedDelivery { delivery, known, outcome }, trace } in traced {
         trace.settled(&SettledMessage {
             message: &delivery.message,
             tag: delivery.tag,

@@ -4,10 +4,9 @@ use super::acknowledge::acknowledge;
 use super::copies::{dead_letter_copy, retry_copy};
 use super::settled::SettledDelivery;
 use crate::worker::abandoned::AbandonedBatch;
-use crate::worker::candidate::PartialIdentity;
+use crate::worker::candidate::DecidedDelivery;
 use crate::worker::shared::ConsumerContext;
-use oncely_amqp::Delivery;
-use oncely_core::outcome::{Disposition, Outcome};
+use oncely_core::outcome::Disposition;
 use oncely_handler::ConsumerHandler;
 use oncely_traces::BatchTrace;
 
@@ -16,28 +15,29 @@ use oncely_traces::BatchTrace;
 pub(crate) async fn settle(
     shared: &ConsumerContext,
     batch: &BatchTrace,
-    decided: Vec<(Box<Delivery>, PartialIdentity, Outcome)>,
+    decided: Vec<DecidedDelivery>,
 ) -> Result<(), AbandonedBatch> {
     let mut ready = Vec::with_capacity(decided.len());
     let mut leaving = Vec::new();
-    for (mut delivery, known, outcome) in decided {
-        shared.failures.note(&known, &outcome);
-        shared.health.note(&known, &outcome);
+    for mut one in decided {
+        let DecidedDelivery { delivery, known, outcome } = &mut one;
+        shared.failures.note(known, outcome);
+        shared.health.note(known, outcome);
         let copy = match outcome.disposition() {
             // Not settled: it comes again with its channel.
             Disposition::Keep => continue,
             Disposition::Ack => None,
-            Disposition::Retry(delay) => Some(retry_copy(shared, &delivery, &known, delay)),
+            Disposition::Retry(delay) => Some(retry_copy(shared, delivery, known, delay)),
             Disposition::DeadLetter(rejection) => {
-                Some(dead_letter_copy(shared, &delivery, &known, &rejection, &outcome))
+                Some(dead_letter_copy(shared, delivery, known, &rejection, outcome))
             }
         };
         if copy.is_some() && matches!(shared.run, ConsumerHandler::Leased(_)) {
             // Its run is over, and its copy may take long to arrive.
             delivery.park();
         }
-        let trace = batch.message(&delivery.message, &outcome, delivery.arrived);
-        let settled = SettledDelivery { delivery, known, outcome, trace };
+        let trace = batch.message(&delivery.message, outcome, delivery.arrived);
+        let settled = SettledDelivery { decided: one, trace };
         match copy {
             None => ready.push(settled),
             Some(copy) => leaving.push((settled, copy)),

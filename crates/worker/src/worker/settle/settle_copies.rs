@@ -65,8 +65,8 @@ async fn work(
             () = tokio::time::sleep_until(next), if !waiting.is_empty() => {}
         }
         // A delivery of a lost channel comes again, and its copy then.
-        waiting.retain(|waiting| !waiting.leaving.settled.delivery.channel.is_over());
-        fresh.retain(|leaving| !leaving.settled.delivery.channel.is_over());
+        waiting.retain(|waiting| !waiting.leaving.settled.decided.delivery.channel.is_over());
+        fresh.retain(|leaving| !leaving.settled.decided.delivery.channel.is_over());
         for (leaving, error) in publish(shared, fresh).await {
             waiting.push(FailedCopy::new(leaving, error));
         }
@@ -156,9 +156,9 @@ fn log(shared: &ConsumerContext, waiting: &[FailedCopy], logged: &mut HashMap<&'
         logged.insert(reason, Instant::now());
         tracing::error!(
             %consumer,
-            queue = leaving.settled.delivery.message.queue,
-            tenant = leaving.settled.known.tenant.as_ref().map(tracing::field::display),
-            key = leaving.settled.known.key.as_ref().map(tracing::field::display),
+            queue = leaving.settled.decided.delivery.message.queue,
+            tenant = leaving.settled.decided.known.tenant.as_ref().map(tracing::field::display),
+            key = leaving.settled.decided.known.key.as_ref().map(tracing::field::display),
             reason,
             copies,
             error = %error,
@@ -170,7 +170,7 @@ fn log(shared: &ConsumerContext, waiting: &[FailedCopy], logged: &mut HashMap<&'
 /// Sends the acknowledgements that are held back behind waiting copies: these may wait for long.
 async fn release(shared: &ConsumerContext, waiting: &[FailedCopy]) {
     let mut channels: Vec<&Arc<ChannelLife>> = Vec::new();
-    for channel in waiting.iter().map(|waiting| &waiting.leaving.settled.delivery.channel) {
+    for channel in waiting.iter().map(|waiting| &waiting.leaving.settled.decided.delivery.channel) {
         if !channels.iter().any(|known| Arc::ptr_eq(known, channel)) {
             channels.push(channel);
         }

@@ -1,14 +1,10 @@
-//! A decided delivery.
+//! A settled delivery.
 
-use crate::worker::candidate::PartialIdentity;
-use oncely_amqp::Delivery;
-use oncely_core::outcome::Outcome;
+use crate::worker::candidate::DecidedDelivery;
 use oncely_traces::MessageTrace;
 
-/// A delivery with a committed outcome.
+/// A delivery with a committed outcome, and its span.
 pub(super) struct SettledDelivery {
-    pub(super) delivery: Box<Delivery>,
-    pub(super) known: PartialIdentity,
-    pub(super) outcome: Outcome,
+    pub(super) decided: DecidedDelivery,
     pub(super) trace: MessageTrace,
 }

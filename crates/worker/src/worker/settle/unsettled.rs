@@ -10,6 +10,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::settled::SettledDelivery;
 use crate::worker::abandoned::AbandonedBatch;
+use crate::worker::candidate::DecidedDelivery;
 use crate::worker::candidate::PartialIdentity;
 use oncely_amqp::{Copy, Delivery};
 use oncely_config::ConsumerSettings;
@@ -108,7 +109,7 @@ impl UnsettledDeliveries {
         let tried = CancellationToken::new();
         let guard = Arc::new(tried.clone().drop_guard());
         for (settled, copy) in leaving {
-            let SettledDelivery { delivery, known, .. } = &settled;
+            let DecidedDelivery { delivery, known, .. } = &settled.decided;
             let Some(room) = self.room_for(consumer, stop, delivery, known).await? else { continue };
             let first_try = Some(Arc::clone(&guard));
             // Its receiver ends after the lanes.

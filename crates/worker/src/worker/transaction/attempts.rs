@@ -12,7 +12,7 @@ use super::steps::transact;
 use super::unconfirmed::UnconfirmedOutcomes;
 use super::without_handler::{audit_only, record_failure, reject};
 use crate::worker::abandoned::AbandonedBatch;
-use crate::worker::candidate::{Candidate, PartialIdentity};
+use crate::worker::candidate::{Candidate, DecidedDelivery};
 use crate::worker::intake::aside::DeferredDeliveries;
 use crate::worker::interrupt::Interrupt;
 use crate::worker::isolation::marks::Marks;
@@ -426,10 +426,7 @@ impl Attempts {
         }
     }
 
-    pub(crate) async fn reject(
-        &mut self,
-        rejected: &mut [(Box<Delivery>, PartialIdentity, Outcome)],
-    ) -> Result<(), AbandonedBatch> {
+    pub(crate) async fn reject(&mut self, rejected: &mut [DecidedDelivery]) -> Result<(), AbandonedBatch> {
         loop {
             let shared = Arc::clone(&self.shared);
             let session = self.session().await?;

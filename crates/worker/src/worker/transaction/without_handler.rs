@@ -11,10 +11,9 @@ use super::record::{audit_records, failure, refusal, refusal_record};
 use super::replies::write_replies;
 use super::verdict::failure_outcome;
 use crate::worker::batch::prepare::ReadingStretch;
-use crate::worker::candidate::{Candidate, PartialIdentity};
+use crate::worker::candidate::{Candidate, DecidedDelivery};
 use crate::worker::interrupt::Interrupt;
 use crate::worker::shared::ConsumerContext;
-use oncely_amqp::Delivery;
 use oncely_core::decide::{KeyDecision, decide, leased, wait};
 use oncely_core::fault::Fault;
 use oncely_core::outcome::{DuplicateSource, Outcome};
@@ -156,20 +155,18 @@ pub(crate) async fn audit_only(
 pub(crate) async fn reject(
     shared: &ConsumerContext,
     session: &mut Session,
-    rejected: &mut [(Box<Delivery>, PartialIdentity, Outcome)],
+    rejected: &mut [DecidedDelivery],
 ) -> Result<(), Interrupt> {
     let now = session.clock.now();
-    let records: Vec<AuditRecord<'_>> = rejected
-        .iter()
-        .map(|(delivery, known, outcome)| refusal_record(&delivery.message, known, outcome))
-        .collect();
+    let records: Vec<AuditRecord<'_>> =
+        rejected.iter().map(|one| refusal_record(&one.delivery.message, &one.known, &one.outcome)).collect();
     let mut transaction = pg::begin(&mut session.connection).await.map_err(Interrupt::of_ours)?;
     pg::append_audit(&mut transaction, &shared.consumer.name, &shared.worker, now, &records)
         .await
         .map_err(Interrupt::of_ours)?;
     let mut given_up = Vec::with_capacity(rejected.len());
     let mut read = ReadingStretch::default();
-    for (delivery, known, outcome) in rejected {
+    for DecidedDelivery { delivery, known, outcome } in rejected {
         read.add(delivery.message.body.len()).await;
         let fingerprint = shared.consumer.fingerprint.fingerprint(&delivery.message.body);
         given_up.push(GivenUpDelivery { fingerprint, delivery, known: known.clone(), outcome });
