@@ -10,8 +10,8 @@ mod audit_verify;
 mod check;
 mod completions;
 mod config;
+mod confirmation;
 mod connection;
-mod consent;
 #[cfg(feature = "console")]
 mod console;
 mod consumers;
@@ -71,7 +71,7 @@ pub struct Arguments {
     #[arg(long, global = true)]
     utc: bool,
     /// Operator's name to record [default: the user of the operating system]
-    #[arg(long, global = true, env = "ONCELY_OPERATOR", value_name = "NAME", value_parser = consent::operator)]
+    #[arg(long, global = true, env = "ONCELY_OPERATOR", value_name = "NAME", value_parser = confirmation::operator)]
     operator: Option<String>,
     #[command(subcommand)]
     verb: OncelyCommand,
@@ -188,7 +188,7 @@ pub fn parse() -> Arguments {
 pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let Arguments { config, utc, operator, verb } = arguments;
     if let Some(operator) = operator {
-        consent::act_as(operator);
+        confirmation::act_as(operator);
     }
     match verb {
         // The configuration sets its number of threads.

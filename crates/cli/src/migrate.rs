@@ -9,7 +9,7 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 use sqlx::{Connection as _, PgConnection};
 
-use super::consent::agree;
+use super::confirmation::agree;
 use super::migration_plan;
 use super::migration_wait::MigrationSessions;
 use super::output::{self, List, Output, Row, Times};

@@ -10,7 +10,7 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep};
 
-use super::places::ConnectionPermit;
+use super::connection_limiter::ConnectionPermit;
 
 /// Longest pause between two pieces of a request's body.
 const PAUSE: Duration = Duration::from_secs(30);

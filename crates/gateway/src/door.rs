@@ -12,8 +12,8 @@ use tower_service::Service as _;
 
 use super::body::{GuardedBody, Upload};
 use super::browser::ScriptOrigin;
+use super::connection_limiter::ConnectionPermit;
 use super::layer::{methods, tenant_of};
-use super::places::ConnectionPermit;
 use super::problem::{GatewayProblemKind, UPSTREAM, problem};
 use super::request::{Peer, prepare_upstream};
 use super::upstream::Upstream;

@@ -16,8 +16,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::connection_limiter::{ConnectionLimiter, ConnectionPermit};
 use super::door::RequestHandler;
-use super::places::{ConnectionLimiter, ConnectionPermit};
 use super::problem::FULL;
 use super::tls::Tls;
 use oncely_net::http_server::{BrokenConnection, ConnectionLimits, accept, serve_connection};

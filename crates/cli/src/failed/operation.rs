@@ -8,7 +8,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::super::consent::{self, Consent, Proposal as _};
+use super::super::confirmation::{self, Consent, Proposal as _};
 use super::super::output;
 use super::plan::LetterChangeArguments;
 use super::sweep::report_passes;
@@ -75,7 +75,7 @@ async fn run(
     }
     let order = Order {
         plan: plan.clone(),
-        actor: consent::user(),
+        actor: confirmation::user(),
         reason: asked.agreement.note.clone(),
         rate: None,
         overrides,

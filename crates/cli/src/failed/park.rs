@@ -8,7 +8,7 @@ use chrono::{DateTime, Utc};
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::super::consent::{self, Consent, Proposal, SingleAgreement};
+use super::super::confirmation::{self, Consent, Proposal, SingleAgreement};
 use super::super::output::{self, Times, age, counted, safe};
 use super::SCHEMA;
 use oncely_config::Config;
@@ -75,7 +75,7 @@ pub(super) async fn run(file: &Path, arguments: ParkArguments, _times: Times) ->
     if let Consent::Over(code) = agreement.seek(&plan)? {
         return Ok(code);
     }
-    let (why, user) = (agreement.note.as_deref(), consent::user());
+    let (why, user) = (agreement.note.as_deref(), confirmation::user());
     let parked = match pg::park(&mut session.connection, &plan.identity, why, &user).await {
         // lock_not_available
         Err(error) if error.as_database_error().and_then(|e| e.code()).as_deref() == Some("55P03") => {

@@ -4,7 +4,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::super::consent::{Agreement, Consent, Proposal, SAMPLES};
+use super::super::confirmation::{Agreement, Consent, Proposal, SAMPLES};
 use super::super::output::{age, counted, safe};
 use super::{LetterFilterArguments, SCHEMA};
 use oncely_ops::letters::LetterChangePlan;

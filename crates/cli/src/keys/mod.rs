@@ -1,8 +1,8 @@
 //! `oncely keys list|show|seed|settle`.
 
-mod lines;
 mod list;
 mod seed;
+mod seed_file;
 mod settle;
 mod show;
 

@@ -12,8 +12,8 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::super::output::{self, counted, safe};
-use super::super::{completions, consent};
-use super::lines::{SeedFile, SeedLine};
+use super::super::{completions, confirmation};
+use super::seed_file::{SeedFile, SeedLine};
 use oncely_config::{Config, OBSERVER};
 use oncely_core::identity::IdentityPart;
 use oncely_ops::exit;
@@ -166,7 +166,7 @@ async fn record(
     filter: &serde_json::Value,
     count: i64,
 ) -> anyhow::Result<()> {
-    let user = consent::user();
+    let user = confirmation::user();
     let action = pg::Action {
         tenant: arguments.tenant.as_deref().unwrap_or_default(),
         verb: "seed_keys",

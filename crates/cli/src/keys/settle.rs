@@ -7,8 +7,8 @@ use chrono::{DateTime, Utc};
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
+use super::super::confirmation::{self, Consent, Proposal, SingleAgreement};
 use super::super::connection::connect;
-use super::super::consent::{self, Consent, Proposal, SingleAgreement};
 use super::super::key_name::{KeyName, only};
 use super::super::output::{self, age, safe};
 use oncely_core::decide::KeyStatus;
@@ -65,7 +65,7 @@ pub(super) async fn run(file: &Path, arguments: KeySettleArguments) -> crate::Ve
     if let Consent::Over(code) = agreement.seek(&plan)? {
         return Ok(code);
     }
-    let (user, note) = (consent::user(), agreement.note.as_deref());
+    let (user, note) = (confirmation::user(), agreement.note.as_deref());
     let done = pg::settle_claim(&mut connection, &plan.key, plan.took_effect, &user, note).await?;
     output::note(match (done, plan.took_effect) {
         (true, true) => "settled: it took effect; the key runs no more",

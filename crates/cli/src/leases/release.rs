@@ -7,7 +7,7 @@ use chrono::{DateTime, Utc};
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::super::consent::{self, Consent, Proposal, SingleAgreement};
+use super::super::confirmation::{self, Consent, Proposal, SingleAgreement};
 use super::super::key_name::{KeyName, only};
 use super::super::output::{self, age, safe};
 use oncely_config::Config;
@@ -57,7 +57,7 @@ pub(super) async fn run(file: &Path, arguments: LeaseReleaseArguments) -> crate:
     if let Consent::Over(code) = agreement.seek(&plan)? {
         return Ok(code);
     }
-    let (user, note) = (consent::user(), agreement.note.as_deref());
+    let (user, note) = (confirmation::user(), agreement.note.as_deref());
     let done = pg::revoke_lease(&mut session.connection, &plan.lease, &user, note).await?;
     session.close().await;
     output::note(match done {

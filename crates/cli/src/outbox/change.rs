@@ -8,7 +8,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use sqlx::Connection as _;
 
-use super::super::consent::{self, Agreement, Consent, Proposal, SAMPLES, tally};
+use super::super::confirmation::{self, Agreement, Consent, Proposal, SAMPLES, tally};
 use super::super::output::{self, age, counted, safe};
 use super::{EventFilterArguments, SCHEMA};
 use oncely_config::Config;
@@ -55,7 +55,7 @@ pub(super) async fn run(file: &Path, asked: EventChangeArguments, change: EventC
     let found = &plan.events;
     let mut transaction = session.connection.begin().await?;
     let by = EventChangeAuthor {
-        user: &consent::user(),
+        user: &confirmation::user(),
         reason: agreement.note.as_deref(),
         filter: &serde_json::to_value(&filter)?,
     };

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{Args, ValueEnum};
 use serde_json::json;
 
-use super::super::consent;
+use super::super::confirmation;
 use super::super::output::{self, Times, counted, safe};
 use oncely_amqp::Topology;
 use oncely_config::Config;
@@ -83,14 +83,14 @@ pub(super) async fn run(file: &Path, arguments: TenantEraseArguments, times: Tim
         output::note("dry run: nothing was changed");
         return Ok(ExitCode::SUCCESS);
     }
-    if !consent::agree(arguments.yes, tenant)? {
+    if !confirmation::agree(arguments.yes, tenant)? {
         return Ok(ExitCode::from(exit::REFUSED));
     }
     let erasure = Erasure {
         tenant,
         deletes_trail: arguments.trail == TrailErasure::Delete,
         forgets_keys: arguments.forget_keys,
-        user: &consent::user(),
+        user: &confirmation::user(),
         note: arguments.note.as_deref(),
     };
     let receipt = erasure.run(&config, &mut session).await?;

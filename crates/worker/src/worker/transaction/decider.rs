@@ -4,9 +4,9 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::attempts::{Attempts, Setback};
 use super::deadline::is_late;
 use super::plan::BatchPlan;
+use super::runner::{Attempts, Setback};
 use crate::worker::abandoned::AbandonedBatch;
 use crate::worker::candidate::Candidate;
 use crate::worker::isolation::contention::ContentionMode;

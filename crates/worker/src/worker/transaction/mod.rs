@@ -1,6 +1,5 @@
 //! Commits batches, in one statement or step by step, and attributes failures.
 
-pub(super) mod attempts;
 mod batch_run;
 mod call;
 mod claim;
@@ -13,6 +12,7 @@ pub(super) mod record;
 pub(super) mod rehearsal;
 pub(super) mod replies;
 mod response;
+pub(super) mod runner;
 mod steps;
 mod unconfirmed;
 mod verdict;
