@@ -102,7 +102,7 @@ pub mod http {
     #[doc(inline)]
     pub use oncely_http::{
         Body, BodyError, Consumer, FailureResponse, FingerprintPolicy, Idempotency, IdempotencyLayer,
-        MessageResult, NoRun, NoTransaction, OnLarge, Run, Settings, SettingsError, Tx,
+        IdempotencyLayerBuilder, MessageResult, NoRun, NoTransaction, OnLarge, Run, SettingsError, Tx,
     };
 }
 

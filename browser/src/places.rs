@@ -49,6 +49,7 @@ pub(crate) async fn places(ground: &Ground) -> anyhow::Result<Vec<Place>> {
         place("outbox-parked", path("/outbox", &[("state", "parked")])),
         place("consumers", "/consumers".to_owned()),
         place("consumer", path("/consumer", &[("name", "payments")])),
+        place("leases", "/leases".to_owned()),
         place("doctor", "/doctor".to_owned()),
         place("nowhere", "/no-such-page".to_owned()),
         place("sign-in", "/login".to_owned()),

@@ -12,7 +12,7 @@ const DEPENDENCIES: [(&str, &[&str]); 9] = [
     ("axum", &["console", "http", "lease", "process"]),
     ("clap", &["cli"]),
     ("comfy-table", &["cli"]),
-    ("lapin", &["amqp", "cli", "console", "doctor", "ops", "relay", "worker"]),
+    ("lapin", &["amqp", "cli", "doctor", "ops", "relay", "worker"]),
     ("maud", &["console"]),
     ("ratatui", &["cli"]),
     ("redis", &["mirror"]),

@@ -26,7 +26,8 @@ fn comments_name_what_they_are_about() {
         }
     }
     assert!(lines > 5_000, "{lines}");
-    assert!(marked.len() <= MOST, "{} lines:\n{}", marked.len(), marked.join("\n"));
+    let rule = "comments name their subject; one more of these lines is new";
+    assert!(marked.len() <= MOST, "{rule}: {} lines, at most {MOST}:\n{}", marked.len(), marked.join("\n"));
 }
 
 /// Lines of documents that may hold one of the words of [`ACTORS`]: `oncely migrate plan` says whom a lock keeps waiting. Lower it when it

@@ -181,7 +181,8 @@ async fn no_verb_lets_a_name_reach_the_terminal_as_it_is() {
             "completions",
             "man",
             "help"
-        ]
+        ],
+        "a verb that prints what is stored goes into the list above"
     );
     for verb in verbs {
         let output = world.oncely(&verb).await;

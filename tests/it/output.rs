@@ -8,7 +8,7 @@ use crate::command_line::{lived_in, stdout};
 use crate::support::World;
 
 /// A verb that lists rows, and the field of its JSON object that holds them.
-const LISTS: [(&[&str], &str); 15] = [
+const LISTS: [(&[&str], &str); 16] = [
     (&["audit", "list"], "rows"),
     (&["failed", "list"], "letters"),
     (&["failed", "groups"], "groups"),
@@ -17,6 +17,7 @@ const LISTS: [(&[&str], &str); 15] = [
     (&["consumers", "list"], "consumers"),
     (&["keys", "list", "--consumer", "payments", "--status", "failed"], "keys"),
     (&["leases", "list"], "leases"),
+    (&["secrets", "list"], "secrets"),
     (&["adopt", "report", "--consumer", "ledger"], "results"),
     (&["adopt", "check"], "remarks"),
     (&["grant", "--list"], "rights"),

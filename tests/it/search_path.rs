@@ -252,7 +252,8 @@ async fn nothing_of_a_strangers_runs_with_our_rights_and_handlers_find_their_own
     ];
     assert_eq!(
         untried(verbs.iter().filter_map(|(verb, _)| verb.split(' ').next())),
-        ["worker", "relay", "console", "gateway", "publish", "completions", "man", "help"]
+        ["worker", "relay", "console", "gateway", "publish", "completions", "man", "help"],
+        "a verb that looks something up goes into the list above"
     );
     for (verb, codes) in verbs {
         let arguments: Vec<&str> = verb.split(' ').collect();

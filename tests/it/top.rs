@@ -68,7 +68,7 @@ async fn one_frame_shows_consumers_servers_and_what_is_on_its_way() {
         "1 worker · 1 relay",
         "RabbitMQ ok · Redis ok",
         "payments  running",
-        "0/2000",
+        "0/2,000",
         "MIRROR QUEUE",
     ] {
         assert!(text.contains(part), "no {part:?} in\n{text}");

@@ -15,7 +15,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::IntoResponse;
 use axum::routing::post;
-use oncely::http::{Consumer, FingerprintPolicy, IdempotencyLayer, Run, Settings, Tx};
+use oncely::http::{Consumer, FingerprintPolicy, IdempotencyLayer, IdempotencyLayerBuilder, Run, Tx};
 use oncely::lease::{Call, PostgresStore};
 use oncely::{HandlerError, shutdown};
 use provider::{Order, Provider};
@@ -86,7 +86,7 @@ async fn order(
 }
 
 /// A layer that shares its keys with a queue's consumer.
-fn shared(settings: Settings, consumer: &str) -> Settings {
+fn shared(settings: IdempotencyLayerBuilder, consumer: &str) -> IdempotencyLayerBuilder {
     settings
         .consumer(Consumer::shared(consumer))
         .tenant(|parts: &Parts| parts.headers.get("x-tenant-id")?.to_str().ok().map(str::to_owned))

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::output;
 use oncely_config::Config;
-use oncely_doctor::{self as doctor, Finding, Report, Scope, Verdict};
+use oncely_doctor::{self as doctor, CheckSelection, Finding, Report, Verdict};
 use oncely_ops::exit;
 
 #[derive(Debug, Args)]
@@ -46,7 +46,8 @@ impl From<RoleArgument> for doctor::Role {
 }
 
 pub(super) async fn run(file: &Path, arguments: CheckArguments) -> crate::VerbResult {
-    let scope = Scope { role: arguments.role.map(Into::into), at_start: true, ..Scope::default() };
+    let scope =
+        CheckSelection { role: arguments.role.map(Into::into), at_start: true, ..CheckSelection::default() };
     let (config, problems) = Config::examine(file);
     let report = match &config {
         Some(config) => doctor::examine(config, &problems, &scope).await,

@@ -10,7 +10,7 @@ use std::time::Duration;
 use clap::Args;
 use tempfile::TempDir;
 
-use super::{confirmation, output};
+use super::{operator, output};
 use oncely_config::Config;
 use oncely_console::{Console, Options};
 use oncely_process::shutdown;
@@ -41,7 +41,7 @@ pub(super) async fn run(file: &Path, arguments: ConsoleArguments) -> crate::Verb
     let options = Options {
         listen: arguments.listen,
         insecure_plaintext: arguments.insecure_plaintext,
-        user: confirmation::user(),
+        user: operator::name(),
         announce: Box::new(|link| {
             if output::print(link).is_err() {
                 tracing::warn!("stdout is closed: sign-in links cannot be printed");

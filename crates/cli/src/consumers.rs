@@ -13,7 +13,7 @@ use sqlx::PgConnection;
 
 use super::connection::connect;
 use super::output::{self, List, Output, Row, Times, age, safe, seconds};
-use super::{completions, confirmation};
+use super::{completions, operator};
 use oncely_config::Config;
 use oncely_ops::exit;
 use oncely_ops::overview::{ConsumerOverview, ConsumerState, Overview};
@@ -118,7 +118,7 @@ async fn pause(connection: &mut PgConnection, asked: &PauseArguments, times: Tim
         },
     };
     let before = pg::pauses(connection).await?.into_iter().find(|before| before.consumer == *consumer);
-    pg::pause_consumer(connection, consumer, until, reason, &confirmation::user())
+    pg::pause_consumer(connection, consumer, until, reason, &operator::name())
         .await
         .with_context(|| format!("pausing {name} (role oncely_operator)"))?;
     let lasts = match until {
@@ -152,7 +152,7 @@ fn end(now: DateTime<Utc>, duration: Duration) -> Option<DateTime<Utc>> {
 async fn resume(connection: &mut PgConnection, asked: &ResumeArguments) -> crate::VerbResult {
     let ResumeArguments { consumer, reason, json } = asked;
     let name = safe(consumer);
-    let resumed = pg::resume_consumer(connection, consumer, reason.as_deref(), &confirmation::user())
+    let resumed = pg::resume_consumer(connection, consumer, reason.as_deref(), &operator::name())
         .await
         .with_context(|| format!("resuming {name} (role oncely_operator)"))?;
     output::note(&match resumed {

@@ -15,7 +15,7 @@ use oncely_core::decide::KeyStatus;
 use oncely_ops::exit;
 use oncely_ops::story::{KeyStory, RepeatedDecision, event, folded, stories, verdict};
 use oncely_ops::trail;
-use oncely_postgres::{self as pg, KeyDetails, LetterRow};
+use oncely_postgres::{self as pg, KeyDetails, LeaseStep, LetterRow};
 use oncely_process::preflight::open_session;
 
 #[derive(Debug, Args)]
@@ -76,16 +76,12 @@ pub(super) async fn run(file: &Path, arguments: ExplainArguments, times: Times) 
     Ok(if stories.is_empty() { ExitCode::from(exit::NO) } else { ExitCode::SUCCESS })
 }
 
-/// Returns a line for each step, without its result.
-fn steps_of(steps: &str) -> Vec<String> {
-    let Ok(serde_json::Value::Object(steps)) = serde_json::from_str(steps) else { return Vec::new() };
-    let line = |(name, step): (&String, &serde_json::Value)| {
-        let text =
-            |field: &str| step.get(field).and_then(serde_json::Value::as_str).map(safe).unwrap_or_default();
-        let at = if text("done_at").is_empty() { text("started_at") } else { text("done_at") };
-        let round = step.get("round").and_then(serde_json::Value::as_u64).unwrap_or(0);
-        let round = if round > 0 { format!(", round {round}") } else { String::new() };
-        format!("  step       {}: {}{round} {at}", safe(name), text("state")).trim_end().to_owned()
+/// Formats a line for each step: its state, number of refusals and last time. Results are left out: they may be large or sensitive.
+fn describe_steps(steps: &[LeaseStep], times: Times) -> Vec<String> {
+    let line = |step: &LeaseStep| {
+        let round = if step.round > 0 { format!(", round {}", step.round) } else { String::new() };
+        let at = step.done_at.or(step.started_at).map(|at| times.show(at)).unwrap_or_default();
+        format!("  step       {}: {}{round} {at}", safe(&step.name), safe(&step.state)).trim_end().to_owned()
     };
     steps.iter().map(line).collect()
 }
@@ -125,18 +121,18 @@ fn describe_key(story: &KeyStory, details: &KeyDetails, now: DateTime<Utc>, time
         lines.push(format!("  response   {}", safe(compact.as_deref().unwrap_or(response))));
     }
     if let (Some(owner), Some(until)) = (&details.owner, details.not_before) {
-        let over = if until > now { "until" } else { "ran out at" };
+        let over = if until > now { "until" } else { "expired at" };
         lines.push(format!("  lease      held by {}, {over} {}", safe(owner), times.show(until)));
     }
     if let Some(steps) = &details.steps {
-        lines.extend(steps_of(steps));
+        lines.extend(describe_steps(&LeaseStep::of_row(steps), times));
     }
     if let Some(error) = &details.last_error {
         lines.push(format!("  last error {}", safe(error)));
     }
     lines.push(protection(story, details, now, times));
     if let Some(mirrored) = story.mirrored {
-        let text = if mirrored { "present, of this epoch" } else { "not there: PostgreSQL answers for it" };
+        let text = if mirrored { "present, of this epoch" } else { "absent; PostgreSQL detects duplicates" };
         lines.push(format!("  mirror     {text}"));
     }
     lines
@@ -160,7 +156,7 @@ fn protection(story: &KeyStory, details: &KeyDetails, now: DateTime<Utc>, times:
     }
 }
 
-fn describe(story: &KeyStory, key: &str, listed: bool, now: DateTime<Utc>, times: Times) -> String {
+fn describe(story: &KeyStory, key: &str, lists_duplicates: bool, now: DateTime<Utc>, times: Times) -> String {
     let head = format!("{} · tenant {} · key {}", safe(&story.consumer), safe(&story.tenant), safe(key));
     let mut lines = vec![head, format!("  {}", verdict(story))];
     if let Some(details) = &story.details {
@@ -168,19 +164,24 @@ fn describe(story: &KeyStory, key: &str, listed: bool, now: DateTime<Utc>, times
     }
     for (index, told) in folded(&story.timeline).into_iter().enumerate() {
         let label = if index == 0 { "timeline" } else { "" };
-        lines.push(format!("  {label:<11}{}  {}", times.show(told.first.occurred_at), text(&told, times)));
+        lines.push(format!(
+            "  {label:<11}{}  {}",
+            times.show(told.first.occurred_at),
+            describe_decision(&told, times)
+        ));
     }
     for (index, letter) in story.letters.iter().enumerate() {
         let label = if index == 0 { "letters" } else { "" };
-        lines.push(format!("  {label:<11}{}", told_letter(letter, times)));
+        lines.push(format!("  {label:<11}{}", describe_letter(letter, times)));
     }
-    if !listed && story.timeline.iter().all(|row| row.outcome != "duplicate") {
+    if !lists_duplicates && story.timeline.iter().all(|row| row.outcome != "duplicate") {
         lines.push("             (duplicates are listed only where audit.duplicates = true)".to_owned());
     }
     lines.join("\n")
 }
 
-fn text(folded: &RepeatedDecision<'_>, times: Times) -> String {
+/// Describes a decision, and its repetitions.
+fn describe_decision(folded: &RepeatedDecision<'_>, times: Times) -> String {
     match folded.count {
         1 => match &folded.first.trace_id {
             Some(trace) => format!("{}  trace {}", event(folded.first), safe(trace)),
@@ -191,7 +192,7 @@ fn text(folded: &RepeatedDecision<'_>, times: Times) -> String {
 }
 
 /// Describes the state of a dead letter of the key.
-fn told_letter(letter: &LetterRow, times: Times) -> String {
+fn describe_letter(letter: &LetterRow, times: Times) -> String {
     let mut text = format!("{}  {}: {}", letter.id, letter.reason, letter.state);
     text.push_str(&format!(" since {}", times.show(letter.updated_at)));
     if letter.generation > 1 {

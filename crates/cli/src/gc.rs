@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::Subcommand;
 use serde_json::json;
 
-use super::confirmation;
+use super::operator;
 use super::output::{self, Times, safe};
 use oncely_config::Config;
 use oncely_ops::exit;
@@ -43,7 +43,7 @@ pub(super) async fn run(file: &Path, verb: GcCommand, times: Times) -> crate::Ve
     // Refuses a cell other than the configured one: nothing is deleted there.
     let mut session = open_session(&config).await?;
     if accept_clock {
-        pg::accept_clock(&mut session.connection, &confirmation::user(), None).await?;
+        pg::accept_clock(&mut session.connection, &operator::name(), None).await?;
     }
     let (report, kept) = if dry_run {
         (plan(&mut session).await?, PartitionReport::default())

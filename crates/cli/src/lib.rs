@@ -33,6 +33,7 @@ mod migration_plan;
 mod migration_wait;
 mod mirror;
 mod observer_bindings;
+mod operator;
 mod outbox;
 mod output;
 mod processes;
@@ -71,7 +72,7 @@ pub struct Arguments {
     #[arg(long, global = true)]
     utc: bool,
     /// Operator's name to record [default: the user of the operating system]
-    #[arg(long, global = true, env = "ONCELY_OPERATOR", value_name = "NAME", value_parser = confirmation::operator)]
+    #[arg(long, global = true, env = "ONCELY_OPERATOR", value_name = "NAME", value_parser = operator::parse)]
     operator: Option<String>,
     #[command(subcommand)]
     verb: OncelyCommand,
@@ -188,7 +189,7 @@ pub fn parse() -> Arguments {
 pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let Arguments { config, utc, operator, verb } = arguments;
     if let Some(operator) = operator {
-        confirmation::act_as(operator);
+        operator::set(operator);
     }
     match verb {
         // The configuration sets its number of threads.

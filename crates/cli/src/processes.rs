@@ -8,7 +8,7 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 
 use super::connection::connect;
-use super::{confirmation, output};
+use super::{operator, output};
 use oncely_ops::exit;
 use oncely_postgres as pg;
 
@@ -48,7 +48,7 @@ pub(super) async fn run(file: &Path, verb: ProcessesCommand) -> crate::VerbResul
     let ProcessesCommand::Forget(ForgetArguments { host, name, pid, note, json }) = verb;
     let mut connection = connect(file, "oncely processes").await?;
     let which = (host.as_deref(), name.as_deref(), pid);
-    let gone = pg::forget_processes(&mut connection, which, &confirmation::user(), note.as_deref())
+    let gone = pg::forget_processes(&mut connection, which, &operator::name(), note.as_deref())
         .await
         .context("forgetting processes (role oncely_operator)")?;
     output::note(&match gone {

@@ -9,7 +9,7 @@ use clap_complete::engine::ArgValueCompleter;
 use serde_json::json;
 
 use super::output::{self, List, Output, Row, Times, safe};
-use super::{completions, confirmation};
+use super::{completions, operator};
 use oncely_config::Config;
 use oncely_ops::exit;
 use oncely_postgres::{self as pg, KnownConsumer};
@@ -125,7 +125,7 @@ async fn change(
         ));
         return Ok(ExitCode::from(exit::REFUSED));
     }
-    let user = confirmation::user();
+    let user = operator::name();
     pg::set_retention(
         &mut session.connection,
         &set.consumer,

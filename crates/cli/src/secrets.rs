@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::json;
 
-use super::confirmation;
+use super::operator;
 use super::output::{self, List, Output, Row, Times};
 use oncely_config::Config;
 use oncely_ops::exit;
@@ -140,7 +140,7 @@ async fn rotate(
         asked.signs_in,
         asked.accept,
         asked.note.as_deref(),
-        &confirmation::user(),
+        &operator::name(),
     )
     .await
     .with_context(|| format!("making a new key for {purpose} (role oncely_operator)"))?;

@@ -429,7 +429,7 @@ impl ConsumerTable {
         problems: &mut Problems,
     ) -> Option<ConsumerSettings> {
         let at = |key: &str| format!("{place}.{key}");
-        let name = self.name.as_deref().and_then(|text| identity_part(text, &at("name"), problems));
+        let name = self.name.as_deref().and_then(|text| problems.identity_part(text, &at("name")));
         if self.name.is_none() && !problems.has(&at("name")) {
             problems.add(at("name"), "is missing: it is part of the identity, so choose it once");
         }
@@ -503,10 +503,6 @@ impl From<ConflictWord> for OnConflict {
             ConflictWord::Duplicate => Self::Duplicate,
         }
     }
-}
-
-fn identity_part(text: &str, place: &str, problems: &mut Problems) -> Option<IdentityPart> {
-    IdentityPart::new(text.as_bytes()).map_err(|error| problems.add(place, error.to_string())).ok()
 }
 
 /// Reports encrypted responses that the database would have to read.

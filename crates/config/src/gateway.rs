@@ -13,7 +13,6 @@ use super::console::Network;
 use super::tasks::listen;
 use super::tls::{ServedTlsTable, TlsTable};
 use super::values::{DAY, HOUR, Length, MILLISECOND, MINUTE, SECOND};
-use oncely_core::identity::IdentityPart;
 use oncely_net::tls::{TlsSettings, of_scheme};
 
 /// Settings of the gateway.
@@ -92,8 +91,8 @@ const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7430
 pub(crate) struct GatewayTable {
     /// Address for clients.
     listen: String,
-    /// The certificate that clients are shown, with those between it and an authority, and its key, in PEM: then the gateway speaks TLS there. The files
-    /// are read again every ten seconds; where there is a problem with them, the certificate before them is shown on.
+    /// The certificate that clients are shown, with those between it and an authority, and its key, in PEM. Enables TLS for clients. The files are read
+    /// again every ten seconds; if they can't be loaded, the previous certificate stays in use.
     #[schemars(extend("x-example" = { "cert": "/etc/oncely/gateway.pem", "key": "/etc/oncely/gateway.key.pem" }))]
     listen_tls: Option<ServedTlsTable>,
     /// The service: scheme, host and port. Or --upstream.
@@ -150,7 +149,7 @@ pub(crate) struct GatewayTable {
     /// Statuses by which the service says that nothing was done, from 400 to 599, like `[503]`: a retry is sent on. 401, 403 to 407, 409, 411 to 417, 421, 423
     /// to 426, 428, 429, 431, 501 and 505 say so anyway; the other 4xx but 408 are final.
     #[schemars(extend("x-advice" = STATUSES))]
-    #[garde(custom(are_errors))]
+    #[garde(custom(check_error_statuses))]
     not_done: Vec<u16>,
     /// Concurrent connections of clients, of which one address has nine tenths at most. The next one displaces an idle one; without one, it gets
     /// 503.
@@ -201,7 +200,7 @@ enum TenantSource {
 
 const STATUSES: &str = "must list statuses from 400 to 599, like [503]";
 
-fn are_errors(statuses: &[u16], _: &()) -> garde::Result {
+fn check_error_statuses(statuses: &[u16], _: &()) -> garde::Result {
     match statuses.iter().all(|status| (400..600).contains(status)) {
         true => Ok(()),
         false => Err(garde::Error::new(STATUSES)),
@@ -241,13 +240,14 @@ impl GatewayTable {
         if self.methods.is_empty() || self.methods.iter().any(|method| !METHODS.contains(&method.as_str())) {
             problems.add("gateway.methods", format!("must name some of {}", METHODS.join(", ")));
         }
+        problems.identity_part(&self.consumer, "gateway.consumer");
         GatewaySettings {
             listen: address,
             listen_tls,
             upstream,
             tls,
             metrics: listen(self.metrics, "gateway.metrics", problems),
-            consumer: part(self.consumer, "gateway.consumer", problems),
+            consumer: self.consumer,
             tenant: tenant(self.tenant, problems),
             principal: self.principal.map(|names| principal(names, problems)),
             methods: self.methods,
@@ -286,19 +286,14 @@ fn origin(text: &str, place: &str, problems: &mut Problems) -> Option<Url> {
     Some(url)
 }
 
-/// Checks a part of an identity.
-fn part(text: String, place: &str, problems: &mut Problems) -> String {
-    if let Err(error) = IdentityPart::new(text.as_bytes()) {
-        problems.add(place, error.to_string());
-    }
-    text
-}
-
 fn tenant(source: TenantSource, problems: &mut Problems) -> GatewayTenant {
     match source {
-        TenantSource::Fixed(text) => GatewayTenant::Fixed(part(text, "gateway.tenant", problems)),
+        TenantSource::Fixed(text) => {
+            problems.identity_part(&text, "gateway.tenant");
+            GatewayTenant::Fixed(text)
+        }
         TenantSource::Header(name) => {
-            if !is_name(&name) {
+            if !is_header_name(&name) {
                 problems.add("gateway.tenant", format!("{name:?} can't be the name of a header"));
             }
             GatewayTenant::Header(name.to_ascii_lowercase())
@@ -307,15 +302,16 @@ fn tenant(source: TenantSource, problems: &mut Problems) -> GatewayTenant {
 }
 
 fn principal(names: Vec<String>, problems: &mut Problems) -> Vec<String> {
-    for name in names.iter().filter(|name| !is_name(name)) {
+    for name in names.iter().filter(|name| !is_header_name(name)) {
         problems.add("gateway.principal", format!("{name:?} can't be the name of a header"));
     }
     names.into_iter().map(|name| name.to_ascii_lowercase()).collect()
 }
 
-fn is_name(text: &str) -> bool {
-    let is_sign = |c: char| c.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(c);
-    !text.is_empty() && text.chars().all(is_sign)
+/// Returns whether a text is a token of RFC 9110, as the name of a header is.
+fn is_header_name(text: &str) -> bool {
+    let is_token_char = |c: char| c.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(c);
+    !text.is_empty() && text.chars().all(is_token_char)
 }
 
 /// Allowed methods; the others are safe to repeat, or no requests to a service.

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use oncely_core::identity::IdentityPart;
+
 /// One problem: its place and an instruction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -26,6 +28,11 @@ impl Problems {
     /// Adds a problem.
     pub fn add(&mut self, place: impl Into<String>, message: impl Into<String>) {
         self.0.push(Problem { place: place.into(), message: message.into() });
+    }
+
+    /// Parses a part of an identity; adds a problem if it is invalid.
+    pub(crate) fn identity_part(&mut self, text: &str, place: &str) -> Option<IdentityPart> {
+        IdentityPart::new(text.as_bytes()).map_err(|error| self.add(place, error.to_string())).ok()
     }
 
     /// Returns whether a place, or a part of it, has a problem.

@@ -16,7 +16,7 @@ use super::error::PageError;
 use super::html::PageLink;
 use super::page::{Nav, Page, PageViewer, document};
 use super::parameters::Parameters;
-use super::pool::{PooledSession, spawn_limited};
+use super::pool::{ConsoleSession, spawn_limited};
 use oncely_ops::status::Severity;
 use oncely_postgres::Abilities;
 
@@ -90,7 +90,7 @@ impl PageRequest {
         &self,
         has: fn(&Abilities) -> bool,
         cannot: &str,
-    ) -> Result<PooledSession, PageError> {
+    ) -> Result<ConsoleSession, PageError> {
         let pooled = self.app.pool.acquire().await?;
         if has(&pooled.facts) {
             return Ok(pooled);

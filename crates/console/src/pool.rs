@@ -21,7 +21,7 @@ const SESSIONS: usize = 4;
 const STATEMENT: Duration = Duration::from_millis(2_500);
 /// Limit for a connection: a slower server counts as unreachable.
 const CONNECT: Duration = Duration::from_secs(1);
-/// Limit for a connection and what is read with it.
+/// Limit for a connection and the first statements on it.
 const OPEN: Duration = Duration::from_millis(1_500);
 
 tokio::task_local! {
@@ -45,7 +45,7 @@ pub(crate) fn spawn_limited<T: Send + 'static>(
 pub(crate) struct Pool(SessionPool<ConsoleOpener>);
 
 /// A session of the console in use, with the abilities of its login.
-pub(crate) type PooledSession = pg::PooledSession<ConsoleOpener>;
+pub(crate) type ConsoleSession = pg::PooledSession<ConsoleOpener>;
 
 /// Opens the console's sessions.
 pub(crate) struct ConsoleOpener(SessionFactory);
@@ -85,7 +85,7 @@ impl Pool {
     ///
     /// # Errors
     /// If the server does not answer, is another cell's, or no caller waits any more.
-    pub(crate) async fn acquire(&self) -> Result<PooledSession, sqlx::Error> {
+    pub(crate) async fn acquire(&self) -> Result<ConsoleSession, sqlx::Error> {
         let forgotten = FORGOTTEN.try_with(CancellationToken::clone).unwrap_or_default();
         let permit = tokio::select! {
             biased;

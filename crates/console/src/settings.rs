@@ -1,7 +1,7 @@
 //! A consumer's effective settings, and which of them differ from their defaults.
 
 use super::html::length;
-use oncely_config::{Config, ConsumerSettings, LargeResponse};
+use oncely_config::{Config, ConsumerSettings, InFlightPolicy, LargeResponse};
 use oncely_core::decide::{OnConflict, PrecheckMode};
 use oncely_handler::JsonPolicy;
 
@@ -45,6 +45,7 @@ fn values(consumer: &ConsumerSettings) -> Vec<(&'static str, String)> {
     let arguments: Vec<&str> = consumer.queue_arguments.iter().map(|(name, _)| name.as_str()).collect();
     let delays: Vec<String> = consumer.retry.delays.iter().map(|delay| length(*delay)).collect();
     vec![
+        ("mode", if consumer.observes() { "observe" } else { "consume" }.to_owned()),
         ("queues", consumer.queues.join(", ")),
         ("queue_type", consumer.queue_type.as_str().to_owned()),
         ("declare", yes(consumer.declare)),
@@ -61,6 +62,10 @@ fn values(consumer: &ConsumerSettings) -> Vec<(&'static str, String)> {
         ("retry.max_attempts", consumer.retry.max_attempts.to_string()),
         ("retry.max_crashes", consumer.retry.max_crashes.to_string()),
         ("deadline", time(consumer.deadline)),
+        ("lease.time", time(consumer.lease.time)),
+        ("lease.max_run", time(consumer.lease.max_run)),
+        ("lease.concurrency", consumer.lease.concurrency.to_string()),
+        ("lease.in_flight", in_flight(consumer.lease.in_flight).to_owned()),
         ("batch", consumer.batch.to_string()),
         ("lanes", consumer.lanes.to_string()),
         ("prefetch", consumer.prefetch.to_string()),
@@ -72,6 +77,7 @@ fn values(consumer: &ConsumerSettings) -> Vec<(&'static str, String)> {
         ("replies", yes(consumer.replies)),
         ("response_limit", consumer.response_limit.to_string()),
         ("on_large_response", on_large_response(consumer.on_large_response).to_owned()),
+        ("encrypt_responses", yes(consumer.encrypt_responses)),
     ]
 }
 
@@ -107,6 +113,14 @@ fn precheck(mode: Option<PrecheckMode>) -> &'static str {
     }
 }
 
+fn in_flight(policy: InFlightPolicy) -> &'static str {
+    match policy {
+        InFlightPolicy::Retry => "retry",
+        InFlightPolicy::Wait => "wait",
+        InFlightPolicy::Reject => "reject",
+    }
+}
+
 fn on_large_response(policy: LargeResponse) -> &'static str {
     match policy {
         LargeResponse::Refuse => "refuse",
@@ -128,6 +142,18 @@ mod tests {
             found.iter().filter(|setting| setting.default.is_some()).map(|s| s.name).collect();
         // prefetch follows batch and lanes.
         assert_eq!(differs, ["batch", "prefetch", "replies"]);
+        // The heading has the name; queue is the same as queues.
+        let (_, tables) = oncely_config::reference();
+        let all = tables.iter().find(|table| table.name == "consumers").unwrap();
+        let is_shown = |name: &str| {
+            let of_table = |shown: &str| {
+                shown == name || shown.strip_prefix(name).is_some_and(|rest| rest.starts_with('.'))
+            };
+            found.iter().any(|setting| of_table(setting.name))
+        };
+        let missing: Vec<&str> =
+            all.settings.iter().map(|setting| setting.name.as_str()).filter(|name| !is_shown(name)).collect();
+        assert_eq!(missing, ["name", "queue"], "settings that the console does not show");
         let batch = found.iter().find(|setting| setting.name == "batch").unwrap();
         assert_eq!((batch.value.as_str(), batch.default.as_deref()), ("100", Some("500")));
     }

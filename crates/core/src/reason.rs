@@ -54,6 +54,12 @@ impl Reason {
     pub fn from_code(code: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|reason| reason.as_str() == code)
     }
+
+    /// Returns the reason that was stored with this code; `AttemptsExhausted` for one that a later release has added.
+    #[must_use]
+    pub fn stored(code: &str) -> Self {
+        Self::from_code(code).unwrap_or(Self::AttemptsExhausted)
+    }
 }
 
 impl fmt::Display for Reason {
@@ -99,5 +105,7 @@ mod tests {
             assert_eq!(Reason::from_code(reason.as_str()), Some(reason));
         }
         assert_eq!(Reason::from_code("nonsense"), None);
+        assert_eq!(Reason::stored("poison"), Reason::Poison);
+        assert_eq!(Reason::stored("of_a_later_release"), Reason::AttemptsExhausted);
     }
 }

@@ -12,6 +12,7 @@ mod catalogue;
 mod check;
 mod hosts;
 mod identity;
+mod limits;
 mod live;
 mod login;
 mod maintenance;
@@ -31,10 +32,11 @@ use std::time::Duration;
 use self::asking::CheckSession;
 pub use self::catalogue::{CHECKS, check};
 pub use self::check::Check;
+pub use self::limits::Limits;
 pub use self::redis_cluster::IN_CLUSTER;
 pub use self::report::{CheckResult, Report};
 pub use self::role::Role;
-pub use self::scope::{Limits, Scope};
+pub use self::scope::CheckSelection;
 pub use self::start::{check_mirror, preflight_worker};
 use oncely_config::{Config, Problems};
 pub use oncely_net::tls::TlsFault;
@@ -50,18 +52,18 @@ const CONNECT: Duration = Duration::from_secs(5);
 /// Runs all checks, with the configured login: checks that its role may not read are skipped. Changes nothing, and waits for up to two
 /// seconds for each answer. If dropped, only connections that are closing remain.
 pub async fn run(config: &Config) -> Report {
-    examine(config, &Problems::default(), &Scope::default()).await
+    examine(config, &Problems::default(), &CheckSelection::default()).await
 }
 
 /// Runs the checks of a scope. `problems` are those of the configuration: a server with problems in its section is not queried.
-pub async fn examine(config: &Config, problems: &Problems, scope: &Scope) -> Report {
+pub async fn examine(config: &Config, problems: &Problems, scope: &CheckSelection) -> Report {
     let (found, role) = run_all(config, problems, scope).await;
     Report::from_findings(found, role, scope)
 }
 
 /// Reports the problems of an unusable configuration.
 #[must_use]
-pub fn unusable(problems: &Problems, scope: &Scope) -> Report {
+pub fn unusable(problems: &Problems, scope: &CheckSelection) -> Report {
     let mut found = CheckFindings::default();
     configuration(None, problems, &mut found);
     Report::from_findings(found, scope.role.unwrap_or(Role::Worker), scope)
@@ -79,7 +81,7 @@ fn configuration(config: Option<&Config>, problems: &Problems, found: &mut Check
 }
 
 /// Returns the configuration with the doctor's time limits.
-fn patient(config: &Config, scope: &Scope) -> Config {
+fn patient(config: &Config, scope: &CheckSelection) -> Config {
     let mut config = config.clone();
     if !scope.at_start {
         config.postgres.connect_timeout = config.postgres.connect_timeout.min(CONNECT);
@@ -90,7 +92,7 @@ fn patient(config: &Config, scope: &Scope) -> Config {
     config
 }
 
-async fn run_all(config: &Config, problems: &Problems, scope: &Scope) -> (CheckFindings, Role) {
+async fn run_all(config: &Config, problems: &Problems, scope: &CheckSelection) -> (CheckFindings, Role) {
     let mut found = CheckFindings::default();
     configuration(Some(config), problems, &mut found);
     let config = &patient(config, scope);
@@ -137,13 +139,17 @@ async fn run_all(config: &Config, problems: &Problems, scope: &Scope) -> (CheckF
     // A relay publishes to the exchanges that events name; an auditor does not use the broker.
     let with_queues = !scope.at_start || role != Role::Relay;
     let broker = async {
-        if !bad("rabbitmq.") && scope.asks_for(&["mq"]) && !(scope.at_start && role == Role::Auditor) {
+        if !bad("rabbitmq.") && scope.includes_any_of(&["mq"]) && !(scope.at_start && role == Role::Auditor) {
             rabbitmq::run_checks(config, scope, limit, with_queues, &mut in_broker).await;
         }
     };
     let mirror = async {
         let needs = matches!(role, Role::Worker | Role::Relay);
-        if !bad("redis.") && !bad("mirror.") && scope.asks_for(&["redis"]) && (needs || !scope.at_start) {
+        if !bad("redis.")
+            && !bad("mirror.")
+            && scope.includes_any_of(&["redis"])
+            && (needs || !scope.at_start)
+        {
             mirror_server::run_checks(config, scope, &mut in_mirror).await;
         }
     };
@@ -160,7 +166,7 @@ async fn run_all(config: &Config, problems: &Problems, scope: &Scope) -> (CheckF
     (found, role)
 }
 
-async fn postgres(config: &Config, scope: &Scope, role: Role, asking: &mut CheckSession<'_>) {
+async fn postgres(config: &Config, scope: &CheckSelection, role: Role, asking: &mut CheckSession<'_>) {
     if role != Role::Worker {
         asking.found.skipped("pg.handler", format!("this is the login of the role {role}, not a worker's"));
     }
@@ -189,10 +195,10 @@ async fn postgres(config: &Config, scope: &Scope, role: Role, asking: &mut Check
     login::powers(asking).await;
     server::run_checks(config, limits, asking).await;
     maintenance::run_checks(config, limits, asking).await;
-    if scope.asks_for(&["live"]) {
+    if scope.includes_any_of(&["live"]) {
         live::run_checks(config, limits, asking).await;
     }
-    if scope.asks_for(&["data"]) {
+    if scope.includes_any_of(&["data"]) {
         identity::run_checks(limits, asking).await;
     }
 }

@@ -6,7 +6,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use serde::Deserialize;
 
 use super::asking::{CheckSession, ask};
-use super::scope::Limits;
+use super::limits::Limits;
 use super::words::delta;
 use oncely_config::Config;
 use oncely_postgres::{self as pg, Pause, ProcessRow};

@@ -4,7 +4,7 @@
 use chrono::TimeDelta;
 
 use super::asking::{CheckSession, ask};
-use super::scope::Limits;
+use super::limits::Limits;
 use super::words::{delta, span};
 use oncely_config::Config;
 use oncely_core::reason::Reason;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::redis_cluster::judge_cluster;
-use super::scope::Scope;
+use super::scope::CheckSelection;
 use super::words::{bytes, span};
 use oncely_config::Config;
 use oncely_mirror::{Mirror, MirrorError, RedisFacts, shown_place};
@@ -11,7 +11,7 @@ use oncely_process::preflight::{self, CheckFindings};
 
 const CHECKS: [&str; 4] = ["redis.memory", "redis.role", "redis.cluster", "redis.latency"];
 
-pub(super) async fn run_checks(config: &Config, scope: &Scope, found: &mut CheckFindings) {
+pub(super) async fn run_checks(config: &Config, scope: &CheckSelection, found: &mut CheckFindings) {
     let Some(settings) = &config.mirror else {
         for check in ["redis.reach", "redis.tls"].into_iter().chain(CHECKS) {
             found.skipped(check, "there is no [redis] url: PostgreSQL answers for all duplicates");

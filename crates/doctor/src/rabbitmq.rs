@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::scope::Scope;
+use super::scope::CheckSelection;
 use super::words::span;
 use super::{broker_api, queues};
 use oncely_amqp::{Management, PublishAcceptance, Topology, TopologyReport, connect, probe};
@@ -11,7 +11,7 @@ use oncely_process::preflight::CheckFindings;
 
 pub(super) async fn run_checks(
     config: &Config,
-    scope: &Scope,
+    scope: &CheckSelection,
     limit: Duration,
     with_queues: bool,
     found: &mut CheckFindings,

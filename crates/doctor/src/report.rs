@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::catalogue::CHECKS;
 use super::check::Check;
 use super::role::Role;
-use super::scope::Scope;
+use super::scope::CheckSelection;
 use oncely_process::preflight::{CheckFindings, Finding, QuotedText, Verdict};
 
 /// Result of a check.
@@ -41,7 +41,7 @@ pub struct Report {
 }
 
 impl Report {
-    pub(super) fn from_findings(found: CheckFindings, role: Role, scope: &Scope) -> Self {
+    pub(super) fn from_findings(found: CheckFindings, role: Role, scope: &CheckSelection) -> Self {
         let mut checks = Vec::new();
         for check in CHECKS.iter().filter(|check| scope.includes(check)) {
             let mut findings: Vec<Finding> =

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::asking::{CheckSession, ask};
-use super::scope::Limits;
+use super::limits::Limits;
 use super::words::{bytes, span};
 use oncely_config::Config;
 use oncely_core::decide::PrecheckMode;

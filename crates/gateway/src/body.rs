@@ -46,7 +46,7 @@ impl UploadPace {
 
 impl Drop for Upload {
     fn drop(&mut self) {
-        self.place.has_arrived();
+        self.place.finish_body();
     }
 }
 
@@ -65,7 +65,7 @@ impl Upload {
     /// Wraps a body. `is_streamed`: no other limit applies, so the pace is checked.
     pub(super) fn new(body: Incoming, is_streamed: bool, place: Arc<ConnectionPermit>) -> Self {
         if body.is_end_stream() {
-            place.has_arrived();
+            place.finish_body();
         }
         Self { body, pace: is_streamed.then(UploadPace::new), place }
     }
@@ -91,7 +91,7 @@ impl Body for Upload {
                 }
                 Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(Err(error.into()))),
                 Poll::Ready(None) => {
-                    self.place.has_arrived();
+                    self.place.finish_body();
                     return Poll::Ready(None);
                 }
                 Poll::Pending => {

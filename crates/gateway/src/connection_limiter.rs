@@ -118,17 +118,18 @@ impl ConnectionPermit {
     }
 
     /// Marks the headers of a request as received; returns false if the place is lost, so that the request must not begin.
-    pub(super) fn begin(&self) -> bool {
+    pub(super) fn begin_request(&self) -> bool {
         self.set(ConnectionPhase::Arriving, |_| true)
     }
 
-    /// Marks the body as complete, or as not awaited any more.
-    pub(super) fn has_arrived(&self) {
+    /// Marks the request's body as received or abandoned: the connection is not displaced until its answer is finished. Does nothing if no
+    /// body is being received.
+    pub(super) fn finish_body(&self) {
         self.set(ConnectionPhase::Working, |phase| phase == ConnectionPhase::Arriving);
     }
 
     /// Marks the answer as finished.
-    pub(super) fn is_idle(&self) {
+    pub(super) fn finish_answer(&self) {
         self.set(ConnectionPhase::Idle, |_| true);
     }
 
@@ -172,19 +173,19 @@ mod tests {
     fn the_one_that_is_idle_longest_makes_room_and_no_whole_request_does() {
         let places = ConnectionLimiter::new(3);
         let [first, second, third] = [1, 2, 3].map(|last| places.enter(address(last), false).unwrap());
-        assert!(first.begin());
-        first.has_arrived();
+        assert!(first.begin_request());
+        first.finish_body();
         let fourth = places.enter(address(4), false).unwrap();
         assert!(is_lost(&second) && !is_lost(&first) && !is_lost(&third));
-        assert!(!second.begin(), "nothing begins on a place that is lost");
+        assert!(!second.begin_request(), "nothing begins on a place that is lost");
         for place in [&third, &fourth] {
-            assert!(place.begin());
+            assert!(place.begin_request());
         }
         assert!(
             places.enter(address(5), false).is_none(),
             "a body on its way, of an address that has no more than the newcomer"
         );
-        first.is_idle();
+        first.finish_answer();
         assert!(places.enter(address(5), false).is_some() && is_lost(&first));
         drop((third, fourth));
         assert!(places.enter(address(5), false).is_some());
@@ -195,21 +196,21 @@ mod tests {
         let places = ConnectionLimiter::new(10);
         let greedy: Vec<_> = (0..9).map(|_| places.enter(address(1), false).unwrap()).collect();
         for place in &greedy {
-            place.begin();
+            place.begin_request();
         }
         assert!(places.enter(address(1), false).is_none(), "nine tenths");
         let mut others = Vec::new();
         for last in 2..6 {
             others.push(places.enter(address(last), false).unwrap());
-            others.last().unwrap().begin();
-            others.last().unwrap().has_arrived();
+            others.last().unwrap().begin_request();
+            others.last().unwrap().finish_body();
         }
         // The first connection had the last place; the others had places of bodies that were arriving.
         assert_eq!(greedy.iter().filter(|place| is_lost(place)).count(), 3);
         assert!(is_lost(&greedy[0]) && is_lost(&greedy[2]) && !is_lost(&greedy[3]), "the oldest");
         assert!(others.iter().all(|place| !is_lost(place)));
         // The address's idle connections make room for its new ones.
-        greedy[5].is_idle();
+        greedy[5].finish_answer();
         assert!(places.enter(address(1), false).is_some() && is_lost(&greedy[5]));
     }
 
@@ -221,7 +222,7 @@ mod tests {
         let places = ConnectionLimiter::new(10);
         let of = |last: u16| IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last));
         let own: Vec<_> = (0..9).map(|last| places.enter(of(last), false).unwrap()).collect();
-        own.iter().for_each(|place| assert!(place.begin()));
+        own.iter().for_each(|place| assert!(place.begin_request()));
         assert!(places.enter(of(10), false).is_none());
         let other = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 1, 0, 0, 0, 1));
         assert!(places.enter(other, false).is_some());

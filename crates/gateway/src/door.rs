@@ -88,7 +88,7 @@ impl RequestHandler {
         };
         drop(inflight);
         // The rest of the body is not awaited.
-        place.has_arrived();
+        place.finish_body();
         metrics.duration.record(began.elapsed().as_secs_f64());
         let name = name_of(&answer);
         metrics.answered(name);
@@ -131,7 +131,7 @@ struct AnswerGuard(Arc<ConnectionPermit>);
 
 impl Drop for AnswerGuard {
     fn drop(&mut self) {
-        self.0.is_idle();
+        self.0.finish_answer();
     }
 }
 

@@ -159,7 +159,7 @@ impl ClientConnection {
         let service = service_fn(move |request: hyper::Request<Incoming>| {
             let (door, place, is_unsized) = (Arc::clone(&door), Arc::clone(&at), Arc::clone(&seen));
             async move {
-                if !place.begin() {
+                if !place.begin_request() {
                     // The place is lost: the connection ends.
                     std::future::pending::<()>().await;
                 }

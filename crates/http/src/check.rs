@@ -34,7 +34,7 @@ pub struct SettingsError(Vec<String>);
 
 impl Settings {
     /// Checks all settings and reports every problem at once.
-    pub(super) fn checked(mut self) -> Result<(Self, KeyStore), SettingsError> {
+    pub(super) fn checked(mut self) -> Result<Self, SettingsError> {
         let mut problems = std::mem::take(&mut self.problems);
         let mut check = |is_right: bool, text: &str| {
             if !is_right {
@@ -93,12 +93,7 @@ impl Settings {
         );
         let unique: BTreeSet<&str> = self.methods.iter().map(Method::as_str).collect();
         check(!unique.is_empty(), "methods: none is left");
-        if problems.is_empty() {
-            let keys = self.keys.clone();
-            Ok((self, keys))
-        } else {
-            Err(SettingsError(problems))
-        }
+        if problems.is_empty() { Ok(self) } else { Err(SettingsError(problems)) }
     }
 
     fn check_leases(&self, is_shared: bool, check: &mut impl FnMut(bool, &str)) {

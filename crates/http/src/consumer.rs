@@ -24,15 +24,15 @@ impl Consumer {
     }
 
     /// Uses the consumer of a queue, whose messages take the same effect: a request that is repeated as a message with its key as the
-    /// `message_id`, or the reverse, is a duplicate. [`Settings::fingerprint`](super::Settings::fingerprint) must be the queue's, so that
+    /// `message_id`, or the reverse, is a duplicate. [`IdempotencyLayerBuilder::fingerprint`](super::IdempotencyLayerBuilder::fingerprint) must be the queue's, so that
     /// both can be compared (under leases: the body, or nothing). In transactions a JSON answer of up to 64 KiB is also stored as the
     /// response for copies of the message; under leases copies get the answer in its stored form:
     /// `{"http": status, "headers": [[name, value], …], "body": base64}`.
     ///
     /// Every client of this layer can use the queue's keys: a request takes the place of the message with its key, and gets the response of
-    /// a message that came before; principals are not compared ([`Settings::one_principal`](super::Settings::one_principal)). Admit only
-    /// clients that may publish to the queue as that tenant. Settings that the queue's workers have registered stay (fingerprint,
-    /// conflicts, horizon); a longer [retention](super::Settings::retention) counts. 4xx answers are not final, as the message may still
+    /// a message that came before; principals are not compared ([`IdempotencyLayerBuilder::one_principal`](super::IdempotencyLayerBuilder::one_principal)). Admit only
+    /// clients that may publish to the queue as that tenant. IdempotencyLayerBuilder that the queue's workers have registered stay (fingerprint,
+    /// conflicts, horizon); a longer [retention](super::IdempotencyLayerBuilder::retention) counts. 4xx answers are not final, as the message may still
     /// arrive.
     pub fn shared(queue_consumer: impl Into<String>) -> Self {
         Self(ConsumerName::Shared(queue_consumer.into()))

@@ -16,6 +16,7 @@ use tower_service::Service;
 
 use super::answer::{AnswerReadError, HandlerAnswer};
 use super::body::{Body, BoxError, passed};
+use super::builder::IdempotencyLayerBuilder;
 use super::check::SettingsError;
 use super::in_flight::InFlightKeys;
 use super::key::{KeyError, key};
@@ -65,7 +66,7 @@ const SPARE: Duration = Duration::from_secs(30);
 #[derive(Clone)]
 pub struct IdempotencyLayer {
     settings: Arc<Settings>,
-    keys: BuiltKeyStore,
+    keys: KeyClaims,
     in_flight: InFlightKeys,
     at_work: RequestLimiter,
     /// Tasks of requests at work, also of those that no client waits for.
@@ -74,7 +75,7 @@ pub struct IdempotencyLayer {
 
 /// Store of a layer's keys, built.
 #[derive(Clone)]
-enum BuiltKeyStore {
+enum KeyClaims {
     Transactions(Store),
     Leases(Arc<LeaseRunner<AnyStore>>),
 }
@@ -90,8 +91,8 @@ impl IdempotencyLayer {
     /// commit. A request with a key uses one connection of the pool while its handler runs, and none while it waits for another request.
     /// The pool's login needs the role `oncely_worker` and the handlers' own rights, its sessions a `statement_timeout`.
     #[must_use]
-    pub fn transactional(pool: PgPool) -> Settings {
-        Settings::new(KeyStore::Transactions(Store::new(pool)))
+    pub fn transactional(pool: PgPool) -> IdempotencyLayerBuilder {
+        IdempotencyLayerBuilder::new(KeyStore::Transactions(Store::new(pool)))
     }
 
     /// Builds a layer for handlers with effects outside PostgreSQL, such as calls of a payment provider. A lease in `store` holds the key
@@ -100,9 +101,9 @@ impl IdempotencyLayer {
     ///
     /// | the handler | recorded |
     /// | --- | --- |
-    /// | gives a [final](Settings::is_final) answer | done, with the answer: a retry gets it again |
+    /// | gives a [final](IdempotencyLayerBuilder::is_final) answer | done, with the answer: a retry gets it again |
     /// | answers 429 or 503; or a 3xx or 4xx is given and no handler has taken its [`Run`](super::Run) | nothing: the key is given back, and a retry runs at once |
-    /// | gives another answer that is not final, panics, or exceeds its limit | a failed run ([`Settings::retry`]); the results of its steps are kept |
+    /// | gives another answer that is not final, panics, or exceeds its limit | a failed run ([`IdempotencyLayerBuilder::retry`]); the results of its steps are kept |
     /// | answers with a [`FailureResponse`](super::FailureResponse) (a `HandlerError`) | the record of this error, see the table there |
     /// | is killed with its process | nothing: its lease expires, and the next run takes over |
     ///
@@ -134,8 +135,8 @@ impl IdempotencyLayer {
     /// # }
     /// ```
     #[must_use]
-    pub fn leased(store: impl LeaseStore) -> Settings {
-        Settings::new(KeyStore::Leases(AnyStore::new(store)))
+    pub fn leased(store: impl LeaseStore) -> IdempotencyLayerBuilder {
+        IdempotencyLayerBuilder::new(KeyStore::Leases(AnyStore::new(store)))
     }
 
     /// Waits until no request is at work; requests go on after their client has left. Call it after the server has stopped and before the
@@ -147,16 +148,16 @@ impl IdempotencyLayer {
     }
 }
 
-impl Settings {
+impl IdempotencyLayerBuilder {
     /// Builds the layer.
     ///
     /// # Errors
     /// If settings are missing or invalid; all problems are reported at once.
     pub fn build(self) -> Result<IdempotencyLayer, SettingsError> {
-        let (settings, keys) = self.checked()?;
-        let keys = match keys {
-            KeyStore::Transactions(store) => BuiltKeyStore::Transactions(store),
-            KeyStore::Leases(store) => BuiltKeyStore::Leases(Arc::new(settings.runner(store))),
+        let settings = self.0.checked()?;
+        let keys = match settings.keys.clone() {
+            KeyStore::Transactions(store) => KeyClaims::Transactions(store),
+            KeyStore::Leases(store) => KeyClaims::Leases(Arc::new(settings.runner(store))),
         };
         let at_work = RequestLimiter::new(&settings.limits, settings.max_request);
         let (settings, in_flight, tasks) = (Arc::new(settings), InFlightKeys::default(), TaskTracker::new());
@@ -279,12 +280,12 @@ impl IdempotencyLayer {
         let (settings, in_flight) = (Arc::clone(&self.settings), self.in_flight.clone());
         let (reply, answered) = tokio::sync::oneshot::channel();
         match &self.keys {
-            BuiltKeyStore::Transactions(store) => {
+            KeyClaims::Transactions(store) => {
                 let store = store.clone();
                 let run = TransactionalRequest { settings, store, in_flight, asked, parts, body, call };
                 self.spawn(share, run.run(reply));
             }
-            BuiltKeyStore::Leases(runner) => {
+            KeyClaims::Leases(runner) => {
                 let (runner, digest) = (Arc::clone(runner), asked.digest(&settings, &body));
                 let run = LeasedRequest { settings, runner, in_flight, asked, digest, parts, body };
                 self.spawn(share, run.run(call, reply));
@@ -298,7 +299,7 @@ impl IdempotencyLayer {
                 tracing::error!("request ended without an answer");
                 ProblemDetails::unavailable().into()
             }
-            // The server does not answer, so the outcome of its commit is unknown.
+            // The store does not answer, so the outcome of the commit is unknown.
             Err(_) => ProblemDetails::unavailable().into(),
         }
     }

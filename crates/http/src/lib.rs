@@ -21,7 +21,7 @@
 //! | the first request is at work for longer than `wait` | 409, `Retry-After` (under a lease: its remaining time) | `in-flight` |
 //! | a run under a lease has failed, and its delay is longer than `wait` | 503, `Retry-After` (the remaining delay) | `failed` |
 //! | the key was given up; its outcome is unknown, or a handler has ended its transaction itself | 409 | `given-up`, `outcome-unknown` |
-//! | [`Settings::on_replay`] refuses a replay | its status | `replay-refused` |
+//! | [`IdempotencyLayerBuilder::on_replay`] refuses a replay | its status | `replay-refused` |
 //! | the handler panicked, or its answer can't be stored: nothing was committed; effects under a lease remain | 500 | `failed` |
 //! | the handler exceeded its limit: nothing is committed; effects under a lease remain | 503, `Retry-After` | `failed` |
 //! | the store is unavailable before the handler, or may not have the answer | 503, `Retry-After` | `unavailable` |
@@ -34,6 +34,7 @@
 
 mod answer;
 mod body;
+mod builder;
 mod check;
 mod claim;
 mod consumer;
@@ -60,6 +61,7 @@ mod tx;
 mod word;
 
 pub use body::{Body, BodyError};
+pub use builder::IdempotencyLayerBuilder;
 pub use check::SettingsError;
 pub use consumer::Consumer;
 pub use held::{NoRun, Run};
@@ -67,7 +69,6 @@ pub use layer::{Idempotency, IdempotencyLayer};
 pub use message_result::MessageResult;
 pub use on_large::OnLarge;
 pub use oncely_lease::failure::FailureResponse;
-pub use settings::Settings;
 pub use tx::{NoTransaction, Tx};
 
 pub use oncely_core::fingerprint::FingerprintPolicy;

@@ -1,6 +1,6 @@
 //! Treatment of answers that are too large to keep.
 
-/// Treatment of an answer that exceeds [`Settings::max_response`](super::Settings::max_response) or never ends.
+/// Treatment of an answer that exceeds [`IdempotencyLayerBuilder::max_response`](super::IdempotencyLayerBuilder::max_response) or never ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnLarge {

@@ -27,7 +27,7 @@ pub(super) enum ProblemKind {
     Late,
     Unavailable,
     KeyTooOld,
-    /// [`Settings::on_replay`](super::Settings::on_replay) refused with this status.
+    /// [`IdempotencyLayerBuilder::on_replay`](super::IdempotencyLayerBuilder::on_replay) refused with this status.
     ReplayRefused(StatusCode),
 }
 

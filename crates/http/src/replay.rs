@@ -19,7 +19,7 @@ pub const REPLAY: &str = "replayed";
 /// Header: the answer had a body, which was not stored.
 pub(super) const OMITTED: HeaderName = HeaderName::from_static("oncely-body-omitted");
 
-/// Returns the stored answer, unless this request may not get it. `parts` may be `None` if [`Settings::on_replay`] is not set.
+/// Returns the stored answer, unless this request may not get it. `parts` may be `None` if [`IdempotencyLayerBuilder::on_replay`](super::IdempotencyLayerBuilder::on_replay) is not set.
 pub(super) fn replay(settings: &Settings, parts: Option<&Parts>, stored: StoredAnswer) -> Response<Body> {
     if let (Some(may), Some(parts)) = (&settings.on_replay, parts)
         && let Err(status) = may(parts)

@@ -291,7 +291,10 @@ pub struct RecentOutcome {
     pub count: i64,
 }
 
-/// Counts outcomes since a time, by consumer and reason; reads the first 100,000 rows only, which bounds the cost on a busy system.
+/// Number of rows of the trail that [`recent_outcomes`] reads at most, which bounds the cost on a busy system.
+pub const RECENT_ROWS: i64 = 100_000;
+
+/// Counts outcomes since a time, by consumer and reason, sorted by consumer: of all rows, or of [`RECENT_ROWS`] of them.
 pub async fn recent_outcomes(
     connection: &mut PgConnection,
     since: DateTime<Utc>,

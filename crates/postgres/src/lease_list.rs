@@ -17,8 +17,8 @@ pub struct LeaseStep {
     pub(crate) repeat: Option<String>,
     /// Number of refusals.
     pub round: i32,
-    pub(crate) started_at: Option<DateTime<Utc>>,
-    pub(crate) done_at: Option<DateTime<Utc>>,
+    pub started_at: Option<DateTime<Utc>>,
+    pub done_at: Option<DateTime<Utc>>,
 }
 
 impl LeaseStep {

@@ -120,7 +120,8 @@ pub use first_run::first_runs;
 pub use http_answer::{AnswerTrace, HttpAnswer, StoredAnswer, header_pairs, headers_json, store_http_answer};
 pub use identity_sample::{IdentitySample, identity_sample};
 pub use inspect::{
-    AuditFilter, AuditRow, KeyDetails, MirrorQueueStatus, audit_list, key_details, mirror_queue_status,
+    AuditFilter, AuditRow, KeyDetails, MirrorQueueStatus, RECENT_ROWS, audit_list, key_details,
+    mirror_queue_status,
 };
 pub use inspect::{
     HandlerFunction, RecentOutcome, TableStatistics, handler_functions, login_roles, may_enter,

@@ -169,17 +169,21 @@ impl<O: SessionOpener> SessionPool<O> {
 }
 
 impl<O: SessionOpener> PoolInner<O> {
-    /// Returns an idle session that is alive.
+    /// Returns an idle session that is alive and on the newest known timeline.
     async fn idle(&self) -> Option<(Session, O::Facts)> {
-        let (mut session, facts, since) = self.lock().pop()?;
-        let is_checked = self.limits.check_after.is_some_and(|after| since.elapsed() >= after);
-        let is_alive = !is_checked || within(LIFE, process(&mut session.connection)).await.is_ok();
-        if is_alive && self.opener.admits(&session) {
-            return Some((session, facts));
+        loop {
+            let (mut session, facts, since) = self.lock().pop()?;
+            if !self.opener.admits(&session) {
+                continue;
+            }
+            let is_checked = self.limits.check_after.is_some_and(|after| since.elapsed() >= after);
+            if !is_checked || within(LIFE, process(&mut session.connection)).await.is_ok() {
+                return Some((session, facts));
+            }
+            // The connection or its server is gone: the other idle sessions are no more reliable.
+            self.lock().clear();
+            return None;
         }
-        // The connection or its server is gone: the other idle sessions are no more reliable.
-        self.lock().clear();
-        None
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<(Session, O::Facts, Instant)>> {

@@ -81,7 +81,7 @@ impl ReplyParts {
     }
 
     fn reason(&mut self) -> Result<Reason, StoreError> {
-        Reason::from_code(&self.text()?).ok_or_else(|| StoreError::Damaged("the reason is none".to_owned()))
+        Ok(Reason::stored(&self.text()?))
     }
 }
 

@@ -77,7 +77,9 @@ fn doubt(sent: &Sent, meanwhile: &Meanwhile, key: &Key, ladder: &[&Step], verdic
         "body_too_large" | "handler_rejected" | "headers_too_large" | "incomplete_claim" | "invalid_json"
         | "key_invalid" | "key_missing" | "parked" | "poison" | "signature_invalid" | "tenant_invalid"
         | "tenant_missing" => None,
-        other => Some(format!("with a reason that nobody knows: {other}")),
+        other => Some(format!(
+            "with a reason that this consumer does not have (testbed/src/checker/verdicts.rs): {other}"
+        )),
     }
 }
 

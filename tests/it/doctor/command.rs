@@ -57,7 +57,7 @@ async fn a_section_with_problems_is_told_and_its_server_is_not_asked() {
     let mut world = world().await;
     world.configure("[rabbitmq]\ntimeout = \"soon\"");
     let (config, problems) = oncely::Config::examine(&world.file());
-    let scope = oncely_doctor::Scope::default();
+    let scope = oncely_doctor::CheckSelection::default();
     let report = match config {
         Some(config) => oncely_doctor::examine(&config, &problems, &scope).await,
         None => oncely_doctor::unusable(&problems, &scope),

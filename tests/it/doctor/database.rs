@@ -1,6 +1,6 @@
 //! What the doctor says of a database: its settings, its tables, what they hold.
 
-use oncely_doctor::{Limits, Scope, Verdict};
+use oncely_doctor::{CheckSelection, Limits, Verdict};
 use secrecy::SecretString;
 use testbed::PgBouncer;
 
@@ -309,7 +309,7 @@ async fn plaintext_is_told_where_it_is_allowed_and_refused_where_it_is_not() {
     for (check, verdict) in
         [("pg.tls", Verdict::Info), ("mq.tls", Verdict::Info), ("redis.tls", Verdict::Info)]
     {
-        says(&config, &Scope::default(), check, verdict, "allow_plaintext: is true").await;
+        says(&config, &CheckSelection::default(), check, verdict, "allow_plaintext: is true").await;
     }
     let mut config = world.config();
     // Of a network for documents: nobody is there, and nobody is asked.
@@ -321,7 +321,7 @@ async fn plaintext_is_told_where_it_is_allowed_and_refused_where_it_is_not() {
     for (check, verdict) in
         [("pg.tls", Verdict::Error), ("mq.tls", Verdict::Error), ("redis.tls", Verdict::Error)]
     {
-        says(&config, &Scope::default(), check, verdict, "goes to 192.0.2.1 in plaintext").await;
+        says(&config, &CheckSelection::default(), check, verdict, "goes to 192.0.2.1 in plaintext").await;
     }
     let report = all(&config).await;
     assert!(report.unreachable.is_empty() && !format!("{report:?}").contains("S3CR3T"), "{report:?}");
@@ -338,7 +338,7 @@ async fn servers_that_do_not_answer_are_told_and_what_they_know_is_skipped() {
     for (check, verdict) in
         [("pg.reach", Verdict::Error), ("mq.reach", Verdict::Error), ("redis.reach", Verdict::Warning)]
     {
-        says(&config, &Scope::default(), check, verdict, "127.0.0.1:1").await;
+        says(&config, &CheckSelection::default(), check, verdict, "127.0.0.1:1").await;
     }
     let report = all(&config).await;
     assert_eq!(report.unreachable.len(), 3, "{report:#?}");

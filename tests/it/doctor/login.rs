@@ -1,7 +1,7 @@
 //! What the doctor says of logins: those that may too little, and those that may too much.
 
 use oncely::config::Config;
-use oncely_doctor::{Limits, Role, Scope, Verdict};
+use oncely_doctor::{CheckSelection, Limits, Role, Verdict};
 use secrecy::SecretString;
 
 use super::{all, of, only, run, says};
@@ -89,7 +89,7 @@ async fn a_login_with_the_role_of_its_work_and_nothing_else_is_fine_and_every_ot
         run(&mut world, &mend.replace("LOGIN", &name)).await;
         says(&config, &only(check, limits), check, Verdict::Ok, "").await;
     }
-    let as_relay = Scope { role: Some(Role::Relay), ..only("pg.grants", limits) };
+    let as_relay = CheckSelection { role: Some(Role::Relay), ..only("pg.grants", limits) };
     says(&config, &as_relay, "pg.grants", Verdict::Error, "lacks the role oncely_relay").await;
     login.drop_now(&mut world).await;
 }

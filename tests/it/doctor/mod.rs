@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use oncely::config::{Config, Problems};
-use oncely_doctor::{CHECKS, CheckResult, Limits, Report, Scope, Verdict, examine};
+use oncely_doctor::{CHECKS, CheckResult, CheckSelection, Limits, Report, Verdict, examine};
 use sqlx::AssertSqlSafe;
 use testbed::eventually;
 
@@ -41,13 +41,13 @@ const fn case(
     Case { bad, check, verdict, says, mend }
 }
 
-fn only(check: &str, limits: Limits) -> Scope {
-    Scope { only: vec![check.to_owned()], limits, ..Scope::default() }
+fn only(check: &str, limits: Limits) -> CheckSelection {
+    CheckSelection { only: vec![check.to_owned()], limits, ..CheckSelection::default() }
 }
 
 /// Everything that the doctor says.
 async fn all(config: &Config) -> Report {
-    examine(config, &Problems::default(), &Scope::default()).await
+    examine(config, &Problems::default(), &CheckSelection::default()).await
 }
 
 fn of<'a>(report: &'a Report, check: &str) -> &'a CheckResult {
@@ -56,7 +56,7 @@ fn of<'a>(report: &'a Report, check: &str) -> &'a CheckResult {
 }
 
 /// Asks until a check says what it must: on a busy machine an answer may take longer than the doctor waits.
-async fn says(config: &Config, scope: &Scope, check: &str, verdict: Verdict, part: &str) {
+async fn says(config: &Config, scope: &CheckSelection, check: &str, verdict: Verdict, part: &str) {
     eventually(&format!("{check} is {verdict:?} and says {part:?}"), || async {
         // It has its own limits; a hang must say where.
         let none = Problems::default();

@@ -2,7 +2,7 @@
 
 use lapin::types::{AMQPValue, FieldTable};
 use oncely::config::Config;
-use oncely_doctor::{Limits, Scope, Verdict};
+use oncely_doctor::{CheckSelection, Limits, Verdict};
 use secrecy::SecretString;
 use testbed::{RabbitMq, Urls};
 
@@ -220,7 +220,8 @@ async fn an_alarm_a_user_without_permissions_and_one_without_the_api_are_told() 
         |user: &str| SecretString::from(broker.url().replace("guest:guest", &format!("{user}:S3CR3T")));
     config.rabbitmq.url = other("narrow");
     is(&config, "mq.user", Verdict::Error, "may not publish to").await;
-    let as_relay = Scope { role: Some(oncely_doctor::Role::Relay), ..only("mq.user", Limits::default()) };
+    let as_relay =
+        CheckSelection { role: Some(oncely_doctor::Role::Relay), ..only("mq.user", Limits::default()) };
     says(&config, &as_relay, "mq.user", Verdict::Skipped, "may not publish to").await;
     config.rabbitmq.url = SecretString::from(broker.url().replace("guest:guest", "guest:S3CR3T"));
     is(&config, "mq.reach", Verdict::Error, "is refused").await;

@@ -57,7 +57,8 @@ async fn a_handler_that_rolls_its_transaction_back_itself_has_an_unknown_outcome
 #[tokio::test]
 async fn a_handler_that_rolls_back_itself_and_hangs_has_an_unknown_outcome_too() {
     let mut world = World::new().await;
-    let short = |settings: oncely::http::Settings| settings.handler_limit(Duration::from_millis(500));
+    let short =
+        |settings: oncely::http::IdempotencyLayerBuilder| settings.handler_limit(Duration::from_millis(500));
     let server = Server::start(pool(world.database.url(), 4).await, short).await;
     let ask = Ask::pay("k", r#"{"do":"rewrite","then":"hang"}"#);
     let reply = server.client.ask(&ask).await;
@@ -72,7 +73,8 @@ async fn a_handler_that_rolls_back_itself_and_hangs_has_an_unknown_outcome_too()
 #[tokio::test]
 async fn what_a_handler_commits_by_itself_is_of_an_unknown_outcome() {
     let mut world = World::new().await;
-    let short = |settings: oncely::http::Settings| settings.handler_limit(Duration::from_millis(500));
+    let short =
+        |settings: oncely::http::IdempotencyLayerBuilder| settings.handler_limit(Duration::from_millis(500));
     // With no more rights than a door needs.
     let login = Login::create(&mut world, "oncely_worker").await;
     let grant = format!(
@@ -163,7 +165,8 @@ async fn a_role_that_a_handler_sets_ends_with_it() {
 #[tokio::test]
 async fn a_handler_past_its_limit_commits_nothing() {
     let mut world = World::new().await;
-    let short = |settings: oncely::http::Settings| settings.handler_limit(Duration::from_millis(400));
+    let short =
+        |settings: oncely::http::IdempotencyLayerBuilder| settings.handler_limit(Duration::from_millis(400));
     let server = Server::start(pool(world.database.url(), 4).await, short).await;
     let gate = Gate::shut(&world).await;
     for (key, body) in [("hangs", r#"{"do":"hang"}"#), ("waits", r#"{"do":"wait"}"#)] {

@@ -56,7 +56,7 @@ async fn a_consumer_that_somebody_registers_just_now_is_waited_for() {
 async fn a_consumer_that_stays_locked_is_no_key_in_flight() {
     let mut world = World::new().await;
     assert_eq!(Server::of(&world).await.client.ask(&Ask::pay("first", "{}")).await.status, 201);
-    let short = |settings: oncely::http::Settings| settings.wait(Duration::from_millis(300));
+    let short = |settings: oncely::http::IdempotencyLayerBuilder| settings.wait(Duration::from_millis(300));
     let server = Server::start(super::pool(world.database.url(), 2).await, short).await;
     let mut other = world.database.connect().await.unwrap();
     sqlx::raw_sql("begin; select from oncely.consumers for update").execute(&mut other).await.unwrap();

@@ -6,7 +6,7 @@ use crate::support::World;
 #[tokio::test]
 async fn a_stored_answer_keeps_its_headers_but_those_that_are_nobody_elses() {
     let mut world = World::new().await;
-    let omitted = |settings: oncely::http::Settings| {
+    let omitted = |settings: oncely::http::IdempotencyLayerBuilder| {
         settings.omit_headers([axum::http::HeaderName::from_static("x-internal")])
     };
     let server = Server::start(pool(world.database.url(), 2).await, omitted).await;

@@ -26,7 +26,7 @@ async fn leave(server: &Server, ask: &Ask) {
 #[tokio::test]
 async fn clients_that_hang_up_leave_only_so_much_at_work() {
     let mut world = World::new().await;
-    let few = |settings: oncely::http::Settings| settings.max_at_work(100);
+    let few = |settings: oncely::http::IdempotencyLayerBuilder| settings.max_at_work(100);
     let server = Server::start(patient(&world, 1), few).await;
     let gate = Gate::shut(&world).await;
     leave(&server, &Ask::pay("first", r#"{"do":"wait"}"#)).await;
@@ -58,7 +58,9 @@ async fn clients_that_hang_up_leave_only_so_much_at_work() {
 #[tokio::test]
 async fn bodies_share_a_budget_of_bytes() {
     let mut world = World::new().await;
-    let small = |settings: oncely::http::Settings| settings.max_request(1_000).max_bytes_at_work(1_500);
+    let small = |settings: oncely::http::IdempotencyLayerBuilder| {
+        settings.max_request(1_000).max_bytes_at_work(1_500)
+    };
     let server = Server::start(patient(&world, 4), small).await;
     let gate = Gate::shut(&world).await;
     let body = |bytes: usize| format!("{{\"do\":\"wait\",\"x\":\"{}\"}}", "x".repeat(bytes - 20));
@@ -98,8 +100,9 @@ async fn bodies_share_a_budget_of_bytes() {
 #[tokio::test]
 async fn a_body_that_does_not_come_is_not_waited_for() {
     let mut world = World::new().await;
-    let short =
-        |settings: oncely::http::Settings| settings.read_limit(Duration::from_millis(300)).max_at_work(1);
+    let short = |settings: oncely::http::IdempotencyLayerBuilder| {
+        settings.read_limit(Duration::from_millis(300)).max_at_work(1)
+    };
     let server = Server::start(patient(&world, 2), short).await;
     let bytes = Ask::pay("slow", r#"{"amount":7}"#).bytes();
     let mut stream = TcpStream::connect(server.client.address()).await.unwrap();
@@ -117,7 +120,7 @@ async fn a_body_that_does_not_come_is_not_waited_for() {
 #[tokio::test]
 async fn a_body_that_is_announced_and_not_sent_takes_nobodys_place() {
     let mut world = World::new().await;
-    let one = |settings: oncely::http::Settings| settings.max_at_work(1);
+    let one = |settings: oncely::http::IdempotencyLayerBuilder| settings.max_at_work(1);
     let server = Server::start(patient(&world, 2), one).await;
     let mut silent = Vec::new();
     for number in 0..3 {

@@ -26,7 +26,7 @@ mod twins;
 
 use std::time::Duration;
 
-use oncely::http::{IdempotencyLayer, Settings};
+use oncely::http::{IdempotencyLayer, IdempotencyLayerBuilder};
 use oncely::lease::LeaseStore;
 use sqlx::PgPool;
 use sqlx::postgres::PgPoolOptions;
@@ -57,7 +57,10 @@ async fn pool(url: &str, most: u32) -> PgPool {
 }
 
 impl Server {
-    async fn start(pool: PgPool, change: impl FnOnce(Settings) -> Settings) -> Self {
+    async fn start(
+        pool: PgPool,
+        change: impl FnOnce(IdempotencyLayerBuilder) -> IdempotencyLayerBuilder,
+    ) -> Self {
         let layer = change(shop::settings(pool)).build().unwrap();
         let calls = Calls::default();
         let app = shop::app(layer.clone(), calls.clone());
@@ -68,7 +71,7 @@ impl Server {
     async fn leased(
         world: &World,
         store: impl LeaseStore,
-        change: impl FnOnce(Settings) -> Settings,
+        change: impl FnOnce(IdempotencyLayerBuilder) -> IdempotencyLayerBuilder,
     ) -> Self {
         let layer = change(till::settings(store)).build().unwrap();
         let calls = Calls::default();

@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use chrono::{DateTime, Utc};
-use oncely::http::Settings;
+use oncely::http::IdempotencyLayerBuilder;
 use oncely::lease::PostgresStore;
 use uuid::{NoContext, Timestamp, Uuid};
 
@@ -29,8 +29,9 @@ fn date(time: SystemTime) -> String {
 #[tokio::test]
 async fn a_key_that_may_have_been_forgotten_is_refused_where_that_is_asked_for() {
     let mut world = World::new().await;
-    let refusing =
-        |settings: Settings| settings.refuse_old_keys(true).retention(Duration::from_secs(2 * DAY));
+    let refusing = |settings: IdempotencyLayerBuilder| {
+        settings.refuse_old_keys(true).retention(Duration::from_secs(2 * DAY))
+    };
     let leased = |world: &World| {
         let url = world.database.url().to_owned();
         async move { PostgresStore::new(pool(&url, 4).await) }

@@ -1,6 +1,6 @@
 //! One key behind two layers that compare different things.
 
-use oncely::http::{Consumer, FingerprintPolicy, IdempotencyLayer, Settings};
+use oncely::http::{Consumer, FingerprintPolicy, IdempotencyLayer, IdempotencyLayerBuilder};
 
 use super::{Ask, EFFECTS, Server, pool};
 use crate::support::World;
@@ -9,7 +9,7 @@ use crate::support::World;
 async fn an_answer_is_given_again_only_where_the_requests_are_known_to_be_the_same() {
     let mut world = World::new().await;
     let pool = pool(world.database.url(), 4).await;
-    let named = |settings: Settings| settings.consumer(Consumer::named("shop"));
+    let named = |settings: IdempotencyLayerBuilder| settings.consumer(Consumer::named("shop"));
     let whole = Server::start(pool.clone(), named).await;
     let by = async |policy: FingerprintPolicy| {
         let settings = IdempotencyLayer::transactional(pool.clone())

@@ -4,7 +4,7 @@ use axum::Router;
 use axum::extract::{FromRequest, Request};
 use axum::http::StatusCode;
 use axum::routing::post;
-use oncely::http::{Consumer, IdempotencyLayer, Run, Settings, Tx};
+use oncely::http::{Consumer, IdempotencyLayer, IdempotencyLayerBuilder, Run, Tx};
 use oncely::lease::{LeaseStore, MemoryClock, MemoryStore};
 use sqlx::Executor as _;
 
@@ -37,14 +37,14 @@ async fn order(mut tx: Tx, _: Json) -> StatusCode {
 }
 
 /// As many have it: the layer is around the router, its fallbacks included.
-async fn serve(settings: Settings) -> Server {
+async fn serve(settings: IdempotencyLayerBuilder) -> Server {
     let layer = settings.build().unwrap();
     let app = Router::new().route("/orders", post(order)).layer(layer.clone());
     Server::serve(layer, Calls::default(), app).await
 }
 
 /// Under a lease, without an idea of who sends.
-pub(super) fn leased(store: impl LeaseStore) -> Settings {
+pub(super) fn leased(store: impl LeaseStore) -> IdempotencyLayerBuilder {
     IdempotencyLayer::leased(store)
         .consumer(Consumer::named("shop"))
         .tenant(|parts| parts.headers.get("x-tenant")?.to_str().ok().map(str::to_owned))

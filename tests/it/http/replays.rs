@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use axum::http::{Response, StatusCode};
-use oncely::http::{Consumer, FingerprintPolicy, IdempotencyLayer, OnLarge, Settings};
+use oncely::http::{Consumer, FingerprintPolicy, IdempotencyLayer, IdempotencyLayerBuilder, OnLarge};
 use oncely::lease::PostgresStore;
 
 use super::{Ask, EFFECTS, KEYS, Server, pool};
@@ -14,7 +14,7 @@ use crate::support::World;
 async fn a_replay_may_be_refused_and_a_first_answer_is_not_asked_about() {
     let mut world = World::new().await;
     let asked = Arc::new(AtomicU32::new(0));
-    let guarded = |settings: Settings| {
+    let guarded = |settings: IdempotencyLayerBuilder| {
         let asked = Arc::clone(&asked);
         settings.on_replay(move |parts| {
             asked.fetch_add(1, Ordering::SeqCst);
@@ -46,7 +46,7 @@ async fn a_replay_may_be_refused_and_a_first_answer_is_not_asked_about() {
 #[tokio::test]
 async fn a_large_answer_may_be_committed_without_its_body() {
     let mut world = World::new().await;
-    let omitting = |settings: Settings| settings.on_large(OnLarge::Omit);
+    let omitting = |settings: IdempotencyLayerBuilder| settings.on_large(OnLarge::Omit);
     let server = Server::start(pool(world.database.url(), 4).await, omitting).await;
     let ask = Ask::pay("large", r#"{"do":"large"}"#);
     let first = server.client.ask(&ask).await;
@@ -68,7 +68,7 @@ async fn a_large_answer_may_be_committed_without_its_body() {
 async fn what_took_effect_as_a_message_is_answered_as_the_service_says() {
     let mut world = World::new().await;
     let pool = pool(world.database.url(), 4).await;
-    let mapped = |_: Settings| {
+    let mapped = |_: IdempotencyLayerBuilder| {
         IdempotencyLayer::transactional(pool.clone())
             .consumer(Consumer::shared("payments"))
             .tenant(|_| Some("acme".to_owned()))

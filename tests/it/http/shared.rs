@@ -58,7 +58,9 @@ async fn a_door_that_is_there_before_its_queue_leaves_the_word_to_the_workers() 
 async fn a_layer_of_its_own_says_how_old_a_copy_may_be() {
     let mut world = World::new().await;
     let pool = pool(world.database.url(), 2).await;
-    let hour = |settings: oncely::http::Settings| settings.redelivery_horizon(Duration::from_secs(3_600));
+    let hour = |settings: oncely::http::IdempotencyLayerBuilder| {
+        settings.redelivery_horizon(Duration::from_secs(3_600))
+    };
     let server = Server::start(pool, hour).await;
     assert_eq!(server.client.ask(&Ask::pay("k", "{}")).await.status, 201);
     assert_eq!(world.text(KNOWN).await.as_deref(), Some("7 days 01:00:00 http_request dead_letter"));

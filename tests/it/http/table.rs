@@ -27,7 +27,7 @@ async fn a_request_without_a_key_or_with_a_wrong_one_runs_nothing() {
 #[tokio::test]
 async fn other_methods_pass_and_a_key_may_be_optional() {
     let world = World::new().await;
-    let optional = |settings: oncely::http::Settings| settings.required(false);
+    let optional = |settings: oncely::http::IdempotencyLayerBuilder| settings.required(false);
     let server = Server::start(pool(world.database.url(), 2).await, optional).await;
     let look = server.client.ask(&Ask::bare("").to("GET", "/look").header("Idempotency-Key", "x, y")).await;
     assert_eq!((look.status, look.body.as_slice()), (200, &b"looked"[..]));
@@ -100,7 +100,7 @@ async fn a_key_is_one_tenants_and_one_routes() {
 #[tokio::test]
 async fn the_same_key_with_another_request_is_told_nothing_of_the_first() {
     let mut world = World::new().await;
-    let named = |settings: oncely::http::Settings| settings.consumer(Consumer::named("shop"));
+    let named = |settings: oncely::http::IdempotencyLayerBuilder| settings.consumer(Consumer::named("shop"));
     let server = Server::start(pool(world.database.url(), 4).await, named).await;
     let first =
         server.client.ask(&Ask::pay("k", "{}").to("POST", "/pay/7?a=1").header("X-User", "ann")).await;
@@ -203,7 +203,7 @@ async fn a_key_that_was_given_up_is_told_as_such() {
 #[tokio::test]
 async fn what_is_too_large_runs_nothing_or_commits_nothing() {
     let mut world = World::new().await;
-    let small = |settings: oncely::http::Settings| settings.max_request(1_000);
+    let small = |settings: oncely::http::IdempotencyLayerBuilder| settings.max_request(1_000);
     let server = Server::start(pool(world.database.url(), 2).await, small).await;
     let fits = Ask::pay("fits", &format!("\"{}\"", "x".repeat(998)));
     assert_eq!(server.client.ask(&fits).await.status, 201);

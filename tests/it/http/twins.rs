@@ -13,7 +13,7 @@ use crate::support::gate::{Gate, WAITING};
 async fn twins(count: usize) {
     let mut world = World::new().await;
     // However slow the machine is: they come one after the other.
-    let patient = |settings: oncely::http::Settings| settings.wait(Duration::from_secs(30));
+    let patient = |settings: oncely::http::IdempotencyLayerBuilder| settings.wait(Duration::from_secs(30));
     let start = async || Server::start(pool(world.database.url(), 8).await, patient).await;
     let servers = [start().await, start().await];
     let ask = Ask::pay("twin", "{}");
@@ -42,7 +42,7 @@ async fn sixty_four_twins_take_one_effect() {
 async fn a_copy_waits_for_the_first_and_is_told_to_come_again_where_that_takes_long() {
     let mut world = World::new().await;
     let here = Server::of(&world).await;
-    let short = |settings: oncely::http::Settings| settings.wait(Duration::from_millis(300));
+    let short = |settings: oncely::http::IdempotencyLayerBuilder| settings.wait(Duration::from_millis(300));
     let there = Server::start(pool(world.database.url(), 4).await, short).await;
     let gate = Gate::shut(&world).await;
     let ask = Ask::pay("slow", r#"{"do":"wait"}"#);
@@ -73,7 +73,7 @@ async fn a_copy_waits_for_the_first_and_is_told_to_come_again_where_that_takes_l
 #[tokio::test]
 async fn requests_that_wait_hold_no_connection() {
     let mut world = World::new().await;
-    let long = |settings: oncely::http::Settings| settings.wait(Duration::from_secs(30));
+    let long = |settings: oncely::http::IdempotencyLayerBuilder| settings.wait(Duration::from_secs(30));
     let pool = pool(world.database.url(), 2).await;
     let server = Server::start(pool.clone(), long).await;
     let other = Server::start(self::pool(world.database.url(), 2).await, long).await;

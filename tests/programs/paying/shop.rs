@@ -11,7 +11,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use oncely::http::{Consumer, FingerprintPolicy, IdempotencyLayer, Settings, Tx};
+use oncely::http::{Consumer, FingerprintPolicy, IdempotencyLayer, IdempotencyLayerBuilder, Tx};
 use serde_json::{Value, json};
 use sqlx::{Executor as _, PgPool};
 
@@ -37,7 +37,7 @@ pub(crate) fn of(name: &'static str) -> impl Fn(&axum::http::request::Parts) -> 
 }
 
 /// Tenant and principal from headers, as an authentication in front would leave them.
-pub(crate) fn settings(pool: PgPool) -> Settings {
+pub(crate) fn settings(pool: PgPool) -> IdempotencyLayerBuilder {
     IdempotencyLayer::transactional(pool)
         .consumer(Consumer::route())
         .tenant(of("x-tenant"))
@@ -47,7 +47,7 @@ pub(crate) fn settings(pool: PgPool) -> Settings {
 
 /// The same with the keys of a queue's consumer.
 #[allow(dead_code, reason = "the program has no use for it")]
-pub(crate) fn shared(pool: PgPool, consumer: &str) -> Settings {
+pub(crate) fn shared(pool: PgPool, consumer: &str) -> IdempotencyLayerBuilder {
     IdempotencyLayer::transactional(pool)
         .consumer(Consumer::shared(consumer))
         .tenant(|parts| parts.headers.get("x-tenant")?.to_str().ok().map(str::to_owned))

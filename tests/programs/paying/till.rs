@@ -10,7 +10,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::post;
 use oncely::HandlerError;
-use oncely::http::{Consumer, IdempotencyLayer, Run, Settings};
+use oncely::http::{Consumer, IdempotencyLayer, IdempotencyLayerBuilder, Run};
 use oncely::lease::{Call, LeaseStore, Repeat, Step, StepError};
 use serde_json::{Value, json};
 use sqlx::PgPool;
@@ -23,7 +23,7 @@ const CHARGE: Step = Step::new("charge", Repeat::Within(Duration::from_secs(86_4
 const MAIL: Step = Step::new("mail", Repeat::Never);
 
 /// Tenant and principal from headers, as an authentication in front would leave them.
-pub(crate) fn settings(store: impl LeaseStore) -> Settings {
+pub(crate) fn settings(store: impl LeaseStore) -> IdempotencyLayerBuilder {
     IdempotencyLayer::leased(store)
         .consumer(Consumer::route())
         .tenant(of("x-tenant"))

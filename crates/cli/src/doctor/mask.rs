@@ -17,7 +17,7 @@ const SECRET: [&str; 8] =
 const TABLES: [(&str, &[&str]); 8] = [
     ("proxy", &["header", "from"]),
     ("retry", &["delays", "max_attempts", "max_crashes"]),
-    ("lease", &["time", "max_run", "concurrency"]),
+    ("lease", &["time", "max_run", "concurrency", "in_flight"]),
     ("handler", &["function", "batch", "json"]),
     ("tenant", SOURCE),
     ("key", SOURCE),

@@ -14,7 +14,7 @@ use serde_json::json;
 use super::check::RoleArgument;
 use super::output;
 use oncely_config::Config;
-use oncely_doctor::{self as doctor, CHECKS, Report, Scope, Verdict};
+use oncely_doctor::{self as doctor, CHECKS, CheckSelection, Report, Verdict};
 use oncely_ops::exit;
 
 #[derive(Debug, Args)]
@@ -65,7 +65,11 @@ pub(super) async fn run(file: &Path, arguments: DoctorArguments) -> crate::VerbR
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let scope = Scope { only: arguments.only, role: arguments.role.map(Into::into), ..Scope::default() };
+    let scope = CheckSelection {
+        only: arguments.only,
+        role: arguments.role.map(Into::into),
+        ..CheckSelection::default()
+    };
     let (config, problems) = Config::examine(file);
     let report = match &config {
         Some(config) => doctor::examine(config, &problems, &scope).await,

@@ -8,7 +8,8 @@ use clap::Args;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::super::confirmation::{self, Consent, Proposal as _};
+use super::super::confirmation::{ChangePlan as _, Confirmation};
+use super::super::operator;
 use super::super::output;
 use super::plan::LetterChangeArguments;
 use super::sweep::report_passes;
@@ -70,13 +71,13 @@ async fn run(
     };
     let now = session.clock.now();
     let plan = LetterChangePlan::make(&mut session.connection, now, change, asked.filter(), refuse).await?;
-    if let Consent::Over(code) = asked.agree(&plan)? {
+    if let Confirmation::Exit(code) = asked.agree(&plan)? {
         return Ok(code);
     }
     let order = Order {
         plan: plan.clone(),
-        actor: confirmation::user(),
-        reason: asked.agreement.note.clone(),
+        actor: operator::name(),
+        reason: asked.options.note.clone(),
         rate: None,
         overrides,
         application: "oncely failed requeue",
@@ -94,7 +95,7 @@ async fn run(
         letters::Change::Discard => report_discard(&progress),
     };
     ended?;
-    if asked.agreement.json {
+    if asked.options.json {
         plan.print_json(false, done)?;
     }
     session.close().await;

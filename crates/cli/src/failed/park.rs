@@ -8,7 +8,8 @@ use chrono::{DateTime, Utc};
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::super::confirmation::{self, Consent, Proposal, SingleAgreement};
+use super::super::confirmation::{ChangeOptions, ChangePlan, Confirmation};
+use super::super::operator;
 use super::super::output::{self, Times, age, counted, safe};
 use super::SCHEMA;
 use oncely_config::Config;
@@ -36,7 +37,7 @@ pub(crate) struct ParkArguments {
     #[arg(long)]
     consumer: Option<String>,
     #[command(flatten)]
-    agreement: SingleAgreement,
+    options: ChangeOptions,
 }
 
 struct ParkPlan {
@@ -71,11 +72,11 @@ pub(super) async fn run(file: &Path, arguments: ParkArguments, _times: Times) ->
     .pop();
     let now = session.clock.now();
     let plan = ParkPlan { identity, known, now };
-    let agreement = arguments.agreement;
-    if let Consent::Over(code) = agreement.seek(&plan)? {
+    let options = arguments.options;
+    if let Confirmation::Exit(code) = options.confirm(&plan)? {
         return Ok(code);
     }
-    let (why, user) = (agreement.note.as_deref(), confirmation::user());
+    let (why, user) = (options.note.as_deref(), operator::name());
     let parked = match pg::park(&mut session.connection, &plan.identity, why, &user).await {
         // lock_not_available
         Err(error) if error.as_database_error().and_then(|e| e.code()).as_deref() == Some("55P03") => {
@@ -101,7 +102,7 @@ pub(super) async fn run(file: &Path, arguments: ParkArguments, _times: Times) ->
         }
         _ => output::note(&format!("nothing was changed: {outcome}")),
     }
-    if agreement.json {
+    if options.json {
         plan.print_json(false, json!({ "outcome": outcome }))?;
     }
     Ok(code)
@@ -123,7 +124,7 @@ impl ParkPlan {
     }
 }
 
-impl Proposal for ParkPlan {
+impl ChangePlan for ParkPlan {
     const ROWS: &'static str = "keys";
     const SCHEMA: &'static str = SCHEMA;
 

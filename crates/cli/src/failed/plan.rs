@@ -4,7 +4,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::super::confirmation::{Agreement, Consent, Proposal, SAMPLES};
+use super::super::confirmation::{BulkChangeOptions, ChangePlan, Confirmation, SAMPLES};
 use super::super::output::{age, counted, safe};
 use super::{LetterFilterArguments, SCHEMA};
 use oncely_ops::letters::LetterChangePlan;
@@ -18,7 +18,7 @@ pub(super) struct LetterChangeArguments {
     #[command(flatten)]
     which: LetterFilterArguments,
     #[command(flatten)]
-    pub(super) agreement: Agreement,
+    pub(super) options: BulkChangeOptions,
 }
 
 impl LetterChangeArguments {
@@ -29,21 +29,21 @@ impl LetterChangeArguments {
 
     /// Returns a filter for one letter more than the maximum, to detect that there are too many.
     pub(super) fn filter(&self) -> LetterFilter {
-        let filter = self.which.clone().filter(self.agreement.max.saturating_add(1));
+        let filter = self.which.clone().filter(self.options.max.saturating_add(1));
         LetterFilter { ids: (!self.ids.is_empty()).then(|| self.ids.clone()), ..filter }
     }
 
     /// Shows the plan and asks for confirmation.
-    pub(super) fn agree(&self, plan: &LetterChangePlan) -> anyhow::Result<Consent> {
+    pub(super) fn agree(&self, plan: &LetterChangePlan) -> anyhow::Result<Confirmation> {
         let named = !self.ids.is_empty() || !self.which.is_any();
-        match self.agreement.must_name(named, "ids, a group or a filter") {
-            Some(code) => Ok(Consent::Over(code)),
-            None => self.agreement.seek(plan),
+        match self.options.require_selection(named, "ids, a group or a filter") {
+            Some(code) => Ok(Confirmation::Exit(code)),
+            None => self.options.confirm(plan),
         }
     }
 }
 
-impl Proposal for LetterChangePlan {
+impl ChangePlan for LetterChangePlan {
     const ROWS: &'static str = "dead letters";
     const SCHEMA: &'static str = SCHEMA;
 

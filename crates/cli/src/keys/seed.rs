@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::super::output::{self, counted, safe};
-use super::super::{completions, confirmation};
+use super::super::{completions, operator};
 use super::seed_file::{SeedFile, SeedLine};
 use oncely_config::{Config, OBSERVER};
 use oncely_core::identity::IdentityPart;
@@ -166,7 +166,7 @@ async fn record(
     filter: &serde_json::Value,
     count: i64,
 ) -> anyhow::Result<()> {
-    let user = confirmation::user();
+    let user = operator::name();
     let action = pg::Action {
         tenant: arguments.tenant.as_deref().unwrap_or_default(),
         verb: "seed_keys",

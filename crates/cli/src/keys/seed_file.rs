@@ -52,19 +52,19 @@ struct SeedObject {
     completed_at: Option<String>,
 }
 
-/// A number is read by its digits, as in a message.
+/// A tenant or a key in JSON: a string, or an integer, which stands for its decimal digits, as in a message.
 #[derive(Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "must be a string or an integer")]
 enum TextOrNumber {
-    Written(String),
+    String(String),
     Signed(i64),
     Unsigned(u64),
 }
 
 impl TextOrNumber {
-    fn into_text(self) -> String {
+    fn into_string(self) -> String {
         match self {
-            Self::Written(text) => text,
+            Self::String(text) => text,
             Self::Signed(number) => number.to_string(),
             Self::Unsigned(number) => number.to_string(),
         }
@@ -111,7 +111,7 @@ impl SeedFile {
 /// Reads the column names from the first line.
 fn columns(reader: &mut csv::Reader<Box<dyn BufRead>>, has_tenant: bool) -> anyhow::Result<Vec<SeedColumn>> {
     let wanted = match has_tenant {
-        true => "line 1 must name the columns: key or key,completed_at (--tenant says whose they are)",
+        true => "line 1 must name the columns: key or key,completed_at (their tenant is given by --tenant)",
         false => {
             "line 1 must name the columns: tenant,key or tenant,key,completed_at; or key with --tenant (psql: format csv, header)"
         }
@@ -148,7 +148,7 @@ impl Iterator for SeedFile {
                 }
                 let line = line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&line);
                 if !line.trim_ascii().is_empty() {
-                    break (*number, of_json(line));
+                    break (*number, parse_json(line));
                 }
             },
             SeedFormat::Csv { reader, columns } => {
@@ -159,24 +159,24 @@ impl Iterator for SeedFile {
                     Err(error) => return Some(Err(error.into())),
                 }
                 let number = record.position().map_or(0, csv::Position::line);
-                (number, of_csv(&record, columns))
+                (number, parse_csv(&record, columns))
             }
         };
-        let seed = fields.and_then(|fields| seed(fields, self.tenant.as_ref()));
+        let seed = fields.and_then(|fields| parse_seed(fields, self.tenant.as_ref()));
         Some(Ok(SeedLine { number, seed }))
     }
 }
 
-fn of_json(line: &[u8]) -> Result<SeedFields, String> {
+fn parse_json(line: &[u8]) -> Result<SeedFields, String> {
     let object: SeedObject = serde_json::from_slice(line).map_err(|error| {
         let place = error.to_string().replace(" at line 1 column", ", at byte");
         format!("{place}; write {{\"tenant\": …, \"key\": …, \"completed_at\": …}}")
     })?;
-    let text = |value: Option<TextOrNumber>| value.map(TextOrNumber::into_text);
+    let text = |value: Option<TextOrNumber>| value.map(TextOrNumber::into_string);
     Ok(SeedFields { tenant: text(object.tenant), key: text(object.key), completed_at: object.completed_at })
 }
 
-fn of_csv(record: &csv::ByteRecord, columns: &[SeedColumn]) -> Result<SeedFields, String> {
+fn parse_csv(record: &csv::ByteRecord, columns: &[SeedColumn]) -> Result<SeedFields, String> {
     if record.len() != columns.len() {
         return Err(format!(
             "{} fields, and line 1 names {}; quote what holds a comma",
@@ -198,24 +198,24 @@ fn of_csv(record: &csv::ByteRecord, columns: &[SeedColumn]) -> Result<SeedFields
     Ok(fields)
 }
 
-fn seed(fields: SeedFields, fixed: Option<&IdentityPart>) -> Result<Seed, String> {
+fn parse_seed(fields: SeedFields, fixed: Option<&IdentityPart>) -> Result<Seed, String> {
     let part = |what: &str, text: Option<String>| {
-        let text = text.ok_or_else(|| format!("no {what}: leave the line out, or say it"))?;
+        let text = text.ok_or_else(|| format!("{what} is missing: add it, or remove the line"))?;
         IdentityPart::new(text.as_bytes())
-            .map_err(|error| format!("the {what} {error}: no message can have it, leave the line out"))
+            .map_err(|error| format!("the {what} {error}: no message can have it, remove the line"))
     };
     let tenant = match (fields.tenant, fixed) {
         (None, Some(tenant)) => tenant.clone(),
-        (Some(_), Some(_)) => return Err("it names a tenant, and so does --tenant: one of them".to_owned()),
+        (Some(_), Some(_)) => return Err("the tenant is given both in the line and by --tenant".to_owned()),
         (tenant, None) => part("tenant", tenant)?,
     };
     let key = part("key", fields.key)?;
-    let completed_at = fields.completed_at.map(|text| time(&text)).transpose()?;
+    let completed_at = fields.completed_at.map(|text| parse_time(&text)).transpose()?;
     Ok(Seed { tenant, key, completed_at })
 }
 
 /// Parses a time in the formats of ISO 8601 and PostgreSQL.
-fn time(text: &str) -> Result<DateTime<Utc>, String> {
+fn parse_time(text: &str) -> Result<DateTime<Utc>, String> {
     let at = DateTime::parse_from_rfc3339(text)
         .or_else(|_| DateTime::parse_from_str(text, "%Y-%m-%d %H:%M:%S%.f%#z"))
         .map_err(|_| {
@@ -283,8 +283,8 @@ mod tests {
         for (line, said) in lines[1..7].iter().zip([
             "3 the key",
             "4 1 fields, and line 1 names 3",
-            "5 no tenant",
-            "6 no key",
+            "5 tenant is missing",
+            "6 key is missing",
             "7 completed_at must be a time with its zone",
             "8 completed_at is before 1970",
         ]) {
@@ -295,6 +295,7 @@ mod tests {
         let lines = told(json, None);
         assert_eq!((lines.len(), lines[0].as_str()), (5, "1 acme good"));
         assert!(lines[1..].iter().zip(2..).all(|(line, n)| line.starts_with(&format!("{n} "))), "{lines:?}");
+        assert!(lines[2].starts_with("3 must be a string or an integer"), "{lines:?}");
         assert!(lines[3].contains("unknown field `complete_at`"), "{lines:?}");
     }
 

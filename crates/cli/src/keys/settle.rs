@@ -7,9 +7,10 @@ use chrono::{DateTime, Utc};
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
-use super::super::confirmation::{self, Consent, Proposal, SingleAgreement};
+use super::super::confirmation::{ChangeOptions, ChangePlan, Confirmation};
 use super::super::connection::connect;
 use super::super::key_name::{KeyName, only};
+use super::super::operator;
 use super::super::output::{self, age, safe};
 use oncely_core::decide::KeyStatus;
 use oncely_ops::exit;
@@ -26,7 +27,7 @@ pub(crate) struct KeySettleArguments {
     #[command(flatten)]
     name: KeyName,
     #[command(flatten)]
-    agreement: SingleAgreement,
+    options: ChangeOptions,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -46,14 +47,14 @@ struct SettlePlan {
 pub(super) async fn run(file: &Path, arguments: KeySettleArguments) -> crate::VerbResult {
     let mut connection = connect(file, "oncely keys").await?;
     pg::read_by_index(&mut connection).await?;
-    let KeySettleArguments { took_effect, name: KeyName { key, tenant, consumer }, agreement } = arguments;
+    let KeySettleArguments { took_effect, name: KeyName { key, tenant, consumer }, options } = arguments;
     let found = pg::key_details(&mut connection, &key, tenant.as_deref(), consumer.as_deref()).await?;
     let several = |count| format!("{} is known {count} times", safe(&key));
     let found = match only(found, several, |key| (&key.tenant, &key.consumer)) {
         Ok(Some(found)) => found,
         Ok(None) => {
             output::note(&format!("nothing was changed: {} is not known", safe(&key)));
-            if agreement.json {
+            if options.json {
                 output::print_json(SCHEMA, json!({ "key": null, "outcome": "not known" }))?;
             }
             return Ok(ExitCode::from(exit::NO));
@@ -62,17 +63,17 @@ pub(super) async fn run(file: &Path, arguments: KeySettleArguments) -> crate::Ve
     };
     let now = pg::database_time(&mut connection).await?;
     let plan = SettlePlan { key: found, took_effect: took_effect == EffectAnswer::Yes, now };
-    if let Consent::Over(code) = agreement.seek(&plan)? {
+    if let Confirmation::Exit(code) = options.confirm(&plan)? {
         return Ok(code);
     }
-    let (user, note) = (confirmation::user(), agreement.note.as_deref());
+    let (user, note) = (operator::name(), options.note.as_deref());
     let done = pg::settle_claim(&mut connection, &plan.key, plan.took_effect, &user, note).await?;
     output::note(match (done, plan.took_effect) {
         (true, true) => "settled: it took effect; the key runs no more",
         (true, false) => "settled: it did not take effect; the next message or request with this key runs",
         (false, _) => "nothing was changed: the key has changed meanwhile; check it again",
     });
-    if agreement.json {
+    if options.json {
         plan.print_json(false, json!({ "outcome": if done { "settled" } else { "changed meanwhile" } }))?;
     }
     Ok(if done { ExitCode::SUCCESS } else { ExitCode::from(exit::NO) })
@@ -102,7 +103,7 @@ impl SettlePlan {
     }
 }
 
-impl Proposal for SettlePlan {
+impl ChangePlan for SettlePlan {
     const ROWS: &'static str = "keys";
     const SCHEMA: &'static str = SCHEMA;
 

@@ -7,8 +7,9 @@ use chrono::{DateTime, Utc};
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::super::confirmation::{self, Consent, Proposal, SingleAgreement};
+use super::super::confirmation::{ChangeOptions, ChangePlan, Confirmation};
 use super::super::key_name::{KeyName, only};
+use super::super::operator;
 use super::super::output::{self, age, safe};
 use oncely_config::Config;
 use oncely_ops::exit;
@@ -24,7 +25,7 @@ pub(crate) struct LeaseReleaseArguments {
     #[command(flatten)]
     name: KeyName,
     #[command(flatten)]
-    agreement: SingleAgreement,
+    options: ChangeOptions,
 }
 
 struct LeaseReleasePlan {
@@ -36,7 +37,7 @@ pub(super) async fn run(file: &Path, arguments: LeaseReleaseArguments) -> crate:
     let config = Config::load(file)?;
     let mut session = open_session(&config).await?;
     pg::read_by_index(&mut session.connection).await?;
-    let LeaseReleaseArguments { name: KeyName { key, tenant, consumer }, agreement } = arguments;
+    let LeaseReleaseArguments { name: KeyName { key, tenant, consumer }, options } = arguments;
     let filter =
         LeaseFilter { tenant, consumer, key: Some(key.clone()), limit: MOST, ..LeaseFilter::default() };
     let now = session.clock.now();
@@ -46,7 +47,7 @@ pub(super) async fn run(file: &Path, arguments: LeaseReleaseArguments) -> crate:
         Ok(Some(lease)) => lease,
         Ok(None) => {
             output::note(&format!("nothing was changed: no run holds {} by a lease", safe(&key)));
-            if agreement.json {
+            if options.json {
                 output::print_json(SCHEMA, json!({ "key": key, "lease": null, "outcome": "not held" }))?;
             }
             return Ok(ExitCode::from(exit::NO));
@@ -54,23 +55,23 @@ pub(super) async fn run(file: &Path, arguments: LeaseReleaseArguments) -> crate:
         Err(code) => return Ok(code),
     };
     let plan = LeaseReleasePlan { lease, now };
-    if let Consent::Over(code) = agreement.seek(&plan)? {
+    if let Confirmation::Exit(code) = options.confirm(&plan)? {
         return Ok(code);
     }
-    let (user, note) = (confirmation::user(), agreement.note.as_deref());
+    let (user, note) = (operator::name(), options.note.as_deref());
     let done = pg::revoke_lease(&mut session.connection, &plan.lease, &user, note).await?;
     session.close().await;
     output::note(match done {
         true => "released: the run that held it can complete nothing, and the next copy runs at once",
         false => "nothing was changed: that run no longer holds it, or another does; list the leases again",
     });
-    if agreement.json {
+    if options.json {
         plan.print_json(false, json!({ "outcome": if done { "released" } else { "another lease" } }))?;
     }
     Ok(if done { ExitCode::SUCCESS } else { ExitCode::from(exit::NO) })
 }
 
-impl Proposal for LeaseReleasePlan {
+impl ChangePlan for LeaseReleasePlan {
     const ROWS: &'static str = "leases";
     const SCHEMA: &'static str = SCHEMA;
 

@@ -12,7 +12,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 
 use super::super::output::{self, Times, safe};
-use super::super::{completions, confirmation};
+use super::super::{completions, operator};
 use super::{SCHEMA, none};
 use oncely_config::Config;
 use oncely_ops::exit;
@@ -74,7 +74,7 @@ pub(super) async fn run(file: &Path, arguments: MirrorRebuildArguments, times: T
     for name in &skipped {
         output::note(&format!("{}: no worker has started with it on this database; skipped", safe(name)));
     }
-    let (user, filter) = (confirmation::user(), json!({ "consumers": names, "since": since }));
+    let (user, filter) = (operator::name(), json!({ "consumers": names, "since": since }));
     let mut action = pg::Action {
         tenant: "",
         verb: "begin rebuild_mirror",

@@ -8,7 +8,8 @@ use clap::Args;
 use serde_json::{Value, json};
 use sqlx::Connection as _;
 
-use super::super::confirmation::{self, Agreement, Consent, Proposal, SAMPLES, tally};
+use super::super::confirmation::{BulkChangeOptions, ChangePlan, Confirmation, SAMPLES};
+use super::super::operator;
 use super::super::output::{self, age, counted, safe};
 use super::{EventFilterArguments, SCHEMA};
 use oncely_config::Config;
@@ -21,7 +22,7 @@ pub(crate) struct EventChangeArguments {
     #[command(flatten)]
     which: EventFilterArguments,
     #[command(flatten)]
-    agreement: Agreement,
+    options: BulkChangeOptions,
 }
 
 fn verb(change: EventChange) -> &'static str {
@@ -39,24 +40,24 @@ struct EventChangePlan {
 }
 
 pub(super) async fn run(file: &Path, asked: EventChangeArguments, change: EventChange) -> crate::VerbResult {
-    let EventChangeArguments { which, agreement } = asked;
-    if let Some(code) = agreement.must_name(!which.is_any(), "ids or a filter") {
+    let EventChangeArguments { which, options } = asked;
+    if let Some(code) = options.require_selection(!which.is_any(), "ids or a filter") {
         return Ok(code);
     }
     let config = Config::load(file)?;
     let mut session = open_session(&config).await?;
-    let filter = which.filter(Some("parked"), agreement.max.saturating_add(1));
+    let filter = which.filter(Some("parked"), options.max.saturating_add(1));
     let found = pg::events(&mut session.connection, &filter).await?;
     let now = session.clock.now();
     let plan = EventChangePlan { verb: verb(change), events: found, now };
-    if let Consent::Over(code) = agreement.seek(&plan)? {
+    if let Confirmation::Exit(code) = options.confirm(&plan)? {
         return Ok(code);
     }
     let found = &plan.events;
     let mut transaction = session.connection.begin().await?;
     let by = EventChangeAuthor {
-        user: &confirmation::user(),
-        reason: agreement.note.as_deref(),
+        user: &operator::name(),
+        reason: options.note.as_deref(),
         filter: &serde_json::to_value(&filter)?,
     };
     let done = pg::change_events(&mut transaction, now, change, found, filter.state.as_deref(), by).await?;
@@ -69,7 +70,7 @@ pub(super) async fn run(file: &Path, asked: EventChangeArguments, change: EventC
     if busy > 0 {
         output::note(&format!("{busy} left alone: a relay holds them, or they have changed"));
     }
-    if agreement.json {
+    if options.json {
         plan.print_json(false, json!({ "done": done, "left_alone": busy }))?;
     }
     session.close().await;
@@ -78,13 +79,13 @@ pub(super) async fn run(file: &Path, asked: EventChangeArguments, change: EventC
 
 impl EventChangePlan {
     fn groups(&self) -> Vec<((&str, &str), usize)> {
-        tally(
+        output::tally(
             self.events.iter().map(|event| (event.exchange.as_str(), event.reason.as_deref().unwrap_or("-"))),
         )
     }
 }
 
-impl Proposal for EventChangePlan {
+impl ChangePlan for EventChangePlan {
     const ROWS: &'static str = "events";
     const SCHEMA: &'static str = SCHEMA;
 

@@ -2,6 +2,7 @@
 
 mod rows;
 
+use std::collections::BTreeMap;
 use std::io::{ErrorKind, Write as _};
 
 use comfy_table::{ContentArrangement, Table, presets};
@@ -87,6 +88,17 @@ pub(super) fn table(heads: &[&str]) -> Rows {
 /// Escapes a value from outside within a line: a key must not be able to move the cursor, or to begin a line of its own.
 pub(super) fn safe(text: &str) -> String {
     shown::value(text).into_owned()
+}
+
+/// Counts the occurrences of each key, the most frequent first.
+pub(super) fn tally<K: Ord>(keys: impl Iterator<Item = K>) -> Vec<(K, usize)> {
+    let mut groups: BTreeMap<K, usize> = BTreeMap::new();
+    for key in keys {
+        *groups.entry(key).or_default() += 1;
+    }
+    let mut groups: Vec<_> = groups.into_iter().collect();
+    groups.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+    groups
 }
 
 #[cfg(test)]

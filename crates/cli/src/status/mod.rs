@@ -12,7 +12,7 @@ use clap::Args;
 use super::output::{self, Times};
 use oncely_config::Config;
 use oncely_ops::exit;
-use oncely_ops::status::{StatusSnapshot, code, judge};
+use oncely_ops::status::{StatusSnapshot, exit_code, judge};
 
 #[derive(Debug, Args)]
 #[command(
@@ -43,7 +43,7 @@ pub(super) async fn run(file: &Path, arguments: StatusArguments, times: Times) -
     let Some(seconds) = arguments.watch else {
         let picture = StatusSnapshot::take(&config).await?;
         let findings = judge(&picture, times);
-        let code = code(&picture, &findings);
+        let code = exit_code(&picture, &findings);
         if arguments.json {
             output::print_json("oncely.status/2", screen::as_json(&picture, &findings, code))?;
         } else {

@@ -21,7 +21,7 @@ pub(super) fn show(
     for finding in findings {
         let sign = match finding.severity {
             Severity::Danger => "✗",
-            Severity::Look => "!",
+            Severity::Notice => "!",
         };
         lines.push(format!("{sign} {}: {}", finding.about, finding.text));
     }

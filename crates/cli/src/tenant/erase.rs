@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use clap::{Args, ValueEnum};
 use serde_json::json;
 
-use super::super::confirmation;
 use super::super::output::{self, Times, counted, safe};
+use super::super::{confirmation, operator};
 use oncely_amqp::Topology;
 use oncely_config::Config;
 use oncely_ops::erasure::{Erasure, Receipt};
@@ -90,7 +90,7 @@ pub(super) async fn run(file: &Path, arguments: TenantEraseArguments, times: Tim
         tenant,
         deletes_trail: arguments.trail == TrailErasure::Delete,
         forgets_keys: arguments.forget_keys,
-        user: &confirmation::user(),
+        user: &operator::name(),
         note: arguments.note.as_deref(),
     };
     let receipt = erasure.run(&config, &mut session).await?;

@@ -14,7 +14,7 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::super::connection::connect;
-use super::super::{confirmation, output};
+use super::super::{operator, output};
 use oncely_config::Config;
 use oncely_core::encryption::Cipher;
 use oncely_core::letter::Letter;
@@ -56,7 +56,7 @@ pub(super) async fn run(file: &Path, arguments: TenantExportArguments) -> crate:
         let action = pg::Action {
             tenant,
             verb: "reveal",
-            user: &confirmation::user(),
+            user: &operator::name(),
             filter: &json!({ "what": "tenant", "tenant": tenant }),
             count: 1,
             reason: arguments.note.as_deref(),

@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::{ArgGroup, Args};
 use serde_json::json;
 
-use super::super::confirmation;
+use super::super::operator;
 use super::super::output::{self, List, Output, Row, Times, bytes, safe};
 use oncely_config::Config;
 use oncely_ops::exit;
@@ -173,7 +173,7 @@ pub(super) async fn limit(file: &Path, arguments: LimitArguments) -> crate::Verb
             None => (default && had_retention).then_some(None),
         },
     };
-    let (user, note) = (confirmation::user(), note.as_deref());
+    let (user, note) = (operator::name(), note.as_deref());
     pg::limit_tenant(&mut session.connection, &tenant, limits, &user, note).await?;
     pg::take_time(&mut session.connection).await?;
     let now = session.clock.now();

@@ -8,7 +8,7 @@ use std::time::Duration;
 use ratatui::crossterm::event::Event;
 use tokio::sync::{Notify, mpsc};
 
-use super::super::confirmation;
+use super::super::operator;
 use super::super::output::{self, Times, safe};
 use super::keys::{KeyAction, handle_key};
 use super::servers::{ServerAnswers, ServerConnections};
@@ -104,7 +104,7 @@ fn look_again(
 async fn carry_out(config: &Config, change: KeyAction) -> String {
     let done = async {
         let mut connection = config.postgres.connect("oncely top").await?;
-        let user = confirmation::user();
+        let user = operator::name();
         Ok::<_, sqlx::Error>(match &change {
             KeyAction::Pause { consumer, reason } => {
                 pg::pause_consumer(&mut connection, consumer, None, reason, &user).await?;

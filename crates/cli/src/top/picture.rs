@@ -30,7 +30,7 @@ const HELP: [&str; 14] = [
     "LAST 60 s  DONE in six spans of ten seconds, the newest on the right",
     "",
     "PAUSED: by an operator. STALLED: no message succeeds, for a cause that is not the message's own. FAILING: every",
-    "new message fails, and is retried. NO QUEUE: RabbitMQ does not know its queue. UNATTENDED: workers are running,",
+    "new message fails, and is retried. NO QUEUE: one of its queues is missing. UNATTENDED: workers are running,",
     "and none is subscribed.",
     "q quit   up, down (k, j) select   p pause or resume   s sort   any key leaves this help",
 ];
@@ -212,7 +212,7 @@ pub(super) fn as_json(asked: &ServerAnswers, config: &Config) -> Value {
             let mut object = json!(row.overview);
             if let Value::Object(fields) = &mut object {
                 fields.insert("ready".to_owned(), json!(row.ready));
-                fields.insert("prefetch".to_owned(), json!(row.prefetch));
+                fields.insert("prefetch".to_owned(), json!(row.prefetch.unwrap_or(0)));
                 fields.insert("dead_letters_waiting".to_owned(), json!(row.letters));
             }
             object

@@ -25,7 +25,7 @@ const COLUMNS: [TableColumn; 13] = [
     },
     TableColumn { head: "STATE", is_number: false, cell: |row, _| row.overview.state.shown().to_owned() },
     TableColumn { head: "READY", is_number: true, cell: |row, _| known(row.ready) },
-    TableColumn { head: "INFLIGHT", is_number: true, cell: |row, _| inflight(row) },
+    TableColumn { head: "INFLIGHT", is_number: true, cell: |row, _| in_flight(row) },
     TableColumn { head: "IN/s", is_number: true, cell: |row, _| per_second(row.overview.delivered) },
     TableColumn { head: "DONE/s", is_number: true, cell: |row, _| per_second(row.overview.done) },
     TableColumn {
@@ -55,10 +55,12 @@ fn known(count: Option<u64>) -> String {
     count.map_or_else(|| NOTHING.to_owned(), grouped)
 }
 
-fn inflight(row: &ConsumerRow) -> String {
+/// Formats the unacknowledged deliveries, with their limit if the consumer is configured here.
+fn in_flight(row: &ConsumerRow) -> String {
+    let in_flight = grouped(row.overview.inflight);
     match row.prefetch {
-        0 => grouped(row.overview.inflight),
-        most => format!("{}/{most}", row.overview.inflight),
+        None => in_flight,
+        Some(limit) => format!("{in_flight}/{}", grouped(limit)),
     }
 }
 

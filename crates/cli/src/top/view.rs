@@ -61,8 +61,8 @@ pub(super) struct ConsumerRow {
     pub(super) overview: ConsumerOverview,
     /// Messages ready in its queues; `None` if unknown.
     pub(super) ready: Option<u64>,
-    /// Maximum number of deliveries that its workers may hold.
-    pub(super) prefetch: u64,
+    /// Maximum number of deliveries that its live workers may hold; `None` if it is not configured here, or has none.
+    pub(super) prefetch: Option<u64>,
     /// Waiting dead letters.
     pub(super) letters: i64,
 }
@@ -140,7 +140,7 @@ impl ScreenState {
         ConsumerRow {
             overview: overview.with_queues(&queues),
             ready: ready.filter(|_| !queues.is_empty()),
-            prefetch: own.map_or(0, |one| one.prefetch.saturating_mul(workers)),
+            prefetch: own.map(|one| one.prefetch.saturating_mul(workers)).filter(|limit| *limit > 0),
             letters: database.letters.get(&overview.consumer).copied().unwrap_or(0),
         }
     }

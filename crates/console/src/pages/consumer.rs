@@ -36,12 +36,14 @@ pub(super) async fn page(ask: PageRequest) -> PageResult {
     let known = pg::known_consumers(&mut pooled.session.connection).await?;
     pooled.give_back();
     let known = known.into_iter().find(|known| known.consumer == name);
-    let Some(overview) = database.overview.consumer(&name) else {
+    let overview = database.overview.consumer(&name);
+    if known.is_none() && overview.is_none() {
         return Err(PageError::NotFound(
             "No consumer of that name is configured here, and no worker of one has started.".to_owned(),
         ));
-    };
-    let state = overview.with_queues(&view.picture.queues(&name)).state;
+    }
+    // One that has just started is not in the overview yet.
+    let state = overview.map(|one| one.with_queues(&view.picture.queues(&name)).state).unwrap_or_default();
     let mut page = Page::new(Tab::Consumers, &name);
     page.is_subject = true;
     page.heading = html! { (text(&name)) };

@@ -45,14 +45,14 @@ fn findings(findings: &[StatusFinding]) -> Markup {
     };
     html! {
         p.lead {
-            @match (of(Severity::Danger).count(), of(Severity::Look).count()) {
+            @match (of(Severity::Danger).count(), of(Severity::Notice).count()) {
                 (0, 0) => { span.sign.fine aria-hidden="true" { "●" } "No findings." },
                 (0, looks) => { span.sign.look aria-hidden="true" { "▲" } (counted(looks, "finding")) " for working hours. Messages are being processed." },
                 (dangers, looks) => { span.sign.bad aria-hidden="true" { "■" } (counted(dangers, "finding")) " with messages that are not processed, " (looks) " for working hours." },
             }
         }
         (list("Messages are not processed", "danger-title", Severity::Danger))
-        (list("For working hours", "look-title", Severity::Look))
+        (list("For working hours", "look-title", Severity::Notice))
     }
 }
 

@@ -166,13 +166,13 @@ fn findings(ask: &PageRequest, findings: &[StatusFinding]) -> Markup {
 pub(super) fn finding_item(finding: &StatusFinding) -> Markup {
     let (style, sign) = match finding.severity {
         Severity::Danger => ("bad", "■"),
-        Severity::Look => ("look", "▲"),
+        Severity::Notice => ("look", "▲"),
     };
     let mut lines = finding.text.lines();
     html! {
         li {
             span class=(format!("sign {style}")) aria-hidden="true" { (sign) }
-            span.unseen { @match finding.severity { Severity::Danger => "danger: ", Severity::Look => "look: " } }
+            span.unseen { @match finding.severity { Severity::Danger => "danger: ", Severity::Notice => "look: " } }
             b { (text(&finding.about)) } " " (with_commands(lines.next().unwrap_or_default()))
             @for line in lines { br; span.quiet { (with_commands(line.trim())) } }
         }

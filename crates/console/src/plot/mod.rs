@@ -54,6 +54,15 @@ mod tests {
     }
 
     #[test]
+    fn a_layer_of_one_span_has_a_visible_edge() {
+        let one = values("done", "done", |index| Some(if index == 60 { 5.0 } else { 0.0 }));
+        let caption = Caption { id: "plot", title: "Messages a second", written: rate };
+        let text = stacked(caption, axis(), &[one], &values("dead", "dead", |_| None)).into_string();
+        let edge = text.split("class=\"edge done\" d=\"").nth(1).and_then(|rest| rest.split('"').next());
+        assert!(edge.is_some_and(|edge| edge.contains('L')), "{edge:?}");
+    }
+
+    #[test]
     fn plots_look_as_the_snapshots_show() {
         let done = values("done", "done", |index| {
             Some(if index < 10 { 0.0 } else { 1_000.0 + 10.0 * (index % 7) as f64 })

@@ -35,7 +35,7 @@ pub(crate) fn stacked(caption: Caption, axis: Axis, series: &[Values], ticks: &V
                 @if upper.iter().zip(lower).any(|(upper, lower)| upper > lower) {
                     path class=(format!("area {}", values.style)) fill=(format!("url(#{id}-{})", values.style))
                         d=(area(axis, lower, upper, top)) {}
-                    path class=(format!("edge {}", values.style)) d=(edges(axis, lower, upper, top)) {}
+                    path class=(format!("edge {}", values.style)) d=(upper_edge(axis, lower, upper, top)) {}
                 }
             }
             (tick_marks(axis, ticks))
@@ -49,16 +49,20 @@ fn point(axis: Axis, index: usize, value: f64, top: f64) -> String {
     format!("{} {}", px(axis.middle(index)), px(axis.y(value / top)))
 }
 
-/// Draws the upper edge where the layer has any thickness.
-fn edges(axis: Axis, lower: &[f64], upper: &[f64], top: f64) -> String {
+/// Returns the path data of a layer's upper edge. It has gaps where the layer is empty, since its edge would cover that of the layer below.
+/// A single span is a short dash.
+fn upper_edge(axis: Axis, lower: &[f64], upper: &[f64], top: f64) -> String {
+    let is_there = |index: usize| upper.get(index) > lower.get(index);
     let mut out = String::new();
-    let mut is_open = false;
-    for (index, (lower, upper)) in lower.iter().zip(upper).enumerate() {
-        if upper > lower {
+    for (index, value) in upper.iter().enumerate().filter(|(index, _)| is_there(*index)) {
+        let is_open = index > 0 && is_there(index - 1);
+        if !is_open && !is_there(index + 1) {
+            let y = px(axis.y(value / top));
+            out.push_str(&format!("M{} {y}L{} {y}", px(axis.x(index)), px(axis.x(index + 1))));
+        } else {
             out.push_str(if is_open { "L" } else { "M" });
-            out.push_str(&point(axis, index, *upper, top));
+            out.push_str(&point(axis, index, *value, top));
         }
-        is_open = upper > lower;
     }
     out
 }

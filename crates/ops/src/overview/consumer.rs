@@ -231,3 +231,38 @@ fn standing(name: &str, pause: Option<&Pause>, reports: &[&ConsumerReport]) -> C
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn queue(missing: &[&str], subscriptions: u32) -> QueueState {
+        QueueState {
+            consumer: "payments".to_owned(),
+            queue: "payments".to_owned(),
+            ready: Some(0),
+            retrying: 0,
+            dead: Some(0),
+            subscriptions: Some(subscriptions),
+            missing: missing.iter().copied().map(str::to_owned).collect(),
+        }
+    }
+
+    #[test]
+    fn a_missing_or_unattended_queue_is_the_state_of_a_consumer_that_is_neither_paused_nor_stalled() {
+        let with = |state, queue: &QueueState| {
+            ConsumerOverview { state, ..ConsumerOverview::default() }.with_queues(&[queue]).state
+        };
+        let (fine, missing, free) = (queue(&[], 1), queue(&["payments.dead"], 1), queue(&[], 0));
+        for state in [ConsumerState::Running, ConsumerState::Failing, ConsumerState::Contended] {
+            assert_eq!(with(state, &fine), state);
+            assert_eq!(with(state, &missing), ConsumerState::NoQueue);
+            assert_eq!(with(state, &free), ConsumerState::Unattended);
+        }
+        assert_eq!(with(ConsumerState::NoWorker, &missing), ConsumerState::NoQueue);
+        assert_eq!(with(ConsumerState::NoWorker, &free), ConsumerState::NoWorker, "none could be subscribed");
+        for state in [ConsumerState::Paused, ConsumerState::Stalled] {
+            assert_eq!((with(state, &missing), with(state, &free)), (state, state));
+        }
+    }
+}

@@ -2,6 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use futures::future::BoxFuture;
+use futures::{StreamExt as _, TryStreamExt as _};
+
 use oncely_amqp::{AmqpError, Topology, depth};
 use oncely_config::{Config, ConsumerSettings, RabbitSettings};
 
@@ -17,6 +20,9 @@ pub struct QueueState {
     pub missing: Vec<String>,
 }
 
+/// Number of queues that are queried at the same time: each takes several round trips.
+const AT_ONCE: usize = 16;
+
 /// Returns the state of all configured queues.
 ///
 /// # Errors
@@ -25,13 +31,13 @@ pub async fn queue_states(
     connection: &lapin::Connection,
     config: &Config,
 ) -> Result<Vec<QueueState>, AmqpError> {
-    let mut states = Vec::new();
+    let mut states: Vec<BoxFuture<'_, Result<QueueState, AmqpError>>> = Vec::new();
     for consumer in &config.consumers {
         for queue in &consumer.queues {
-            states.push(queue_state(connection, &config.rabbitmq, consumer, queue).await?);
+            states.push(Box::pin(queue_state(connection, &config.rabbitmq, consumer, queue)));
         }
     }
-    Ok(states)
+    futures::stream::iter(states).buffered(AT_ONCE).try_collect().await
 }
 
 async fn queue_state(

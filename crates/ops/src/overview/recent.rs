@@ -36,9 +36,9 @@ impl RecentCounts {
     }
 }
 
-/// Returns the last whole minute: the six spans before the one that is being written.
+/// Returns the last minute that all processes have reported: each writes a span within ten seconds of its end.
 pub(super) fn last_minute(now: DateTime<Utc>) -> Range<DateTime<Utc>> {
-    let end = now.duration_trunc(TimeDelta::seconds(10)).unwrap_or(now);
+    let end = (now - TimeDelta::seconds(10)).duration_trunc(TimeDelta::seconds(10)).unwrap_or(now);
     end - TimeDelta::minutes(1)..end
 }
 
@@ -73,7 +73,7 @@ mod tests {
     #[test]
     fn the_last_minute_is_six_spans_that_are_over() {
         let at = |seconds: i64| DateTime::from_timestamp(1_800_000_000 + seconds, 0).unwrap();
-        let minute = last_minute(at(69));
+        let minute = last_minute(at(79));
         assert_eq!(minute, at(0)..at(60));
         let span = |seconds: i64, completed: i64| ConsumerStats {
             consumer: "payments".to_owned(),

@@ -8,7 +8,7 @@ use crate::exit;
 use crate::overview::{CONTENDED, QueueState};
 use oncely_core::shown;
 use oncely_core::units::{Times, age, counted};
-use oncely_postgres::RecentOutcome;
+use oncely_postgres::{RECENT_ROWS, RecentOutcome};
 use oncely_worker::worker::FailureNotice;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -17,7 +17,8 @@ pub enum Severity {
     /// Messages are blocked, or many of them are dead-lettered.
     Danger,
     /// Can wait for working hours.
-    Look,
+    #[serde(rename = "look")]
+    Notice,
 }
 
 /// A sentence, and its subject.
@@ -36,23 +37,23 @@ pub struct StatusFinding {
 const LATE: chrono::Duration = chrono::Duration::seconds(60);
 /// The relay seals the trail every hour; after this time without a seal, sealing has failed.
 const SEALED: chrono::Duration = chrono::Duration::days(2);
-/// Dead letters, and their share (one in this number) of the decisions of the last five minutes, that indicate a failure instead of a
-/// single bad message.
-const MANY: i64 = 10;
-const ONE_IN: i64 = 20;
+/// Dead letters of the last five minutes below which a consumer may have had single bad messages.
+const MIN_DEAD_LETTERS: i64 = 10;
+/// Decisions per dead letter: with fewer, something other than single bad messages fails.
+const DECISIONS_PER_DEAD_LETTER: i64 = 20;
 
 fn safe(text: &str) -> String {
     shown::value(text).into_owned()
 }
 
-/// Returns the exit code of the worst finding.
-pub fn code(picture: &StatusSnapshot, findings: &[StatusFinding]) -> u8 {
+/// Returns the exit code: unreachable if PostgreSQL or RabbitMQ is, otherwise that of the worst finding.
+pub fn exit_code(picture: &StatusSnapshot, findings: &[StatusFinding]) -> u8 {
     match findings.iter().map(|finding| finding.severity).min() {
         _ if picture.rabbitmq.is_err() || picture.postgres.as_ref().is_err_and(|missing| missing.is_away) => {
             exit::UNREACHABLE
         }
         Some(Severity::Danger) => exit::DANGER,
-        Some(Severity::Look) => exit::NO,
+        Some(Severity::Notice) => exit::NO,
         None => 0,
     }
 }
@@ -61,7 +62,7 @@ pub fn code(picture: &StatusSnapshot, findings: &[StatusFinding]) -> u8 {
 pub fn judge(picture: &StatusSnapshot, times: Times) -> Vec<StatusFinding> {
     let mut found = StatusFindings(Vec::new());
     if let Ok(queues) = &picture.rabbitmq {
-        queues.iter().for_each(|queue| found.queue(picture, queue));
+        queues.iter().for_each(|queue| found.add_queue(picture, queue));
     }
     if let Err(missing) = &picture.postgres
         && !missing.is_away
@@ -75,17 +76,17 @@ pub fn judge(picture: &StatusSnapshot, times: Times) -> Vec<StatusFinding> {
                     process reports. Workers and relays wait until it is off (providers set it when the disk is \
                     full)";
         found.add_danger("PostgreSQL", what.to_owned());
-        found.pauses(database, times);
+        found.add_pauses(database, times);
     } else if let Ok(database) = &picture.postgres {
-        found.pauses(database, times);
-        found.stalls(database, times);
-        found.failing(database);
-        found.growing(&database.recent);
-        found.letters(database, picture.rabbitmq.as_deref().unwrap_or_default());
-        found.quotas(database);
-        found.leases(database);
-        found.processes(database);
-        found.relay(database, picture.has_broker);
+        found.add_pauses(database, times);
+        found.add_stalls(database, times);
+        found.add_failing(database);
+        found.add_dead_letter_share(&database.recent);
+        found.add_letters(database, picture.rabbitmq.as_deref().unwrap_or_default());
+        found.add_quotas(database);
+        found.add_leases(database);
+        found.add_processes(database);
+        found.add_relay(database, picture.has_broker);
     }
     if let Some(Err(missing)) = &picture.redis {
         let what = if missing.is_away { "does not answer" } else { "can't be used" };
@@ -115,14 +116,14 @@ impl StatusFindings {
     }
 
     fn add_notice(&mut self, about: &str, text: String) {
-        self.0.push(StatusFinding { severity: Severity::Look, about: safe(about), text, has_page: false });
+        self.0.push(StatusFinding { severity: Severity::Notice, about: safe(about), text, has_page: false });
     }
 
     fn add_page_notice(&mut self, about: &str, text: String) {
-        self.0.push(StatusFinding { severity: Severity::Look, about: safe(about), text, has_page: true });
+        self.0.push(StatusFinding { severity: Severity::Notice, about: safe(about), text, has_page: true });
     }
 
-    fn queue(&mut self, picture: &StatusSnapshot, state: &QueueState) {
+    fn add_queue(&mut self, picture: &StatusSnapshot, state: &QueueState) {
         for missing in &state.missing {
             let text = format!("the queue {} does not exist (`oncely topology apply`)", safe(missing));
             self.add_danger(&state.consumer, text);
@@ -152,7 +153,7 @@ impl StatusFindings {
         }
     }
 
-    fn pauses(&mut self, database: &DatabaseSnapshot, times: Times) {
+    fn add_pauses(&mut self, database: &DatabaseSnapshot, times: Times) {
         for pause in &database.overview.pauses {
             let until = match pause.paused_until {
                 Some(until) => format!("until {}", times.show(until)),
@@ -171,7 +172,7 @@ impl StatusFindings {
         }
     }
 
-    fn stalls(&mut self, database: &DatabaseSnapshot, times: Times) {
+    fn add_stalls(&mut self, database: &DatabaseSnapshot, times: Times) {
         for seen in database.overview.processes.iter().filter(|seen| !seen.silent) {
             for report in &seen.reports {
                 if report.unsettled > 0 {
@@ -223,7 +224,7 @@ impl StatusFindings {
         }
     }
 
-    fn failing(&mut self, database: &DatabaseSnapshot) {
+    fn add_failing(&mut self, database: &DatabaseSnapshot) {
         for state in database.consumers.iter().filter(|state| state.failing > 0) {
             let named: Vec<String> = database
                 .failing
@@ -257,23 +258,27 @@ impl StatusFindings {
         }
     }
 
-    fn growing(&mut self, recent: &[RecentOutcome]) {
+    /// Reports consumers for which too large a share of the recent decisions are dead letters.
+    fn add_dead_letter_share(&mut self, recent: &[RecentOutcome]) {
+        let read = recent.iter().map(|row| row.count).sum::<i64>();
+        let which = if read < RECENT_ROWS { "decisions" } else { "decisions that were read" };
+        // The rows are sorted by consumer.
         let mut consumers: Vec<&str> = recent.iter().map(|row| row.consumer.as_str()).collect();
         consumers.dedup();
         for consumer in consumers {
             let rows = || recent.iter().filter(|row| row.consumer == consumer);
             let all: i64 = rows().map(|row| row.count).sum();
             let dead: i64 = rows().filter(|row| row.outcome == "dead_lettered").map(|row| row.count).sum();
-            if dead >= MANY && dead * ONE_IN > all {
+            if dead >= MIN_DEAD_LETTERS && dead * DECISIONS_PER_DEAD_LETTER > all {
                 let text = format!(
-                    "{dead} of {all} decisions of the last 5 minutes were dead letters (`oncely failed groups`)"
+                    "{dead} of {all} {which} of the last 5 minutes were dead letters (`oncely failed groups`)"
                 );
                 self.add_danger(consumer, text);
             }
         }
     }
 
-    fn letters(&mut self, database: &DatabaseSnapshot, queues: &[QueueState]) {
+    fn add_letters(&mut self, database: &DatabaseSnapshot, queues: &[QueueState]) {
         for letters in &database.letters {
             let dead = queues.iter().find(|state| state.queue == letters.queue).and_then(|state| state.dead);
             let about = queues.iter().find(|state| state.queue == letters.queue).map_or("", |s| &s.consumer);
@@ -296,7 +301,7 @@ impl StatusFindings {
         }
     }
 
-    fn quotas(&mut self, database: &DatabaseSnapshot) {
+    fn add_quotas(&mut self, database: &DatabaseSnapshot) {
         for over in &database.over_quota {
             let text = format!(
                 "the tenant {} is over its quota: {} not stored, and in the dead-letter queue alone (`oncely tenant usage`)",
@@ -311,7 +316,7 @@ impl StatusFindings {
     }
 
     /// Reports expired leases: a copy arrives within half a minute if a worker is subscribed.
-    fn leases(&mut self, database: &DatabaseSnapshot) {
+    fn add_leases(&mut self, database: &DatabaseSnapshot) {
         for held in database.overview.leases.iter().filter(|held| database.now - held.first_end > LATE) {
             let text = format!(
                 "{} held by an expired lease, the first expired {} ago, and no run took over \
@@ -326,7 +331,7 @@ impl StatusFindings {
         }
     }
 
-    fn processes(&mut self, database: &DatabaseSnapshot) {
+    fn add_processes(&mut self, database: &DatabaseSnapshot) {
         for seen in database.overview.processes.iter().filter(|seen| seen.silent) {
             let row = &seen.row;
             let text = format!(
@@ -340,7 +345,7 @@ impl StatusFindings {
         }
     }
 
-    fn relay(&mut self, database: &DatabaseSnapshot, has_broker: bool) {
+    fn add_relay(&mut self, database: &DatabaseSnapshot, has_broker: bool) {
         let relays = database.overview.processes.iter().any(|seen| seen.row.kind == "relay" && !seen.silent);
         let late = |since: Option<DateTime<Utc>>| since.filter(|at| database.now - *at > LATE);
         // Without a broker no relay runs.
@@ -394,14 +399,15 @@ mod tests {
 
     fn growing(completed: i64, dead: i64) -> usize {
         let mut found = StatusFindings(Vec::new());
-        found.growing(&[recent("completed", completed), recent("dead_lettered", dead)]);
+        found.add_dead_letter_share(&[recent("completed", completed), recent("dead_lettered", dead)]);
         found.0.len()
     }
 
     #[test]
-    fn one_bad_message_is_no_danger_and_one_in_twenty_is() {
+    fn one_bad_message_is_no_danger_and_more_than_one_in_twenty_are() {
         assert_eq!(growing(0, 1), 0);
         assert_eq!(growing(1_000, 20), 0);
-        assert_eq!(growing(100, 10), 1);
+        assert_eq!(growing(190, 10), 0);
+        assert_eq!(growing(189, 10), 1);
     }
 }

@@ -6,6 +6,6 @@ mod picture;
 mod servers;
 
 pub use failure::ServerFailure;
-pub use findings::{Severity, StatusFinding, code, judge};
+pub use findings::{Severity, StatusFinding, exit_code, judge};
 pub use picture::{DatabaseSnapshot, StatusSnapshot};
 pub use servers::Servers;

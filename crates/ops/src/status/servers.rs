@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, OnceCell};
 
 use super::failure::ServerFailure;
 use crate::overview::{QueueState, queue_states};
@@ -17,13 +17,15 @@ pub struct Servers {
     limit: Duration,
     broker: Mutex<Option<lapin::Connection>>,
     mirror: Option<Result<Mirror, MirrorError>>,
+    /// Whether Redis is a node of a cluster, once it has answered.
+    is_cluster: OnceCell<bool>,
 }
 
 impl Servers {
     /// Prepares connections under this name. A server that takes longer than `limit` counts as unreachable.
     pub fn new(config: &Config, application: &'static str, limit: Duration) -> Self {
         let mirror = config.mirror.as_ref().map(Mirror::new);
-        Self { application, limit, broker: Mutex::default(), mirror }
+        Self { application, limit, broker: Mutex::default(), mirror, is_cluster: OnceCell::new() }
     }
 
     /// Returns the state of all configured queues, or the reason why RabbitMQ does not answer. Without a broker there are none.
@@ -53,21 +55,22 @@ impl Servers {
     /// Returns why Redis can't be used, if it can't; `None` if no mirror is configured.
     pub async fn redis(&self) -> Option<Result<(), ServerFailure>> {
         let away = |text| ServerFailure { text, is_away: true };
-        let asked = async {
-            let mirror = self.mirror.as_ref()?.as_ref().map_err(|error| away(error.to_string()));
-            Some(match mirror {
-                Ok(mirror) => match mirror.ping().await {
-                    Ok(()) if mirror.facts().await.is_ok_and(|facts| facts.is_cluster) => {
-                        Err(ServerFailure { text: IN_CLUSTER.to_owned(), is_away: false })
-                    }
-                    answer => answer.map_err(|error| away(error.to_string())),
-                },
-                Err(failure) => Err(failure),
-            })
+        let mirror = match self.mirror.as_ref()? {
+            Ok(mirror) => mirror,
+            Err(error) => return Some(Err(away(error.to_string()))),
         };
-        match tokio::time::timeout(self.limit, asked).await {
-            Ok(answer) => answer,
-            Err(_) => Some(Err(away(format!("no answer within {:?}", self.limit)))),
+        match tokio::time::timeout(self.limit, mirror.ping()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => return Some(Err(away(error.to_string()))),
+            Err(_) => return Some(Err(away(format!("no answer within {:?}", self.limit)))),
+        }
+        let facts = self
+            .is_cluster
+            .get_or_try_init(|| async { Ok::<_, MirrorError>(mirror.facts().await?.is_cluster) });
+        // Redis answers; its facts may come with a later query.
+        match tokio::time::timeout(self.limit, facts).await {
+            Ok(Ok(true)) => Some(Err(ServerFailure { text: IN_CLUSTER.to_owned(), is_away: false })),
+            _ => Some(Ok(())),
         }
     }
 

@@ -21,7 +21,7 @@ use crate::worker::isolation::suspects::{BatchPart, SuspectGroups, group_suspect
 use crate::worker::settle::settle;
 use crate::worker::shared::ConsumerContext;
 use crate::worker::transaction::decider::Decider;
-use crate::worker::transaction::runner::Attempts;
+use crate::worker::transaction::runner::TransactionRunner;
 use oncely_amqp::{ChannelLife, Delivery};
 use oncely_core::fault::{Fault, FaultClass};
 use oncely_core::identity::Identity;
@@ -48,8 +48,8 @@ pub(crate) struct Lane {
 
 impl Lane {
     pub(crate) fn new(shared: Arc<ConsumerContext>, arrivals: Arc<Arrivals<Box<Delivery>>>) -> Self {
-        let attempts = Attempts::new(Arc::clone(&shared), Arc::clone(&arrivals.aside));
-        Self { shared, arrivals, decider: Decider::new(attempts) }
+        let runner = TransactionRunner::new(Arc::clone(&shared), Arc::clone(&arrivals.aside));
+        Self { shared, arrivals, decider: Decider::new(runner) }
     }
 
     /// Takes batches until the worker stops. A batch that has been taken is finished first.
@@ -57,10 +57,10 @@ impl Lane {
         let arrivals = Arc::clone(&self.arrivals);
         let shared = Arc::clone(&self.shared);
         loop {
-            self.decider.attempts.waits();
+            self.decider.runner.mark_idle();
             let mut batch = Vec::new();
             let mut taken = BatchOrigin::Arrived;
-            let owes = self.decider.attempts.owes_marks();
+            let owes = self.decider.runner.owes_marks();
             let mut is_over = true;
             tokio::select! {
                 biased;
@@ -73,9 +73,9 @@ impl Lane {
                 break;
             }
             if owes {
-                self.decider.attempts.take_back_marks().await;
+                self.decider.runner.take_back_marks().await;
             }
-            self.decider.attempts.at_work_on(batch.len());
+            self.decider.runner.expect_work(batch.len());
             // Paused: the deliveries taken come again when their channel is closed.
             let Some(_at_work) = shared.gate.begin() else {
                 abandon_deliveries(&shared, batch).await;
@@ -87,27 +87,27 @@ impl Lane {
                     biased;
                     // Dropped half-way, together with its connection.
                     () = abandon.cancelled() => {
-                        self.decider.attempts.give_up_session().await;
+                        self.decider.runner.give_up_session().await;
                         Err(AbandonedBatch)
                     }
                     done = self.batch(taken, batch) => done,
                 };
-                self.decider.attempts.end_trace();
+                self.decider.runner.end_trace();
                 if done.is_err() {
-                    self.decider.attempts.abandon().await;
+                    self.decider.runner.abandon().await;
                     tracing::debug!(consumer = %self.shared.consumer.name, "batch left to redelivery");
                 }
             }
         }
-        self.decider.attempts.close().await;
+        self.decider.runner.close().await;
     }
 
     /// Settles decided deliveries. While too many wait for their copies to arrive, the lane waits, too.
     async fn settle(&self, settled: Vec<DecidedDelivery>) -> Result<(), AbandonedBatch> {
         let messages = settled.len();
-        self.decider.attempts.waits();
-        let done = settle(&self.shared, self.decider.attempts.trace(), settled).await;
-        self.decider.attempts.at_work_on(messages);
+        self.decider.runner.mark_idle();
+        let done = settle(&self.shared, self.decider.runner.trace(), settled).await;
+        self.decider.runner.expect_work(messages);
         done
     }
 
@@ -125,7 +125,7 @@ impl Lane {
                 channels.push(Arc::clone(&delivery.channel));
             }
         }
-        self.decider.attempts.take_in_hand(channels.clone(), shared.traces.batch(deliveries.len()));
+        self.decider.runner.begin_batch(channels.clone(), shared.traces.batch(deliveries.len()));
         let metrics = &shared.counters.metrics;
         #[allow(clippy::cast_precision_loss)] // a few thousand
         metrics.batch.record(deliveries.len() as f64);
@@ -137,14 +137,14 @@ impl Lane {
             deliveries.into_iter().partition(|delivery| delivery.channel.is_over());
         abandon_deliveries(&shared, gone).await;
         if shared.keys.are_stale() || deliveries.iter().any(|delivery| names_unknown_key(&shared, delivery)) {
-            self.decider.attempts.learn_keys(began.into_std()).await?;
+            self.decider.runner.learn_keys(began.into_std()).await?;
         }
         let (mut candidates, rejected) = prepare_all(&shared, deliveries).await;
-        shared.passed(self.decider.attempts.trace(), Stage::Prepare, began.into_std());
+        shared.passed(self.decider.runner.trace(), Stage::Prepare, began.into_std());
         if !rejected.is_empty() {
             let mut settled: Vec<DecidedDelivery> =
                 rejected.into_iter().map(|one| DecidedDelivery::from(*one)).collect();
-            self.decider.attempts.reject(&mut settled).await?;
+            self.decider.runner.reject(&mut settled).await?;
             settled.iter().for_each(|one| shared.journal.note(&one.delivery, &one.outcome));
             self.settle(settled).await?;
         }
@@ -173,10 +173,10 @@ impl Lane {
         round.decide_copies(&shared);
         let records = round.audit_records();
         if !records.is_empty() {
-            self.decider.attempts.write_audit(&records).await?;
+            self.decider.runner.write_audit(&records).await?;
         }
         // A failover has happened in between, and may have undone earlier decisions: all are made again.
-        if !self.decider.attempts.is_of_one_epoch().await? {
+        if !self.decider.runner.confirm_epoch().await? {
             tracing::warn!(consumer = %shared.consumer.name,
                 "database epoch changed during a batch; deciding the batch again");
             return Ok(round.into_candidates());
@@ -206,22 +206,22 @@ impl Lane {
     /// Asks the mirror about the round's identities, if that is worth a round trip.
     async fn precheck(&mut self, round: &mut Round) {
         let shared = Arc::clone(&self.shared);
-        let attempts = &mut self.decider.attempts;
-        attempts.begin_round();
+        let runner = &mut self.decider.runner;
+        runner.begin_round();
         let began = Instant::now();
         let open = round.open();
         let leading: Vec<&Candidate> = open.iter().map(|&index| round.candidate(index)).collect();
-        if attempts.prediction.needs_precheck(&leading)
-            && let Some((known, epoch)) = precheck(&shared, &mut attempts.session, &leading).await
+        if runner.prediction.should_precheck(&leading)
+            && let Some((known, epoch)) = precheck(&shared, &mut runner.session, &leading).await
             && known.contains(&true)
         {
-            attempts.decided_on(epoch);
-            attempts.prediction.mirror_knew();
+            runner.decided_on(epoch);
+            runner.prediction.record_mirror_hit();
             for (index, _) in open.into_iter().zip(known).filter(|(_, known)| *known) {
                 round.known_to_mirror(&shared, index);
             }
         }
-        shared.passed(attempts.trace(), Stage::Precheck, began.into_std());
+        shared.passed(runner.trace(), Stage::Precheck, began.into_std());
     }
 
     /// Puts aside messages with failures that are not attributed yet. Returns those that have waited longest if there is no room for all:
@@ -297,8 +297,10 @@ impl Lane {
                     let text = format!("a process died {marks} times while this message was at work");
                     let fault = Fault::new(FaultClass::Crashed, None, text);
                     let began = self.shared.progress.begin();
-                    outcomes
-                        .push((position, self.decider.attempts.failed(began, work[position], &fault).await?));
+                    outcomes.push((
+                        position,
+                        self.decider.runner.record_failed(began, work[position], &fault).await?,
+                    ));
                 }
                 return Ok(RoundOutcomes::all(outcomes));
             }
@@ -327,7 +329,7 @@ impl Lane {
         loop {
             let shared = Arc::clone(&self.shared);
             let consumer = &shared.consumer;
-            let session = self.decider.attempts.session().await?;
+            let session = self.decider.runner.session().await?;
             step("worker.look_up_suspects.before");
             let asked = pg::look_up(&mut session.connection, &consumer.name, &identities);
             match pg::within(shared.postgres.client_timeout(), asked).await {
@@ -340,7 +342,7 @@ impl Lane {
                     shared.counters.metrics.crash_attempts.increment(died);
                     return Ok(parts);
                 }
-                Err(error) => self.decider.attempts.wait_out(Interrupt::of_ours(error)).await?,
+                Err(error) => self.decider.runner.wait_out(Interrupt::of_ours(error)).await?,
             }
         }
     }

@@ -13,65 +13,66 @@ pub(crate) enum ExpectedKeys {
 
 /// Most messages of a small batch. For those the number of round trips counts; dividing messages inside the server costs a large batch more
 /// than sending keys three times (23.5 against 22.1 microseconds a message in batches of 500).
-pub(crate) const SMALL: usize = 64;
+pub(crate) const SMALL_BATCH: usize = 64;
 
-/// Number of batches after one with a known key in which a lane goes on expecting some; and number of later batches in which it still asks
-/// the mirror about small ones.
-const WATCHED: u32 = 64;
+/// Batches after one with a known key in which a lane expects known keys.
+const EXPECTED_FOR: u32 = 64;
+/// Batches after one with a known key in which a lane asks the mirror about small batches, too.
+const PRECHECKED_FOR: u32 = 2 * EXPECTED_FOR;
 
 /// Results of a lane's last batches.
 #[derive(Debug)]
 pub(crate) struct KeyPrediction {
     /// Batches in a row without a known key.
     unknown: u32,
-    /// The last attempt that expected fresh keys failed, and none has succeeded since: a key may have been known without the error showing
-    /// it.
+    /// The last transaction that expected fresh keys failed, and none has succeeded since: a key may have been known without the error
+    /// showing it.
     fresh_failed: bool,
 }
 
 impl Default for KeyPrediction {
     /// Expects fresh keys, but asks the mirror: the messages at the start may be a storm of redeliveries.
     fn default() -> Self {
-        Self { unknown: WATCHED, fresh_failed: false }
+        Self { unknown: EXPECTED_FOR, fresh_failed: false }
     }
 }
 
 impl KeyPrediction {
     /// Returns the expectation of these keys.
     pub(crate) fn expect(&self, work: &[&Candidate]) -> ExpectedKeys {
-        match self.unknown >= WATCHED && !self.fresh_failed && !has_redelivered(work) {
+        match self.unknown >= EXPECTED_FOR && !self.fresh_failed && !has_redelivered(work) {
             true => ExpectedKeys::Fresh,
             false => ExpectedKeys::Known,
         }
     }
 
-    /// Returns whether the mirror is worth a round trip. It is not for a small batch that is most likely fresh: PostgreSQL detects a known
-    /// key, and the mirror is asked about the next ones.
-    pub(crate) fn needs_precheck(&self, work: &[&Candidate]) -> bool {
-        work.len() > SMALL || self.unknown < 2 * WATCHED || has_redelivered(work)
+    /// Returns whether asking the mirror is worth a round trip. It is not for a small batch with keys that are most likely fresh: if PostgreSQL
+    /// finds a known key after all, the next batches are prechecked again.
+    pub(crate) fn should_precheck(&self, work: &[&Candidate]) -> bool {
+        work.len() > SMALL_BATCH || self.unknown < PRECHECKED_FOR || has_redelivered(work)
     }
 
     /// Records a batch with fresh keys only.
-    pub(crate) fn nobody_knew(&mut self) {
-        self.unknown = (self.unknown + 1).min(2 * WATCHED);
+    pub(crate) fn record_fresh(&mut self) {
+        self.unknown = (self.unknown + 1).min(PRECHECKED_FOR);
         self.fresh_failed = false;
     }
 
     /// Records a key known to PostgreSQL.
-    pub(crate) fn postgres_knew(&mut self) {
+    pub(crate) fn record_known(&mut self) {
         self.unknown = 0;
         self.fresh_failed = false;
     }
 
-    /// Records that an attempt that expected fresh keys failed, for any reason: the same keys are not expected to be fresh again. A cluster
+    /// Records that a transaction that expected fresh keys failed, for any reason: the same keys are not expected to be fresh again. A cluster
     /// may report a known key by another error, and its duplicate must not meet the same failure for ever.
-    pub(crate) fn fresh_failed(&mut self) {
+    pub(crate) fn record_fresh_failed(&mut self) {
         self.fresh_failed = true;
     }
 
     /// Records a key known to the mirror: it is worth asking. Nothing follows for the other keys.
-    pub(crate) fn mirror_knew(&mut self) {
-        self.unknown = self.unknown.min(WATCHED);
+    pub(crate) fn record_mirror_hit(&mut self) {
+        self.unknown = self.unknown.min(EXPECTED_FOR);
     }
 }
 
@@ -87,7 +88,7 @@ mod tests {
     fn after(fresh_batches: u32) -> KeyPrediction {
         let mut prediction = KeyPrediction::default();
         for _ in 0..fresh_batches {
-            prediction.nobody_knew();
+            prediction.record_fresh();
         }
         prediction
     }
@@ -96,10 +97,10 @@ mod tests {
     fn keys_are_expected_to_be_fresh_until_postgresql_knows_one() {
         let mut prediction = after(3);
         assert_eq!(prediction.expect(&[]), ExpectedKeys::Fresh);
-        prediction.postgres_knew();
-        for _ in 0..WATCHED {
+        prediction.record_known();
+        for _ in 0..EXPECTED_FOR {
             assert_eq!(prediction.expect(&[]), ExpectedKeys::Known);
-            prediction.nobody_knew();
+            prediction.record_fresh();
         }
         assert_eq!(prediction.expect(&[]), ExpectedKeys::Fresh);
     }
@@ -107,26 +108,26 @@ mod tests {
     #[test]
     fn what_failed_as_fresh_is_expected_to_be_known_until_something_succeeds() {
         let mut prediction = after(3);
-        prediction.fresh_failed();
+        prediction.record_fresh_failed();
         assert_eq!(prediction.expect(&[]), ExpectedKeys::Known);
         assert_eq!(prediction.expect(&[]), ExpectedKeys::Known, "again and again");
-        prediction.nobody_knew();
+        prediction.record_fresh();
         assert_eq!(prediction.expect(&[]), ExpectedKeys::Fresh, "it was not the keys");
-        prediction.fresh_failed();
-        prediction.postgres_knew();
+        prediction.record_fresh_failed();
+        prediction.record_known();
         assert_eq!(prediction.expect(&[]), ExpectedKeys::Known, "it was the keys");
     }
 
     #[test]
     fn the_mirror_is_asked_until_nothing_was_known_for_a_while() {
-        assert!(after(WATCHED - 1).needs_precheck(&[]));
-        let mut prediction = after(WATCHED);
-        assert!(!prediction.needs_precheck(&[]));
-        prediction.mirror_knew();
-        assert!(prediction.needs_precheck(&[]));
+        assert!(after(EXPECTED_FOR - 1).should_precheck(&[]));
+        let mut prediction = after(EXPECTED_FOR);
+        assert!(!prediction.should_precheck(&[]));
+        prediction.record_mirror_hit();
+        assert!(prediction.should_precheck(&[]));
         assert_eq!(prediction.expect(&[]), ExpectedKeys::Fresh, "of the others the mirror says nothing");
-        let mut prediction = after(1_000 * WATCHED);
-        prediction.postgres_knew();
-        assert!(prediction.needs_precheck(&[]));
+        let mut prediction = after(1_000 * EXPECTED_FOR);
+        prediction.record_known();
+        assert!(prediction.should_precheck(&[]));
     }
 }

@@ -175,7 +175,7 @@ impl TrialConsumer {
                 // Undecided messages: the test decides whether they come again.
                 drop(one.arrivals.aside.overflow(Instant::now(), 0, usize::MAX, |_| 0));
                 if !done {
-                    one.lane.decider.attempts.abandon().await;
+                    one.lane.decider.runner.abandon().await;
                 }
                 done
             }
@@ -203,7 +203,7 @@ impl TrialConsumer {
     /// Makes batches go step by step from now on, as with keys that may be known.
     pub(crate) fn go_step_by_step(&mut self) {
         if let TrialExecutor::Lane(one) = &mut self.hands {
-            one.lane.decider.attempts.prediction.postgres_knew();
+            one.lane.decider.runner.prediction.record_known();
         }
     }
 
@@ -237,7 +237,7 @@ impl TrialConsumer {
             // The sessions of its statements ended with them.
             return true;
         };
-        match one.lane.decider.attempts.session.take() {
+        match one.lane.decider.runner.session.take() {
             None => true,
             Some(session) => {
                 let backend = session.backend;

@@ -5,7 +5,7 @@ use crate::console::{Running, crawl, document, furnish};
 use crate::support::{Login, World};
 
 /// Pages that stand for themselves.
-const PAGES: [&str; 9] = [
+const PAGES: [&str; 10] = [
     "/",
     "/keys",
     "/keys?q=order-1",
@@ -14,10 +14,11 @@ const PAGES: [&str; 9] = [
     "/outbox",
     "/consumers",
     "/consumer?name=payments",
+    "/leases",
     "/doctor",
 ];
 /// What is done by forms.
-const FORMS: [&str; 7] = [
+const FORMS: [&str; 9] = [
     "/consumer/pause",
     "/consumer/resume",
     "/failed/operate",
@@ -25,6 +26,8 @@ const FORMS: [&str; 7] = [
     "/failed/reveal",
     "/key/reveal",
     "/outbox/change",
+    "/lease/release",
+    "/settle/say",
 ];
 
 #[tokio::test]

@@ -11,7 +11,7 @@ async fn attempts(world: &mut World, key: &str) -> i64 {
     world.count(&format!("select attempts::bigint from oncely.idempotency_keys where key = '{key}'")).await
 }
 
-fn at_once(settings: oncely::http::Settings) -> oncely::http::Settings {
+fn at_once(settings: oncely::http::IdempotencyLayerBuilder) -> oncely::http::IdempotencyLayerBuilder {
     settings.retry(vec![Duration::ZERO], 30, 3)
 }
 
@@ -57,7 +57,7 @@ async fn another_refusal_is_stored() {
 #[tokio::test]
 async fn a_redirect_of_a_router_counts_as_no_run() {
     let mut world = World::new().await;
-    let twice = |settings: oncely::http::Settings| settings.retry(vec![Duration::ZERO], 2, 3);
+    let twice = |settings: oncely::http::IdempotencyLayerBuilder| settings.retry(vec![Duration::ZERO], 2, 3);
     let server = changed(&world, twice).await;
     let ask = Ask::pay("moved", "{}").to("POST", "/moved");
     for _ in 0..4 {
@@ -72,7 +72,9 @@ async fn a_redirect_of_a_router_counts_as_no_run() {
 #[tokio::test]
 async fn a_failed_run_is_waited_for_or_told_with_its_delay_and_given_up_after_the_last() {
     let mut world = World::new().await;
-    let soon = |settings: oncely::http::Settings| settings.retry(vec![Duration::from_millis(500)], 3, 3);
+    let soon = |settings: oncely::http::IdempotencyLayerBuilder| {
+        settings.retry(vec![Duration::from_millis(500)], 3, 3)
+    };
     let server = changed(&world, soon).await;
     let ask = Ask::pay("soon", r#"{"do":"status","status":500}"#);
     for call in 1..=3 {
@@ -87,7 +89,8 @@ async fn a_failed_run_is_waited_for_or_told_with_its_delay_and_given_up_after_th
     assert_eq!((reply.status, reply.problem().as_str()), (409, "given-up"));
     assert_eq!(reply.header("retry-after"), None);
 
-    let late = |settings: oncely::http::Settings| settings.retry(vec![Duration::from_secs(40)], 3, 3);
+    let late =
+        |settings: oncely::http::IdempotencyLayerBuilder| settings.retry(vec![Duration::from_secs(40)], 3, 3);
     let server = changed(&world, late).await;
     let ask = Ask::pay("late", r#"{"do":"status","status":500}"#);
     assert_eq!(server.client.ask(&ask).await.status, 500);
@@ -117,7 +120,9 @@ async fn a_handler_that_panics_or_breaks_off_has_failed_and_goes_on_from_its_ste
 #[tokio::test]
 async fn a_handler_past_its_limit_has_failed_unless_it_ends_when_it_is_told() {
     let mut world = World::new().await;
-    let short = |settings: oncely::http::Settings| at_once(settings).handler_limit(Duration::from_secs(1));
+    let short = |settings: oncely::http::IdempotencyLayerBuilder| {
+        at_once(settings).handler_limit(Duration::from_secs(1))
+    };
     let server = changed(&world, short).await;
     for (what, counted) in [("hang", 1), ("late", 1)] {
         let ask = Ask::pay(what, &format!("{{\"do\":{what:?}}}"));

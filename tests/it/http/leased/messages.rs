@@ -4,7 +4,7 @@ use axum::Router;
 use axum::extract::State;
 use axum::http::{HeaderMap, Response};
 use axum::routing::post;
-use oncely::http::{Consumer, FingerprintPolicy, IdempotencyLayer, Settings};
+use oncely::http::{Consumer, FingerprintPolicy, IdempotencyLayer, IdempotencyLayerBuilder};
 use serde_json::{Value, json};
 use sqlx::PgPool;
 
@@ -35,7 +35,10 @@ async fn world() -> World {
     world
 }
 
-async fn shared(world: &World, change: impl FnOnce(Settings) -> Settings) -> Server {
+async fn shared(
+    world: &World,
+    change: impl FnOnce(IdempotencyLayerBuilder) -> IdempotencyLayerBuilder,
+) -> Server {
     let layer = IdempotencyLayer::leased(in_postgresql(world).await)
         .consumer(Consumer::shared("payments"))
         .tenant(|parts| parts.headers.get("x-tenant")?.to_str().ok().map(str::to_owned))
@@ -82,7 +85,7 @@ async fn a_request_that_returns_as_a_message_is_one_effect() {
     assert_eq!(world.count(EFFECTS).await, 2);
 
     // In words of the service's own.
-    let mapped = |settings: Settings| {
+    let mapped = |settings: IdempotencyLayerBuilder| {
         settings.from_message(|result| {
             assert!(!result.is_refused);
             let charged = result.response.as_ref().and_then(|json| json["charged"].as_str());
@@ -105,7 +108,7 @@ async fn a_request_that_returns_as_a_message_is_one_effect() {
 
     let sql = pool(world.database.url(), 2).await;
     // The other form of the door knows the answer, too.
-    let transactional = |_: Settings| {
+    let transactional = |_: IdempotencyLayerBuilder| {
         IdempotencyLayer::transactional(sql)
             .consumer(Consumer::shared("payments"))
             .tenant(|_| Some("acme".to_owned()))

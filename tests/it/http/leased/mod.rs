@@ -8,7 +8,7 @@ mod outages;
 mod table;
 mod twins;
 
-use oncely::http::Settings;
+use oncely::http::IdempotencyLayerBuilder;
 use oncely::lease::{MemoryClock, MemoryStore, PostgresStore};
 use oncely::redis_store::{RedisSettings, RedisStore};
 use testbed::Redis;
@@ -31,7 +31,10 @@ async fn server(world: &World) -> Server {
     changed(world, |settings| settings).await
 }
 
-async fn changed(world: &World, change: impl FnOnce(Settings) -> Settings) -> Server {
+async fn changed(
+    world: &World,
+    change: impl FnOnce(IdempotencyLayerBuilder) -> IdempotencyLayerBuilder,
+) -> Server {
     Server::leased(world, in_postgresql(world).await, change).await
 }
 

@@ -102,7 +102,7 @@ async fn the_same_key_with_another_request_is_told_nothing_of_the_first() {
 #[tokio::test]
 async fn a_copy_is_told_when_the_lease_ends_of_the_run_that_it_waits_for() {
     let mut world = World::new().await;
-    let short = |settings: oncely::http::Settings| {
+    let short = |settings: oncely::http::IdempotencyLayerBuilder| {
         settings.wait(Duration::from_millis(300)).lease(Duration::from_secs(20))
     };
     let (here, there) = (changed(&world, short).await, changed(&world, short).await);

@@ -19,7 +19,9 @@ async fn twins(count: usize) {
         ("memory", AnyStore::new(MemoryStore::in_memory(MemoryClock::default()))),
     ];
     for (number, (name, store)) in stores.into_iter().enumerate() {
-        let long = |settings: oncely::http::Settings| settings.wait(std::time::Duration::from_secs(30));
+        let long = |settings: oncely::http::IdempotencyLayerBuilder| {
+            settings.wait(std::time::Duration::from_secs(30))
+        };
         let servers =
             [Server::leased(&world, store.clone(), long).await, Server::leased(&world, store, long).await];
         let ask = Ask::pay(&format!("twin-{name}"), "{}");

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::aside::DeferredDeliveries;
 use super::pace::Pace;
 use super::turns::{TenantFn, TenantTurns};
-use crate::worker::prediction::SMALL;
+use crate::worker::prediction::SMALL_BATCH;
 
 /// Longest wait of a lane for a fuller batch: about the time of a full one on a machine of two cores. A slow handler delays its neighbours
 /// no longer than that.
@@ -163,7 +163,7 @@ impl<T> Arrivals<T> {
         }
         let most = self.most();
         let full = self.full.min(most);
-        if batch.len() <= SMALL || batch.len() >= full {
+        if batch.len() <= SMALL_BATCH || batch.len() >= full {
             return BatchOrigin::Arrived;
         }
         let mut at_work = self.at_work.subscribe();
@@ -233,7 +233,7 @@ mod tests {
     async fn nothing_is_waited_for_where_it_would_not_pay() {
         let (_sender, arrivals) = with(300);
         assert_eq!(at_once(&arrivals), Some(300), "no other lane is at work");
-        for few in [1, SMALL] {
+        for few in [1, SMALL_BATCH] {
             let (_sender, arrivals) = with(few);
             let _other = arrivals.at_work();
             assert_eq!(at_once(&arrivals), Some(few), "a low rate");

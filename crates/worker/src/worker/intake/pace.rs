@@ -3,7 +3,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::worker::prediction::SMALL;
+use crate::worker::prediction::SMALL_BATCH;
 
 /// Longest time of a batch in its handler, approximately. Its messages hold their locks for this long, and those behind them wait. A commit
 /// takes about a hundredth of it.
@@ -62,12 +62,12 @@ impl Pace {
     /// Returns the most messages of the first batch of those that were taken at once: if nothing is known yet, a small one measures.
     pub(crate) fn most_at_first(&self) -> usize {
         let is_measured = self.lock().message.is_some();
-        self.most().min(if is_measured { usize::MAX } else { SMALL })
+        self.most().min(if is_measured { usize::MAX } else { SMALL_BATCH })
     }
 
     /// Returns whether the handler has to be measured by itself.
     pub(crate) fn needs_handler_time(&self) -> bool {
-        self.most() < SMALL
+        self.most() < SMALL_BATCH
     }
 
     fn lock(&self) -> MutexGuard<'_, PaceState> {
@@ -108,14 +108,14 @@ mod tests {
     #[test]
     fn the_first_batch_measures_and_the_next_is_large_where_the_handler_is_fast() {
         let pace = Pace::default();
-        assert_eq!(run(&pace, 2, MILLISECOND / 20), [SMALL, 500]);
+        assert_eq!(run(&pace, 2, MILLISECOND / 20), [SMALL_BATCH, 500]);
         assert!(!pace.needs_handler_time());
     }
 
     #[test]
     fn a_batch_of_a_slow_handler_is_short_and_grows_back() {
         let pace = Pace::default();
-        assert_eq!(run(&pace, 2, 20 * MILLISECOND), [SMALL, 12]);
+        assert_eq!(run(&pace, 2, 20 * MILLISECOND), [SMALL_BATCH, 12]);
         assert!(pace.needs_handler_time(), "{pace:?}");
         let sizes = run(&pace, 600, 1_000 * MILLISECOND);
         assert_eq!(sizes[599], 1, "{sizes:?}");
@@ -128,19 +128,19 @@ mod tests {
         let pace = Pace::default();
         run(&pace, 1, MILLISECOND);
         let most = pace.most();
-        pace.record_transaction(SMALL, 300 * MILLISECOND);
+        pace.record_transaction(SMALL_BATCH, 300 * MILLISECOND);
         assert!(pace.needs_handler_time() && pace.most() == MEASURE, "{pace:?}");
         pace.record(MEASURE, MILLISECOND);
         assert!(!pace.needs_handler_time() && pace.most() > most, "{pace:?}");
         // Duplicates run no handler: they are not taken by a few.
-        pace.record_transaction(SMALL, 300 * MILLISECOND);
+        pace.record_transaction(SMALL_BATCH, 300 * MILLISECOND);
         pace.record(0, Duration::ZERO);
         assert!(!pace.needs_handler_time(), "{pace:?}");
         // A fast transaction limits its handler's time, too.
         let most = pace.most();
         pace.record_transaction(1, 5 * MILLISECOND);
         assert_eq!(pace.most(), most, "{pace:?}");
-        pace.record_transaction(SMALL, 5 * MILLISECOND);
+        pace.record_transaction(SMALL_BATCH, 5 * MILLISECOND);
         assert!(pace.most() > most, "{pace:?}");
     }
 

@@ -7,7 +7,7 @@ use chrono::{DateTime, Utc};
 use super::plan::BatchPlan;
 use super::replies::wants_reply;
 use crate::worker::candidate::Candidate;
-use crate::worker::prediction::{ExpectedKeys, SMALL};
+use crate::worker::prediction::{ExpectedKeys, SMALL_BATCH};
 use crate::worker::shared::ConsumerContext;
 use oncely_handler::{ConsumerHandler, SqlHandler};
 use oncely_postgres::{Backend, LockWait, Session};
@@ -63,7 +63,7 @@ impl<'a> BatchRun<'a> {
     pub(crate) fn in_one_statement(&self) -> Option<&'a SqlHandler> {
         match (&self.shared.run, self.plan, self.keys) {
             (ConsumerHandler::Sql(handler), BatchPlan::Together { turn: false }, ExpectedKeys::Fresh)
-                if self.candidates.len() <= SMALL
+                if self.candidates.len() <= SMALL_BATCH
                     && !self.shared.pace.as_ref().is_some_and(|pace| pace.needs_handler_time())
                     && !self.candidates.iter().any(|one| wants_reply(self.shared, one)) =>
             {

@@ -4,9 +4,9 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::deadline::is_late;
 use super::plan::BatchPlan;
-use super::runner::{Attempts, Setback};
+use super::runner::TransactionRunner;
+use super::setback::{Setback, Setbacks};
 use crate::worker::abandoned::AbandonedBatch;
 use crate::worker::candidate::Candidate;
 use crate::worker::isolation::contention::ContentionMode;
@@ -47,41 +47,9 @@ const LATE: Duration = Duration::from_secs(60);
 /// Time of a message that runs by itself after which those behind it that met locks are left aside: each might take as long.
 const LONG: Duration = Duration::from_secs(1);
 
-/// Setbacks of a batch, after which it runs another way.
-#[derive(Clone, Copy, Debug, Default)]
-struct Setbacks {
-    /// A message failed.
-    failed: bool,
-    /// A body is JSON that jsonb refuses.
-    unparsed: bool,
-    /// Another transaction held a lock that it needed.
-    gave_way: bool,
-}
-
-impl Setbacks {
-    /// Returns how the batch goes on after another setback; `None`: message by message.
-    fn after(self, plan: BatchPlan, setback: &Setback, messages: usize) -> Option<Self> {
-        let Setback::Failed(fault) = setback else { return None };
-        if messages == 1 || is_late(fault) {
-            // Kept apart they would be out of time once more: the server ends a function's whole statement.
-            return None;
-        }
-        if fault.class == FaultClass::Contention {
-            return (!plan.has_turn()).then_some(Self { gave_way: true, ..self });
-        }
-        match plan {
-            BatchPlan::Together { .. } => Some(Self { failed: true, ..self }),
-            BatchPlan::Apart { unparsed: false, .. } if is_of_values(fault) => {
-                Some(Self { unparsed: true, ..self })
-            }
-            _ => None,
-        }
-    }
-}
-
 /// Decides the batches of a lane.
 pub(crate) struct Decider {
-    pub(crate) attempts: Attempts,
+    pub(crate) runner: TransactionRunner,
     /// Number of next batches that run apart at once, since one has failed.
     parts_first: u32,
     /// Share of messages that fail, refused ones included.
@@ -91,8 +59,8 @@ pub(crate) struct Decider {
 }
 
 impl Decider {
-    pub(crate) fn new(attempts: Attempts) -> Self {
-        Self { attempts, parts_first: 0, failing: 0.0, late: HashMap::new() }
+    pub(crate) fn new(runner: TransactionRunner) -> Self {
+        Self { runner, parts_first: 0, failing: 0.0, late: HashMap::new() }
     }
 
     /// Commits the batch in one transaction; if a message fails, in one that rolls back each failure by itself; a failure that the rest of
@@ -108,7 +76,7 @@ impl Decider {
         if work.is_empty() {
             return Ok(Vec::new());
         }
-        self.attempts.begin();
+        self.runner.begin();
         self.late.retain(|_, at| at.elapsed() < LATE);
         let (mut order, late): (Vec<usize>, Vec<usize>) =
             (0..work.len()).partition(|&index| !self.late.contains_key(&work[index].identity.tenant));
@@ -122,7 +90,7 @@ impl Decider {
         if back {
             // Each runs by itself, and those behind some that meet locks are left untried: another time they come first.
             fastrand::shuffle(&mut order);
-        } else if self.attempts.shared().consumer.lock_order.is_some() {
+        } else if self.runner.shared().consumer.lock_order.is_some() {
             order.sort_by(|one, other| work[*one].lock.cmp(&work[*other].lock));
         }
         let now: Vec<&Candidate> = order.iter().map(|&index| work[index]).collect();
@@ -141,7 +109,7 @@ impl Decider {
             |(_, outcome): &(&&Candidate, &Outcome)| matches!(outcome, Outcome::Undecided { .. });
         let undecided = work.iter().zip(&outcomes).filter(is_undecided);
         let unwritten = undecided.map(|(one, _)| one.identity.clone()).collect();
-        self.attempts.end(unwritten).await;
+        self.runner.end(unwritten).await;
         Ok(outcomes)
     }
 
@@ -153,7 +121,7 @@ impl Decider {
         work: &[&Candidate],
         outcomes: &mut [Option<Outcome>],
     ) -> Result<Option<Fault>, AbandonedBatch> {
-        let shared = Arc::clone(self.attempts.shared());
+        let shared = Arc::clone(self.runner.shared());
         let (mut from, mut last, mut setbacks) = (0, None, Setbacks::default());
         while from < work.len() {
             let Some((plan, most)) = self.plan(&shared, work.len() - from, setbacks) else { break };
@@ -163,7 +131,7 @@ impl Decider {
             });
             // Perhaps without a bound.
             let batch = &work[from..work.len().min(from.saturating_add(most.min(paced)))];
-            let done = self.attempts.run(isolation, plan, batch).await?;
+            let done = self.runner.run(isolation, plan, batch).await?;
             if setbacks.gave_way && !matches!(done, Err(Setback::Held(_))) {
                 // No key was held: the consumer's own transactions collide.
                 shared.contention.collided(Instant::now().into());
@@ -295,15 +263,15 @@ impl Decider {
             }
             if before.as_ref().is_some_and(|fault| fault.class == FaultClass::Session) {
                 // Its plans and prepared statements are outdated.
-                self.attempts.drop_session();
+                self.runner.drop_session();
             }
             // The others need not wait for all of them.
-            self.attempts.drop_permit();
+            self.runner.drop_permit();
             let first = before.is_none();
             let outcome =
                 self.by_itself(isolation, BatchPlan::ByItself { witness, first }, work[index]).await?;
             self.note_failing(std::slice::from_ref(&outcome));
-            let is_long = self.attempts.took() > LONG;
+            let is_long = self.runner.took() > LONG;
             is_slow |= is_long;
             if outcome.completes() {
                 self.late.remove(tenant);
@@ -341,7 +309,7 @@ impl Decider {
         }
         let again = BatchPlan::ByItself { witness: true, first: false };
         for index in 0..work.len() {
-            let progress = &self.attempts.shared().progress;
+            let progress = &self.runner.shared().progress;
             if matches!(&outcomes[index], Some(Outcome::Undecided { fault, .. }) if !matches!(fault.class, FaultClass::Contention | FaultClass::Crashed))
                 && progress.has_witness(&work[index].identity, progress.begin(), Instant::now().into())
             {
@@ -358,8 +326,8 @@ impl Decider {
         plan: BatchPlan,
         one: &Candidate,
     ) -> Result<Outcome, AbandonedBatch> {
-        let began = self.attempts.shared().progress.begin();
-        let fault = match self.attempts.run(isolation, plan, &[one]).await? {
+        let began = self.runner.shared().progress.begin();
+        let fault = match self.runner.run(isolation, plan, &[one]).await? {
             Ok(mut done) => match done.pop() {
                 Some(outcome) => return Ok(outcome),
                 None => Fault::new(FaultClass::Transient, None, "a transaction without an outcome"),
@@ -368,10 +336,10 @@ impl Decider {
             Err(Setback::Failed(fault)) => fault,
         };
         if is_collision(&fault) {
-            self.attempts.shared().contention.collided(Instant::now().into());
+            self.runner.shared().contention.collided(Instant::now().into());
         }
         // It failed as a whole, at COMMIT or by a limit: nothing of it is recorded.
-        let shared = Arc::clone(self.attempts.shared());
+        let shared = Arc::clone(self.runner.shared());
         let run = FailedRun {
             identity: &one.identity,
             class: fault.class,
@@ -383,7 +351,7 @@ impl Decider {
         match shared.progress.blame(run, Instant::now().into()) {
             Blame::Message(class) => {
                 shared.progress.charged(&one.identity, fault.code.as_deref());
-                self.attempts.failed(began, one, &Fault { class, ..fault }).await
+                self.runner.record_failed(began, one, &Fault { class, ..fault }).await
             }
             Blame::Batch | Blame::Nobody => {
                 if fault.class != FaultClass::Contention {
@@ -406,40 +374,9 @@ fn is_good(outcome: &Outcome) -> bool {
     matches!(outcome, Outcome::Completed { .. } | Outcome::Duplicate(_) | Outcome::Postponed { .. })
 }
 
-/// Returns whether a value does not fit its type (SQLSTATE classes 22 and 54). If messages run apart, the handler's own errors come as
-/// rows: a failure of the whole statement is one of the parameters with the messages.
-fn is_of_values(fault: &Fault) -> bool {
-    fault.code.as_deref().is_some_and(|code| code.starts_with("22") || code.starts_with("54"))
-}
-
 /// Stores the outcomes of a part of a batch at their positions.
 fn fill_outcomes(outcomes: &mut [Option<Outcome>], from: usize, done: Vec<Outcome>) {
     for (slot, outcome) in outcomes[from..].iter_mut().zip(done) {
         *slot = Some(outcome);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_batch_gives_way_once_and_then_runs_message_by_message() {
-        let failed = |class, code: &str| Setback::Failed(Fault::new(class, Some(code.to_owned()), ""));
-        let together = BatchPlan::Together { turn: false };
-        for code in ["40P01", "40001", "55P03"] {
-            let collision = failed(FaultClass::Contention, code);
-            let next = Setbacks::default().after(together, &collision, 100).unwrap();
-            assert!(next.gave_way && !next.failed, "{code}");
-            assert!(next.after(BatchPlan::Together { turn: true }, &collision, 100).is_none(), "{code}");
-            assert!(Setbacks::default().after(together, &collision, 1).is_none(), "{code}");
-        }
-        let refused = failed(FaultClass::Refused, "ONC07");
-        let apart = Setbacks::default().after(together, &refused, 100).unwrap();
-        assert!(apart.failed && !apart.gave_way);
-        let late = failed(FaultClass::Transient, "57014");
-        assert!(apart.after(together, &late, 100).is_none(), "apart it would be late again");
-        let held = Setback::Held(Fault::new(FaultClass::Contention, Some("55P03".to_owned()), ""));
-        assert!(apart.after(together, &held, 100).is_none(), "a key");
     }
 }

@@ -13,6 +13,7 @@ pub(super) mod rehearsal;
 pub(super) mod replies;
 mod response;
 pub(super) mod runner;
+mod setback;
 mod steps;
 mod unconfirmed;
 mod verdict;

@@ -8,6 +8,7 @@ use sqlx::Connection as _;
 use super::batch_run::BatchRun;
 use super::deadline::in_time;
 use super::plan::BatchPlan;
+use super::setback::Setback;
 use super::steps::transact;
 use super::unconfirmed::UnconfirmedOutcomes;
 use super::without_handler::{audit_only, record_failure, reject};
@@ -29,25 +30,8 @@ use oncely_process::vitals::LoopBeat;
 use oncely_process::witnesses::Began;
 use oncely_traces::BatchTrace;
 
-/// Reason why a transaction did not decide a batch.
-#[derive(Debug)]
-pub(super) enum Setback {
-    /// Some message failed, or all of them did.
-    Failed(Fault),
-    /// Another transaction holds a key, or another lock that our own statements need.
-    Held(Fault),
-}
-
-impl Setback {
-    pub(super) fn into_fault(self) -> Fault {
-        match self {
-            Self::Failed(fault) | Self::Held(fault) => fault,
-        }
-    }
-}
-
-/// State that a lane keeps from one batch to the next.
-pub(crate) struct Attempts {
+/// Runs a lane's transactions; keeps its session, backoff and crash marks between batches.
+pub(crate) struct TransactionRunner {
     shared: Arc<ConsumerContext>,
     aside: Arc<DeferredDeliveries<Box<Delivery>>>,
     pub(crate) session: Option<Session>,
@@ -55,7 +39,7 @@ pub(crate) struct Attempts {
     marks: Marks,
     /// Prediction of the next batch's keys from the last batches.
     pub(crate) prediction: KeyPrediction,
-    hand: CurrentBatch,
+    batch: CurrentBatch,
     beat: LoopBeat,
 }
 
@@ -73,7 +57,7 @@ struct CurrentBatch {
     trace: BatchTrace,
 }
 
-impl Attempts {
+impl TransactionRunner {
     pub(crate) fn new(shared: Arc<ConsumerContext>, aside: Arc<DeferredDeliveries<Box<Delivery>>>) -> Self {
         let beat = shared.liveness.watch(format!("a lane of {}", shared.consumer.name));
         Self {
@@ -83,19 +67,19 @@ impl Attempts {
             backoff: Backoff::default(),
             marks: Marks::default(),
             prediction: KeyPrediction::default(),
-            hand: CurrentBatch::default(),
+            batch: CurrentBatch::default(),
             beat,
         }
     }
 
     /// Marks the lane as waiting for work, or for room to settle.
-    pub(crate) fn waits(&self) {
+    pub(crate) fn mark_idle(&self) {
         self.beat.idle();
     }
 
-    /// Marks the lane as at work on this number of messages. Their longest time: each by itself until the handler's deadline, and our own
+    /// Expects work on this number of messages. Their longest time: each by itself until the handler's deadline, and our own
     /// statements around it.
-    pub(crate) fn at_work_on(&self, messages: usize) {
+    pub(crate) fn expect_work(&self, messages: usize) {
         let each = self.shared.consumer.deadline + self.shared.postgres.client_timeout() * 4;
         self.beat.expect(each.saturating_mul(u32::try_from(messages).unwrap_or(u32::MAX).saturating_add(1)));
     }
@@ -105,41 +89,41 @@ impl Attempts {
     }
 
     /// Begins another batch, which came on these channels.
-    pub(crate) fn take_in_hand(&mut self, channels: Vec<Arc<ChannelLife>>, trace: BatchTrace) {
-        self.hand = CurrentBatch { channels, trace, ..CurrentBatch::default() };
+    pub(crate) fn begin_batch(&mut self, channels: Vec<Arc<ChannelLife>>, trace: BatchTrace) {
+        self.batch = CurrentBatch { channels, trace, ..CurrentBatch::default() };
     }
 
     /// Returns the trace of the current batch.
     pub(crate) fn trace(&self) -> &BatchTrace {
-        &self.hand.trace
+        &self.batch.trace
     }
 
     /// Ends the trace of the current batch, which is settled or given up.
     pub(crate) fn end_trace(&mut self) {
-        std::mem::take(&mut self.hand.trace).end();
+        std::mem::take(&mut self.batch.trace).end();
     }
 
     /// Begins a round: nothing of it is decided.
     pub(crate) fn begin_round(&mut self) {
-        self.hand.epochs.clear();
+        self.batch.epochs.clear();
     }
 
     /// Records that a message was decided at this epoch of the database.
     pub(crate) fn decided_on(&mut self, epoch: String) {
-        if !self.hand.epochs.contains(&epoch) {
-            self.hand.epochs.push(epoch);
+        if !self.batch.epochs.contains(&epoch) {
+            self.batch.epochs.push(epoch);
         }
     }
 
-    /// Returns whether the round was decided at one epoch, the one of a present session. A failover may have undone decisions at another
+    /// Checks whether the round was decided at one epoch, the one of a present session. A failover may have undone decisions at another
     /// epoch. If false, the next round begins with a new session: this one may name an epoch that is over.
-    pub(crate) async fn is_of_one_epoch(&mut self) -> Result<bool, AbandonedBatch> {
-        if !self.hand.epochs.is_empty() {
+    pub(crate) async fn confirm_epoch(&mut self) -> Result<bool, AbandonedBatch> {
+        if !self.batch.epochs.is_empty() {
             // A new one if the last is gone, perhaps with its server, or if it is known to be over.
             let now = self.session().await?.cell.epoch.clone();
             self.decided_on(now);
         }
-        let is_one = self.hand.epochs.len() <= 1;
+        let is_one = self.batch.epochs.len() <= 1;
         if !is_one {
             self.session = None;
         }
@@ -149,18 +133,18 @@ impl Attempts {
     /// Begins to commit some messages of the batch.
     pub(super) fn begin(&mut self) {
         self.marks.begin();
-        self.hand.unconfirmed = UnconfirmedOutcomes::default();
+        self.batch.unconfirmed = UnconfirmedOutcomes::default();
     }
 
     /// Ends their commit. Nothing is recorded of the `unwritten`: their runs have ended without a crash.
     pub(super) async fn end(&mut self, mut unwritten: Vec<Identity>) {
         let shared = Arc::clone(&self.shared);
-        unwritten.extend(self.hand.unconfirmed.take_found());
+        unwritten.extend(self.batch.unconfirmed.take_found());
         self.marks.reported(unwritten);
         if self.marks.are_owed() {
             self.marks.take_back(&shared, &mut self.session).await;
         }
-        self.hand.permit = None;
+        self.batch.permit = None;
     }
 
     pub(super) fn drop_session(&mut self) {
@@ -169,17 +153,17 @@ impl Attempts {
 
     /// Returns the duration of the last transaction, without the waits before it.
     pub(super) fn took(&self) -> Duration {
-        self.hand.took
+        self.batch.took
     }
 
     pub(super) fn drop_permit(&mut self) {
-        self.hand.permit = None;
+        self.batch.permit = None;
     }
 
     /// Gives the batch up. The process lives, so no message at work has killed it.
     pub(crate) async fn abandon(&mut self) {
         self.take_back_marks().await;
-        self.hand.permit = None;
+        self.batch.permit = None;
     }
 
     /// Returns whether marks are left that PostgreSQL could not take back yet.
@@ -208,11 +192,11 @@ impl Attempts {
         work: &[&Candidate],
     ) -> Result<Result<Vec<Outcome>, Setback>, AbandonedBatch> {
         let mut is_renewed = false;
-        self.hand.took = Duration::ZERO;
+        self.batch.took = Duration::ZERO;
         loop {
             let shared = Arc::clone(&self.shared);
             self.session().await?;
-            self.at_work_on(work.len());
+            self.expect_work(work.len());
             match self.take_permit(isolation, plan, work).await {
                 Ok(true) => {}
                 Ok(false) => {
@@ -224,7 +208,7 @@ impl Attempts {
                     continue;
                 }
             }
-            let interrupt = match self.once(&shared, isolation, plan, work).await {
+            let interrupt = match self.try_once(&shared, isolation, plan, work).await {
                 Ok((outcomes, began)) => {
                     self.backoff.reset();
                     self.note_epoch();
@@ -275,7 +259,7 @@ impl Attempts {
         work: &[&Candidate],
     ) -> Result<bool, sqlx::Error> {
         let exclusive = plan.has_turn();
-        if self.hand.permit.as_ref().is_some_and(|permit| permit.exclusive || !exclusive) {
+        if self.batch.permit.as_ref().is_some_and(|permit| permit.exclusive || !exclusive) {
             return Ok(true);
         }
         // Rolled back first: the rest of a failed transaction must hold no locks that another lane, which has the permit, waits for.
@@ -284,7 +268,7 @@ impl Attempts {
         {
             pg::within(self.shared.postgres.client_timeout(), session.connection.ping()).await?;
         }
-        self.hand.permit = None;
+        self.batch.permit = None;
         let progress = &self.shared.progress;
         let isolation = match work {
             // It has waited often enough.
@@ -292,7 +276,7 @@ impl Attempts {
             _ => isolation,
         };
         match self.shared.permits.take(isolation, exclusive).await {
-            Ok(permit) => self.hand.permit = Some(permit),
+            Ok(permit) => self.batch.permit = Some(permit),
             Err(why) => {
                 for one in work {
                     let behind = why == NotAlone::Suspect;
@@ -300,7 +284,7 @@ impl Attempts {
                 }
             }
         }
-        Ok(self.hand.permit.is_some())
+        Ok(self.batch.permit.is_some())
     }
 
     fn count(&self, interrupt: &Interrupt) {
@@ -312,12 +296,12 @@ impl Attempts {
             | Interrupt::Failed(fault)
             | Interrupt::Tainted(fault) => {
                 metrics.failed(fault.class);
-                self.hand.trace.setback(fault);
+                self.batch.trace.setback(fault);
             }
         }
     }
 
-    async fn once(
+    async fn try_once(
         &mut self,
         shared: &ConsumerContext,
         isolation: Isolation,
@@ -335,15 +319,15 @@ impl Attempts {
             BatchPlan::ByItself { first: false, .. } => ExpectedKeys::Known,
             _ => self.prediction.expect(work),
         };
-        let run = BatchRun::new((shared, &self.hand.trace), session, plan, keys, work);
-        let done = transact(&run, session, &mut self.hand.unconfirmed).await;
-        self.hand.took = run.started.elapsed();
+        let run = BatchRun::new((shared, &self.batch.trace), session, plan, keys, work);
+        let done = transact(&run, session, &mut self.batch.unconfirmed).await;
+        self.batch.took = run.started.elapsed();
         match &done {
             Ok(outcomes) if keys == ExpectedKeys::Fresh || outcomes.iter().all(was_fresh) => {
-                self.prediction.nobody_knew();
+                self.prediction.record_fresh();
             }
-            Ok(_) | Err(Interrupt::Known) => self.prediction.postgres_knew(),
-            Err(_) if keys == ExpectedKeys::Fresh => self.prediction.fresh_failed(),
+            Ok(_) | Err(Interrupt::Known) => self.prediction.record_known(),
+            Err(_) if keys == ExpectedKeys::Fresh => self.prediction.record_fresh_failed(),
             Err(_) => {}
         }
         Ok((done?, run.began))
@@ -366,7 +350,7 @@ impl Attempts {
     }
 
     /// Records a failure that is the message's own. `began`: when its run began, for a refusal at COMMIT is an answer.
-    pub(crate) async fn failed(
+    pub(crate) async fn record_failed(
         &mut self,
         began: Began,
         one: &Candidate,
@@ -480,16 +464,16 @@ impl Attempts {
 
     async fn pause(&mut self) -> Result<(), AbandonedBatch> {
         // Never held over a pause: a consumer that waits must not stop the others.
-        self.hand.permit = None;
+        self.batch.permit = None;
         // Waiting for a server is work, too, however long it is away.
-        self.at_work_on(1);
+        self.expect_work(1);
         let pause = self.backoff.next_pause();
         tokio::select! {
             () = self.shared.stop.cancelled() => return Err(AbandonedBatch),
             () = tokio::time::sleep(pause) => {}
         }
         // All of them: a delivery that is dropped while its channel lives would come again only when that channel ends.
-        if self.hand.channels.iter().all(|channel| channel.is_over()) {
+        if self.batch.channels.iter().all(|channel| channel.is_over()) {
             return Err(AbandonedBatch);
         }
         Ok(())

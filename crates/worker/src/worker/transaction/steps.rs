@@ -15,7 +15,7 @@ use super::response::check_responses;
 use super::unconfirmed::UnconfirmedOutcomes;
 use super::verdict::verdicts;
 use crate::worker::interrupt::Interrupt;
-use crate::worker::prediction::SMALL;
+use crate::worker::prediction::SMALL_BATCH;
 use oncely_core::fault::{Fault, FaultClass};
 use oncely_core::outcome::Outcome;
 use oncely_failpoint::{step, step_with};
@@ -38,7 +38,7 @@ pub(crate) async fn transact(
     {
         return commit_in_one_statement(run, session, handler).await;
     }
-    if run.candidates.len() > SMALL {
+    if run.candidates.len() > SMALL_BATCH {
         in_time(run.shared, async { session.keep_memory().await.map_err(Interrupt::of_ours) }).await?;
     }
     step("worker.begin.before");
