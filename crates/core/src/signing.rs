@@ -173,7 +173,7 @@ impl SigningKeys {
         }
     }
 
-    /// Makes keys from one secret of the database for every purpose.
+    /// Like [`new`](Self::new), with one secret of the database for every purpose: for tests and fuzzers.
     pub fn derive<'a>(
         signing: Option<&[u8]>,
         known: impl IntoIterator<Item = &'a [u8]>,

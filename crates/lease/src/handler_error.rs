@@ -89,12 +89,30 @@ impl HandlerError {
     }
 }
 
-/// Classifies by the first PostgreSQL error in the chain; otherwise transient, with all causes.
+/// Classifies by the first PostgreSQL error in the chain; otherwise transient. The text has all causes down to that error, without
+/// repetition: some include their cause in their own text.
 fn of_other(error: &(dyn Error + 'static)) -> PgFault {
-    let text = error_chain(error);
+    let mut text = String::new();
     let mut cause = Some(error);
     while let Some(one) = cause {
-        match fault_within(one) {
+        let within = fault_within(one);
+        let own = match &within {
+            Some(Ok(fault)) => {
+                // The server's text may quote a value of the message, and wrappers may repeat it.
+                let mut cause = Some(one);
+                while let Some(one) = cause {
+                    text = text.replace(&one.to_string(), &fault.message);
+                    cause = one.source();
+                }
+                fault.message.clone()
+            }
+            _ => one.to_string(),
+        };
+        if !text.contains(&own) {
+            text.push_str(if text.is_empty() { "" } else { ": " });
+            text.push_str(&own);
+        }
+        match within {
             Some(Ok(fault)) => return PgFault::Fault(Fault::new(fault.class, fault.code, text)),
             Some(Err(kind)) => {
                 return PgFault::Outage(Outage(sqlx::Error::Io(std::io::Error::new(kind, text))));
@@ -103,21 +121,6 @@ fn of_other(error: &(dyn Error + 'static)) -> PgFault {
         }
     }
     PgFault::Fault(Fault::new(FaultClass::Transient, None, text))
-}
-
-/// Formats an error with its causes, without repetition: some include their cause in their own text.
-fn error_chain(error: &(dyn Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(one) = cause {
-        let more = one.to_string();
-        if !text.contains(&more) {
-            text.push_str(": ");
-            text.push_str(&more);
-        }
-        cause = one.source();
-    }
-    text
 }
 
 /// Converts every error, also `anyhow::Error`, and texts.
@@ -158,6 +161,39 @@ mod tests {
         Wrapped(#[from] sqlx::Error),
         #[error(transparent)]
         Transparent(sqlx::Error),
+        #[error("the books")]
+        Books(#[source] sqlx::Error),
+    }
+
+    /// A failed cast, of which PostgreSQL quotes the input.
+    #[derive(Debug, thiserror::Error)]
+    #[error("invalid input syntax for type integer: \"S3CR3T\"")]
+    struct FailedCast;
+
+    impl sqlx::error::DatabaseError for FailedCast {
+        fn message(&self) -> &str {
+            "invalid input syntax for type integer: \"S3CR3T\""
+        }
+
+        fn code(&self) -> Option<std::borrow::Cow<'_, str>> {
+            Some("22P02".into())
+        }
+
+        fn kind(&self) -> sqlx::error::ErrorKind {
+            sqlx::error::ErrorKind::Other
+        }
+
+        fn as_error(&self) -> &(dyn Error + Send + Sync + 'static) {
+            self
+        }
+
+        fn as_error_mut(&mut self) -> &mut (dyn Error + Send + Sync + 'static) {
+            self
+        }
+
+        fn into_error(self: Box<Self>) -> Box<dyn Error + Send + Sync + 'static> {
+            self
+        }
     }
 
     fn class(error: impl Into<HandlerError>) -> Option<FaultClass> {
@@ -183,6 +219,28 @@ mod tests {
         assert_eq!(class(Own::Transparent(sqlx::Error::WorkerCrashed)), Some(FaultClass::Transient));
         assert_eq!(class(anyhow::Error::from(away()).context("while selling")), None);
         assert_eq!(class(anyhow::Error::from(Own::from(away())).context("while selling")), None);
+    }
+
+    #[test]
+    fn a_value_that_postgresql_quotes_is_shown_by_no_wrapper_of_its_error() {
+        let cast = || sqlx::Error::Database(Box::new(FailedCast));
+        let anyhow = |error: Own| HandlerError::from(anyhow::Error::from(error).context("while selling"));
+        for (error, begins) in [
+            (HandlerError::from(Own::Wrapped(cast())), "the shop's books"),
+            (HandlerError::from(Own::Books(cast())), "the books: "),
+            (HandlerError::from(Own::Transparent(cast())), ""),
+            (anyhow(Own::Wrapped(cast())), "while selling: the shop's books"),
+            (anyhow(Own::Books(cast())), "while selling: the books: "),
+            (HandlerError::from(cast()), ""),
+        ] {
+            let PgFault::Fault(fault) = error.into_fault() else { panic!("an outage") };
+            assert_eq!((fault.class, fault.code.as_deref()), (FaultClass::Poison, Some("22P02")));
+            assert!(
+                fault.message.starts_with(begins) && !fault.message.contains("S3CR3T"),
+                "{}",
+                fault.message
+            );
+        }
     }
 
     #[test]

@@ -27,8 +27,26 @@ pub struct Mirror {
 #[derive(Default)]
 struct MirrorState {
     link: Option<RedisConnection>,
+    /// Number of connections so far: the failures of an earlier one say nothing of the present one.
+    generation: u64,
     connecting: bool,
     breaker: Breaker,
+}
+
+impl MirrorState {
+    fn set(&mut self, link: RedisConnection) {
+        (self.link, self.generation) = (Some(link), self.generation + 1);
+    }
+
+    /// Drops a connection that failed: a late answer must not be taken for the next call's. Returns whether that opened the breaker; `None`
+    /// if it was dropped before, for all calls in flight on it fail together, which is one failure.
+    fn fails(&mut self, generation: u64, now: Instant) -> Option<bool> {
+        if self.generation != generation {
+            return None;
+        }
+        (self.link, self.generation) = (None, generation + 1);
+        Some(self.breaker.failed(now))
+    }
 }
 
 const WARM_UP: Duration = Duration::from_secs(1);
@@ -79,13 +97,13 @@ impl Mirror {
     /// Returns for each tag whether it is present with its evidence: one round trip, within the budget. `None` if the mirror gave no
     /// answer, for any reason: the caller asks PostgreSQL. Never waits for a connection: a missing one is opened in the background.
     pub async fn look_up(&self, key: &TagKey, tags: &[Tag], now: DateTime<Utc>) -> Option<Vec<bool>> {
-        let mut link = {
+        let (mut link, generation) = {
             let mut state = self.state();
             if !state.breaker.allows(Instant::now()) {
                 return None;
             }
             match state.link.clone() {
-                Some(link) => link,
+                Some(link) => (link, state.generation),
                 None => {
                     if !std::mem::replace(&mut state.connecting, true) {
                         let mirror = self.clone();
@@ -118,12 +136,12 @@ impl Mirror {
             Ok(Err(error)) => error.into(),
             Err(_) => MirrorError::Budget(self.budget),
         };
-        self.failed(&error);
+        self.failed(generation, &error);
         None
     }
 
     /// Returns whether the mirror is skipped because it did not answer.
-    pub(crate) fn is_left_alone(&self) -> bool {
+    pub(crate) fn is_skipped(&self) -> bool {
         self.state().breaker.is_open()
     }
 
@@ -143,24 +161,23 @@ impl Mirror {
         state.connecting = false;
         match connected {
             Ok(link) => {
-                state.link = Some(link);
+                state.set(link);
                 state.breaker.may_answer(Instant::now());
             }
             Err(error) => {
+                let generation = state.generation;
                 drop(state);
-                self.failed(&error);
+                self.failed(generation, &error);
             }
         }
     }
 
-    /// Drops the connection after a failure: a late answer must not be taken for the next call's.
-    fn failed(&self, error: &MirrorError) {
-        let mut state = self.state();
-        state.link = None;
-        if state.breaker.failed(Instant::now()) {
-            tracing::warn!(error = %error, "Redis does not answer; using PostgreSQL alone until it does");
-        } else {
-            tracing::debug!(error = %error, "a question to Redis failed");
+    fn failed(&self, generation: u64, error: &MirrorError) {
+        match self.state().fails(generation, Instant::now()) {
+            Some(true) => {
+                tracing::warn!(error = %error, "Redis does not answer; using PostgreSQL alone until it does");
+            }
+            Some(false) | None => tracing::debug!(error = %error, "a question to Redis failed"),
         }
     }
 
@@ -181,7 +198,7 @@ impl Mirror {
             Some(link) => link,
             None => {
                 let fresh = self.connect().await?;
-                self.state().link = Some(fresh.clone());
+                self.state().set(fresh.clone());
                 fresh
             }
         };
@@ -246,4 +263,25 @@ impl Mirror {
 /// error, a number, other data, foreign evidence.
 pub(super) fn is_hit(key: &TagKey, tag: &Tag, bucket: &str, answer: &RedisResult<Value>) -> bool {
     matches!(answer, Ok(Value::BulkString(found)) if key.evidence(tag, bucket).is(found))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stall_that_many_calls_meet_is_one_failure() {
+        let mut state = MirrorState { generation: 1, ..MirrorState::default() };
+        let now = Instant::now();
+        assert_eq!(state.fails(1, now), Some(false));
+        for _ in 0..20 {
+            assert_eq!(state.fails(1, now), None);
+        }
+        assert!(!state.breaker.is_open());
+        for _ in 0..2 {
+            let present = state.generation;
+            state.fails(present, now);
+        }
+        assert!(state.breaker.is_open(), "three in a row");
+    }
 }

@@ -41,7 +41,7 @@ impl MirrorWatch {
     }
 
     /// Returns whether the mirror is skipped because it did not answer in time.
-    pub fn is_left_alone(&self) -> bool {
-        self.mirror.is_left_alone()
+    pub fn is_skipped(&self) -> bool {
+        self.mirror.is_skipped()
     }
 }

@@ -82,9 +82,9 @@ fn of_class(class: &str) -> &'static str {
     }
 }
 
-/// Returns whether the text of this code was written by a person and not by PostgreSQL: `raise exception` (P0001) and `assert` (P0004),
+/// Returns whether an application raised this code, so that a person wrote its text and not PostgreSQL: `raise exception` (P0001) and `assert` (P0004),
 /// ours (`ONC…`, `oncely.reject` among them), and every code of a class that PostgreSQL does not use: an application's own.
-pub(super) fn is_written(code: &str) -> bool {
+pub(super) fn is_application_code(code: &str) -> bool {
     const SERVERS: [&str; 43] = [
         "00", "01", "02", "03", "08", "09", "0A", "0B", "0F", "0L", "0P", "0Z", "10", "20", "21", "22", "23",
         "24", "25", "26", "27", "28", "2B", "2D", "2F", "34", "38", "39", "3B", "3D", "3F", "40", "42", "44",
@@ -103,10 +103,10 @@ mod tests {
     #[test]
     fn what_people_write_is_theirs_and_what_the_server_writes_is_put_into_our_words() {
         for written in ["P0001", "P0004", "ONC01", "ONC05", "U0001", "AB123"] {
-            assert!(is_written(written), "{written}");
+            assert!(is_application_code(written), "{written}");
         }
         for server in ["22P02", "23505", "42P01", "P0002", "XX000", "HV000", "40001", "", "1"] {
-            assert!(!is_written(server), "{server}");
+            assert!(!is_application_code(server), "{server}");
         }
         assert_eq!(condition("22012"), "division by zero");
         assert_eq!(condition("22999"), "data error");

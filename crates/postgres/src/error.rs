@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use sqlx::error::DatabaseError;
 use sqlx::postgres::{PgDatabaseError, PgSeverity};
 
-use super::condition::{condition, is_written};
+use super::condition::{condition, is_application_code};
 use oncely_core::fault::{Fault, FaultClass};
 
 /// The connection or the server is unavailable; it is unknown whether a commit in flight happened. No message is to blame.
@@ -194,7 +194,7 @@ pub fn tell_server_texts(told: bool) {
 /// Returns the text of an error for operators: PostgreSQL's text only if a person wrote it on purpose (`raise exception`, `oncely.reject`),
 /// or if the configuration allows it.
 pub fn operator_text(code: &str, place: &str, text: &str) -> String {
-    match is_written(code) || SERVER_TEXTS.load(Ordering::Relaxed) {
+    match is_application_code(code) || SERVER_TEXTS.load(Ordering::Relaxed) {
         true => text.to_owned(),
         false if place.is_empty() => condition(code).to_owned(),
         false => format!("{}: {place}", condition(code)),

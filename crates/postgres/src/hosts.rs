@@ -56,10 +56,10 @@ impl HostRejection {
 }
 
 /// Returns the reason with the higher priority.
-fn weightier(kept: Option<HostRejection>, unfit: HostRejection) -> Option<HostRejection> {
+fn weightier(kept: Option<HostRejection>, unfit: HostRejection) -> HostRejection {
     match kept {
-        Some(kept) if kept.weight() >= unfit.weight() => Some(kept),
-        _ => Some(unfit),
+        Some(kept) if kept.weight() >= unfit.weight() => kept,
+        _ => unfit,
     }
 }
 
@@ -112,7 +112,7 @@ async fn connect_to_one_of(
         };
         // Before the others are asked: the caller may not wait for them.
         turn.pass(index, hosts.len());
-        kept = weightier(kept, unfit);
+        kept = Some(weightier(kept, unfit));
     }
     Err(kept.map_or_else(standby, HostRejection::into_error))
 }
@@ -190,7 +190,7 @@ mod tests {
             (old(), away(), 3),
             (standby(), old(), 3),
         ] {
-            let kept = weightier(weightier(None, first), second);
+            let kept = Some(weightier(Some(weightier(None, first)), second));
             assert_eq!(kept.map(|kept| kept.weight()), Some(expected));
         }
     }

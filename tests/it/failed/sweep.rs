@@ -131,3 +131,44 @@ async fn two_sweeps_at_once_lose_and_double_nothing() {
     keys.dedup();
     assert_eq!(keys.len(), 90);
 }
+
+#[tokio::test]
+async fn a_sweep_records_what_has_left_the_queue_when_postgresql_takes_it_again() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    world.apply_topology().await;
+    let worker = world.start("worker");
+    for number in 0..3 {
+        world.publish("payments", message("acme", &format!("k{number}")), r#"{"do": "reject"}"#).await;
+    }
+    world.wait_for_ready(&dead(&world), 3).await;
+    world.stop(worker).await;
+    // Discarded while the broker's copies wait: their rows are recorded by the sweep alone. Each try is counted, which no rollback takes back.
+    let refusing = "create sequence app.tries;
+        create function app.refuse() returns trigger language plpgsql as $$
+        begin
+            if new.swept_at is not null then
+                perform nextval('app.tries');
+                raise exception using errcode = '53100', message = 'disk full';
+            end if;
+            return new;
+        end $$;
+        create trigger refuse before update on oncely.dead_letters for each row execute function app.refuse();
+        update oncely.dead_letters set state = 'discarded'";
+    sqlx::raw_sql(refusing).execute(&mut world.sql).await.unwrap();
+    let (sweep, freed) = tokio::join!(failed(&world, 0, &["sweep"]), async {
+        testbed::eventually("the sweep has tried", || async {
+            let mut other = world.database.connect().await.unwrap();
+            let tries: bool =
+                sqlx::query_scalar("select is_called from app.tries").fetch_one(&mut other).await.unwrap();
+            if tries { Ok(()) } else { Err("not yet") }
+        })
+        .await
+        .unwrap();
+        let mut other = world.database.connect().await.unwrap();
+        sqlx::raw_sql("drop trigger refuse on oncely.dead_letters").execute(&mut other).await
+    });
+    freed.unwrap();
+    assert_eq!(sweep["swept"][0]["dropped"], json!(3), "{sweep}");
+    assert_eq!(world.count("select count(*) from oncely.dead_letters where swept_at is not null").await, 3);
+}

@@ -206,6 +206,12 @@ async fn of_many_that_take_over_one_key_one_holds_it() {
     let mut last = granted(&mut sql, "k", "first").await;
     for round in 0..2 {
         run_out(&mut world, "k").await;
+        // They wait for the row, so that each has seen the lease that is over when the first one takes it.
+        let mut shut = world.sql.begin().await.unwrap();
+        sqlx::query("select from oncely.idempotency_keys where key = 'k' for update")
+            .execute(&mut *shut)
+            .await
+            .unwrap();
         let tasks: Vec<_> = (0..16)
             .map(|number| {
                 let url = world.database.url().to_owned();
@@ -215,6 +221,19 @@ async fn of_many_that_take_over_one_key_one_holds_it() {
                 })
             })
             .collect();
+        testbed::eventually("many wait for the row", || async {
+            let mut other = world.database.connect().await.unwrap();
+            let waiting: i64 = sqlx::query_scalar(
+                "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'",
+            )
+            .fetch_one(&mut other)
+            .await
+            .unwrap();
+            if waiting >= 4 { Ok(()) } else { Err(waiting) }
+        })
+        .await
+        .unwrap();
+        shut.rollback().await.unwrap();
         let mut tokens = Vec::new();
         for task in tasks {
             let lease = task.await.unwrap();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use sqlx::Connection as _;
-use testbed::checker::{LEASED, Order, Side};
+use testbed::checker::{Order, Side};
 use testbed::faults::{Fault, Kind};
 use testbed::{Arena, Strike};
 
@@ -12,8 +12,6 @@ use testbed::{Arena, Strike};
 pub(super) enum Script {
     /// A process dies in the middle of its calls.
     Killed,
-    /// Both die, and crowds of copies wait for the ends of their leases.
-    Crowd,
     /// Copies come while all are well.
     Copies,
     /// A process stands still in the middle of its calls, and others call meanwhile.
@@ -50,31 +48,6 @@ pub(super) async fn play(script: Script, arena: &mut Arena) -> anyhow::Result<()
         Script::Killed => {
             arena.order(&orders("pay", 24, &[Side::Pay], 0, 2_500));
             arena.strike(Strike::Kill(0)).await?;
-        }
-        Script::Crowd => {
-            let few = orders("pay", 3, &[Side::Pay], 0, 9_000);
-            (0..12).for_each(|_| arena.order(&few));
-            // With so few keys at work a strike comes a moment later.
-            arena.strike(Strike::Kill(0)).await?;
-            arena.strike(Strike::Kill(1)).await?;
-            let mut gate = arena.connect().await?;
-            let mut shut = gate.begin().await?;
-            sqlx::query("select from oncely.idempotency_keys where consumer = $1 for update")
-                .bind(LEASED)
-                .execute(&mut *shut)
-                .await?;
-            // By then no session is so new that it gives the dead one more lease.
-            arena
-                .until(
-                    "leases that are long over",
-                    "select count(*) from oncely.idempotency_keys
-                     where consumer = 'charges' and owner is not null and not_before > clock_timestamp() - interval '4 seconds'",
-                    0,
-                )
-                .await?;
-            // All have seen that it is over, and each wants to be the one that takes it.
-            arena.until_waiting(SESSIONS).await?;
-            shut.rollback().await?;
         }
         Script::Copies => {
             let all = orders("pay", 12, &[Side::Pay], 0, 4_000);

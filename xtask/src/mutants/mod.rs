@@ -134,7 +134,12 @@ async fn by_the_judge(
             let built = build(patches, mutant.bug).await?;
             drop(next);
             let found = match built {
-                Ok(planted) => trial(mutant, true, &planted, &mut servers).await,
+                Ok(planted) => {
+                    let found = trial(mutant, true, &planted, &mut servers).await;
+                    // Half a gigabyte each.
+                    let _ = std::fs::remove_dir_all(planted);
+                    found
+                }
                 Err(error) => Err(format!("{error:#}")),
             };
             let clean = match &found {

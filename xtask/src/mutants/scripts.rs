@@ -141,7 +141,6 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     Mutant { neighbours: &[Neighbour::Creator], ..mutant("names_are_looked_up_anywhere", Script::UsualWork) },
     mutant("complete_without_token", Script::Charges(charges::Script::EndsFrozen)),
     mutant("checkpoint_without_token", Script::Charges(charges::Script::CallsFrozen)),
-    mutant("takeover_from_snapshot", Script::Charges(charges::Script::Crowd)),
     mutant("worker_clock_expiry", Script::Charges(charges::Script::Copies)),
     mutant("reentrant_by_process", Script::Charges(charges::Script::Copies)),
     mutant("in_flight_is_duplicate", Script::Charges(charges::Script::Killed)),

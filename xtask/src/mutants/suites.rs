@@ -221,6 +221,7 @@ pub(crate) const TESTED: &[Tested] = &[
         "refused_letter_is_not_told",
         &["leased::blame::a_letter_that_cannot_be_written_is_told_of_and_written_when_it_can"],
     ),
+    it("takeover_from_snapshot", &["sql_protocol::leases::of_many_that_take_over_one_key_one_holds_it"]),
     it("redis_complete_without_token", &[REDIS]),
     it(
         "redis_callers_clock",

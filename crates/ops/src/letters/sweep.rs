@@ -4,23 +4,30 @@
 //! returned to the queue, so none uses up a quorum queue's delivery limit, and a crash leaves a copy too many, never one too few.
 
 use std::collections::{HashMap, HashSet};
+use std::time::{Duration, Instant};
 
+use anyhow::Context as _;
 use sqlx::Connection as _;
 
 use super::copy::{Owner, returned};
 use super::swept::SweepReport;
 use oncely_amqp::{Copy, Publisher, QueueReader, QueuedMessage, Topology, header, put};
 use oncely_config::Config;
+use oncely_core::backoff::Backoff;
 use oncely_core::letter::{Letter, LetterKeyState};
 use oncely_core::own_headers;
 use oncely_core::signing::{SignatureError, SigningKeys};
 use oncely_postgres::{self as pg, LetterState, Session, TenantLetter};
+use oncely_process::preflight::open_session;
 
 /// Messages held at once: below 32. With this number of acknowledgements in flight, RabbitMQ's side of a quorum queue holds back the next
 /// ones, and forgets them when the channel closes: of 64 held at once, many were delivered again, with a higher delivery count.
 const MOST_HELD: usize = 16;
 /// Maximum bytes held at once.
 const HELD_BYTES: usize = 32 << 20;
+
+/// Time for which a sweep tries to record its result while PostgreSQL does not take it.
+const RECORDING: Duration = Duration::from_secs(30);
 
 /// From this number of messages on, the sweep does not follow a change, but has to be started by an operator.
 pub const LONG: u32 = 10_000;
@@ -66,7 +73,7 @@ pub async fn sweep(
     most: Option<u32>,
     asked: &[TenantLetter],
 ) -> anyhow::Result<Option<SweepReport>> {
-    pass(config, session, queue, most, asked, None).await
+    sweep_queue(config, session, queue, most, asked, None).await
 }
 
 /// Makes one pass that removes all copies of a tenant from the dead-letter queue, independent of their letters' rows. A copy counts as the
@@ -80,10 +87,12 @@ pub async fn sweep_tenant(
     queue: &str,
     tenant: &str,
 ) -> anyhow::Result<SweepReport> {
-    Ok(pass(config, session, queue, None, &[], Some(tenant)).await?.unwrap_or_default())
+    Ok(sweep_queue(config, session, queue, None, &[], Some(tenant)).await?.unwrap_or_default())
 }
 
-async fn pass(
+/// Makes one pass over a dead-letter queue; `None` if more than `most` messages are ready. `erased`: the tenant of which all proven copies
+/// are removed, independent of their rows.
+async fn sweep_queue(
     config: &Config,
     session: &mut Session,
     queue: &str,
@@ -128,10 +137,13 @@ async fn pass(
         }
         let settled = walk.settle(session, held).await;
         // Its answer confirms that the acknowledgements before it have arrived.
-        reader.ready().await?;
-        let gone = std::mem::take(&mut walk.gone);
-        pg::mark_swept(&mut session.connection, &gone, session.clock.now()).await?;
-        if let Err(error) = settled {
+        let confirmed = reader.ready().await;
+        let recorded = match &confirmed {
+            Ok(_) => walk.record_gone(session).await,
+            Err(_) => Ok(()),
+        };
+        // The first error explains the others.
+        if let Err(error) = settled.and(confirmed.map(drop).map_err(Into::into)).and(recorded) {
             break Err(error);
         }
     };
@@ -190,6 +202,27 @@ struct SweepWalk<'a> {
 }
 
 impl SweepWalk<'_> {
+    /// Records the letters with copies that are gone, which no later sweep finds out: tried again on new sessions for [`RECORDING`].
+    async fn record_gone(&mut self, session: &mut Session) -> anyhow::Result<()> {
+        let gone = std::mem::take(&mut self.gone);
+        let (began, mut backoff) = (Instant::now(), Backoff::default());
+        loop {
+            let marked = pg::mark_swept(&mut session.connection, &gone, session.clock.now()).await;
+            let Err(error) = marked else { return Ok(()) };
+            if began.elapsed() > RECORDING {
+                return Err(error).context("recording which letters have left their queue");
+            }
+            tracing::warn!(
+                error = pg::describe(&error),
+                "cannot record which letters have left their queue; retrying"
+            );
+            tokio::time::sleep(backoff.next_pause()).await;
+            if let Ok(open) = open_session(self.config).await {
+                *session = open;
+            }
+        }
+    }
+
     /// Settles messages: each is acknowledged only after its replacement is known to have arrived.
     async fn settle(&mut self, session: &mut Session, held: Vec<QueuedMessage>) -> anyhow::Result<()> {
         // Read after the held messages were marked, so that all keys of their marks are included.

@@ -49,10 +49,10 @@ impl WorkerObserver {
         }
         self.vitals.metrics.set_connected(Server::Rabbitmq, is_subscribed);
         let degraded = self.mirror.as_ref().and_then(|mirror| {
-            let (answers, is_left_alone) = (mirror.answers(), mirror.is_left_alone());
+            let (answers, is_skipped) = (mirror.answers(), mirror.is_skipped());
             self.vitals.metrics.set_connected(Server::Redis, answers);
-            self.metrics.breaker_open.set(if is_left_alone { 1.0 } else { 0.0 });
-            let why = match (answers, is_left_alone) {
+            self.metrics.breaker_open.set(if is_skipped { 1.0 } else { 0.0 });
+            let why = match (answers, is_skipped) {
                 (true, false) => return None,
                 (true, true) => "Redis did not answer in time, and is tried again within half a minute",
                 (false, _) => "Redis does not answer",

@@ -14,7 +14,7 @@ use oncely_lease::{Statement, StatementError, repeatable};
 use oncely_postgres as pg;
 
 impl Runner {
-    /// Stores a dead letter alone: the trail has its row. Returns `None` if the worker stops first.
+    /// Stores a dead letter alone: the trail has its row. Returns `None` if the write is refused or the worker stops first.
     pub(super) async fn keep_letter(&self, candidate: &Arc<Candidate>, outcome: Outcome) -> Option<Outcome> {
         let shared = Arc::clone(&self.shared);
         self.written("store a dead letter", || {
@@ -36,8 +36,8 @@ impl Runner {
         .await
     }
 
-    /// Writes a duplicate's row in the trail. Returns false if the worker stops first.
-    pub(super) async fn list(&self, candidate: &Arc<Candidate>, outcome: &Outcome) -> bool {
+    /// Writes a duplicate's row in the trail. Returns false if the write is refused or the worker stops first.
+    pub(super) async fn record_duplicate(&self, candidate: &Arc<Candidate>, outcome: &Outcome) -> bool {
         let shared = Arc::clone(&self.shared);
         let listed = self.written("record a duplicate", || {
             let (shared, candidate, outcome) = (Arc::clone(&shared), Arc::clone(candidate), outcome.clone());
@@ -51,7 +51,8 @@ impl Runner {
         listed.await.is_some()
     }
 
-    /// Writes the audit row and the letter of a message that can't run. Returns `None` if the worker stops first.
+    /// Writes the audit row and the letter of a message that can't run. Returns `None` if the write is refused or the worker stops
+    /// first.
     pub(super) async fn note_rejected(&self, rejected: DecidedDelivery) -> Option<DecidedDelivery> {
         let shared = Arc::clone(&self.shared);
         self.written("record a rejected message", || {

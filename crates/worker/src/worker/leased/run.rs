@@ -186,7 +186,7 @@ impl Runner {
                 LeaseAnswer::Wait(delay) => return self.postpone(candidate, delay),
                 LeaseAnswer::Duplicate => {
                     let outcome = Outcome::Duplicate(DuplicateSource::Postgres);
-                    let listed = !shared.list_duplicates || self.list(candidate, &outcome).await;
+                    let listed = !shared.list_duplicates || self.record_duplicate(candidate, &outcome).await;
                     return if listed { outcome.into() } else { MessageDecision::Redelivery };
                 }
                 LeaseAnswer::Reject { rejection, attempt } => {

@@ -78,19 +78,14 @@ impl Decider {
         }
         self.runner.begin();
         self.late.retain(|_, at| at.elapsed() < LATE);
-        let (mut order, late): (Vec<usize>, Vec<usize>) =
+        let (order, late): (Vec<usize>, Vec<usize>) =
             (0..work.len()).partition(|&index| !self.late.contains_key(&work[index].identity.tenant));
         let fault = Fault::new(FaultClass::Contention, None, "messages of its tenant were out of time");
         let mut outcomes = vec![Outcome::Undecided { attempts: 0, fault }; work.len()];
         // If all are known as late there are no others to protect.
         let by_themselves = back || order.is_empty();
-        if by_themselves {
-            order.extend(late);
-        }
-        if back {
-            // Each runs by itself, and those behind some that meet locks are left untried: another time they come first.
-            fastrand::shuffle(&mut order);
-        } else if self.runner.shared().consumer.lock_order.is_some() {
+        let mut order = if by_themselves { in_turn(order, late, back) } else { order };
+        if !back && self.runner.shared().consumer.lock_order.is_some() {
             order.sort_by(|one, other| work[*one].lock.cmp(&work[*other].lock));
         }
         let now: Vec<&Candidate> = order.iter().map(|&index| work[index]).collect();
@@ -369,6 +364,17 @@ fn is_collision(fault: &Fault) -> bool {
     fault.class == FaultClass::Contention && fault.code.as_deref().is_some_and(|code| code.starts_with("40"))
 }
 
+/// Returns the order of messages that run by themselves: those of late tenants come last. If `back`, it is another one each time: those
+/// behind some that meet locks are left untried, and come first another time.
+fn in_turn(mut order: Vec<usize>, mut late: Vec<usize>, back: bool) -> Vec<usize> {
+    if back {
+        fastrand::shuffle(&mut order);
+        fastrand::shuffle(&mut late);
+    }
+    order.extend(late);
+    order
+}
+
 /// Returns whether the message ran without a failure of its own. An early copy counts as well.
 fn is_good(outcome: &Outcome) -> bool {
     matches!(outcome, Outcome::Completed { .. } | Outcome::Duplicate(_) | Outcome::Postponed { .. })
@@ -378,5 +384,22 @@ fn is_good(outcome: &Outcome) -> bool {
 fn fill_outcomes(outcomes: &mut [Option<Outcome>], from: usize, done: Vec<Outcome>) {
     for (slot, outcome) in outcomes[from..].iter_mut().zip(done) {
         *slot = Some(outcome);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_of_late_tenants_come_last_in_whatever_order_the_others_are() {
+        let mut firsts = HashSet::new();
+        for _ in 0..200 {
+            let order = in_turn((0..5).collect(), (5..9).collect(), true);
+            assert!(order[..5].iter().all(|index| *index < 5), "{order:?}");
+            firsts.extend([order[0], order[5]]);
+        }
+        assert_eq!(firsts.len(), 9, "each is first at some time");
+        assert_eq!(in_turn(vec![1, 2], vec![0], false), [1, 2, 0]);
     }
 }
