@@ -58,7 +58,11 @@ impl<'a> Message<'a> {
     /// # Errors
     /// [`HandlerError::Permanent`] when the body is not JSON of that type: another try would not help.
     pub fn json<T: serde::de::DeserializeOwned>(&self) -> Result<T, HandlerError> {
-        serde_json::from_slice(&self.raw.body).map_err(|error| HandlerError::permanent(error.to_string()))
+        // The error's own text may quote the body.
+        serde_json::from_slice(&self.raw.body).map_err(|error| {
+            let (wanted, line, column) = (std::any::type_name::<T>(), error.line(), error.column());
+            HandlerError::permanent(format!("the body is no JSON of {wanted}: line {line}, column {column}"))
+        })
     }
 
     /// Returns the queue that it came from.

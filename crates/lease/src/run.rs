@@ -206,12 +206,7 @@ impl<S: StepStore> Run<S> {
         match begun.state {
             StepState::Done(result) => self.read(step, result),
             StepState::Unknown => Err(self.noted(step.unknown())),
-            StepState::Run | StepState::Repeat => {
-                // For the next run its outcome would be unknown.
-                let _in_progress = matches!(step.repeat(), Repeat::Never | Repeat::Ask)
-                    .then(|| CallInProgress::new(&self.0.calls));
-                self.call(step, self.call_of(&begun), call).await
-            }
+            StepState::Run | StepState::Repeat => self.call(step, self.call_of(&begun), call).await,
         }
     }
 
@@ -298,6 +293,9 @@ impl<S: StepStore> Run<S> {
         F: FnOnce(Call) -> Fut,
         Fut: Future<Output = Result<T, StepError>> + Send,
     {
+        // For the next run its outcome would be unknown.
+        let _in_progress =
+            matches!(step.repeat(), Repeat::Never | Repeat::Ask).then(|| CallInProgress::new(&self.0.calls));
         at("lease.call.before");
         let called = call(info).await;
         at("lease.call.after");

@@ -72,11 +72,10 @@ impl Step {
     }
 
     pub(crate) fn read<T: DeserializeOwned>(&self, result: Value) -> Result<T, HandlerError> {
-        serde_json::from_value(result).map_err(|error| {
-            HandlerError::permanent(format!(
-                "the stored result of the step {} is of another type: {error}",
-                self.name
-            ))
+        // The error's own text may quote the result.
+        serde_json::from_value(result).map_err(|_| {
+            let wanted = std::any::type_name::<T>();
+            HandlerError::permanent(format!("the stored result of the step {} is no {wanted}", self.name))
         })
     }
 

@@ -18,7 +18,8 @@ with first as materialized (
     from (
         select tenant, id, place, size, row_number() over w as rank, sum(size) over w as until
         from first
-        window w as (order by place, tenant, id)
+        -- Ids follow the time: the oldest head goes first, whatever its tenant is called.
+        window w as (order by place, id)
     ) as f
     where rank <= $5 and (until <= $6::bigint or rank = 1)
 )

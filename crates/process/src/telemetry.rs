@@ -36,10 +36,11 @@ pub fn start(settings: &LogSettings) {
 }
 
 /// Returns whether lines may hold secrets: the AMQP client's debug lines hold whole frames, including the handshake's password and bodies,
-/// and its URL. They are never logged, regardless of RUST_LOG.
+/// and its URL; its warnings of returned messages hold those messages. They are never logged, regardless of RUST_LOG.
 fn tells_secrets(target: &str, level: Level) -> bool {
     let is_of = |name: &str| target.starts_with(name);
-    level > Level::INFO && ["lapin", "amq_protocol"].into_iter().any(is_of)
+    is_of("lapin::returned_messages")
+        || level > Level::INFO && ["lapin", "amq_protocol"].into_iter().any(is_of)
 }
 
 /// Writes lines to stderr, with terminal control characters escaped.
@@ -70,5 +71,6 @@ mod tests {
             assert!(!tells_secrets(target, Level::INFO), "{target}");
         }
         assert!(!tells_secrets("oncely::worker", Level::TRACE));
+        assert!(tells_secrets("lapin::returned_messages", Level::WARN), "its message, as it came");
     }
 }

@@ -197,3 +197,23 @@ async fn a_long_row_of_events_goes_out_once_however_slow_the_broker_is() {
     let wanted: Vec<String> = (1..=40).map(|n| n.to_string()).collect();
     assert_eq!(bodies(&world.broker, &queue).await, wanted);
 }
+
+#[tokio::test]
+async fn no_tenants_events_wait_for_younger_ones_of_another_because_of_its_name() {
+    let mut world = world_with("lanes = 1").await;
+    let queue = world.queue("told");
+    world.broker.declare_queue(&queue, FieldTable::default()).await.unwrap();
+    for (tenant, from, to) in [("a", 1, 30), ("b", 31, 31), ("a", 32, 61)] {
+        let emit = format!(
+            "select oncely.emit('', '{queue}', n || repeat(' ', 1000000), ordering_key => 'k' || n, tenant => '{tenant}') from generate_series({from}, {to}) as n"
+        );
+        run(&mut world, &emit).await;
+    }
+    let relay = world.start("relay");
+    world.wait_for("select count(*) from oncely.events", 0).await;
+    world.stop(relay).await;
+    let arrived = bodies(&world.broker, &queue).await;
+    // In the batch in which its turn comes, of eight such large events.
+    let place = arrived.iter().position(|body| body.trim_end() == "31");
+    assert!(place.is_some_and(|place| (24..40).contains(&place)), "{place:?}");
+}

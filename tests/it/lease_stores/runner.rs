@@ -318,3 +318,28 @@ async fn a_result_is_said_until_a_store_that_was_away_has_it() {
     let again = runner.run(&key, fingerprint(PRINT), async |_| panic!("it ran")).await.unwrap();
     assert_eq!(again, RunOutcome::Duplicate(Some("ch_1".into())));
 }
+
+#[tokio::test]
+async fn a_call_behind_a_question_is_in_progress_and_a_result_is_quoted_by_no_error() {
+    let (runner, _) = runner();
+    let ask = Step::new("charge", Repeat::Ask);
+    let key = identity("order 1");
+    let asking = async |run: Run<MemoryStore>| {
+        let in_progress = run
+            .step_or_ask(&ask, async |_| Ok(None), async |_: Call| Ok::<_, StepError>(run.is_calling()))
+            .await?;
+        assert!(!run.is_calling(), "it has ended");
+        run.step(&MAIL, async |_| Ok::<_, StepError>("S3CR3T".to_owned())).await?;
+        match run.step::<u64, _, _>(&MAIL, async |_| Ok::<u64, StepError>(1)).await.unwrap_err() {
+            HandlerError::Permanent(text) => {
+                assert!(text.contains("mail") && !text.contains("S3CR3T"), "{text}")
+            }
+            other => panic!("{other:?}"),
+        }
+        Ok(Some(in_progress.into()))
+    };
+    assert_eq!(
+        runner.run(&key, fingerprint(PRINT), asking).await.unwrap(),
+        RunOutcome::Done(Some(true.into()))
+    );
+}

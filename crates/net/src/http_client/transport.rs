@@ -133,11 +133,16 @@ where
     }
 }
 
+/// Bytes of a connection's buffer, and of an answer's head.
+const BUFFER: usize = 128 << 10;
+
 fn builder(keeps: bool) -> legacy::Builder {
     let mut builder = legacy::Client::builder(TokioExecutor::new());
     builder.pool_idle_timeout(REST).pool_timer(TokioTimer::new());
     builder.pool_max_idle_per_host(if keeps { usize::MAX } else { 0 });
     // Answers are judged even in unusual forms.
+    // A stream that stalls holds its buffer: by default it grows to 400 KiB, more than the gateway counts for a connection.
+    builder.http1_max_buf_size(BUFFER);
     builder.http1_max_headers(MOST_HEADERS).http1_allow_obsolete_multiline_headers_in_responses(true);
     builder
 }

@@ -84,10 +84,12 @@ pub(super) async fn publish_events(
                     backoff.reset();
                 }
                 match (report.taken, &lane.cursor) {
-                    _ if none_arrives => {
+                    (taken, _) if none_arrives => {
                         let error = "events fail (`oncely outbox list`); no attempt is spent".to_owned();
                         watched.pulse.failed(Target::Rabbitmq, error);
-                        backoff.next_pause()
+                        // Each of them waits by itself; behind a full batch others may arrive.
+                        let is_full = usize::try_from(batch).is_ok_and(|batch| taken >= batch);
+                        if is_full { BLOCKED } else { backoff.next_pause() }
                     }
                     // Many keys wait, and not all of them were read.
                     (0, Some(_)) => SHORTEST,
@@ -147,6 +149,7 @@ impl EventLane {
     /// Publishes one batch; returns `None` while the broker takes no messages.
     async fn once(&mut self, witnesses: &Witnesses<Uuid>) -> Result<Option<EventReport>, EventError> {
         let client_timeout = self.config.postgres.client_timeout();
+        self.sessions.take_if(|open| !open.are_admitted(&self.door));
         let sessions = match &mut self.sessions {
             Some(sessions) => sessions,
             None => self.sessions.insert(RelaySessions::open(&self.door, &self.name).await?),

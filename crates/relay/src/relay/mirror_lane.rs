@@ -98,6 +98,7 @@ async fn relay_batch(
     open: &mut Option<MirrorLaneState>,
     mirror: Option<&Mirror>,
 ) -> Result<MirrorReport, String> {
+    open.take_if(|open| !open.sessions.are_admitted(door));
     let MirrorLaneState { sessions, tag_key, read_key, told_ttl } = match open {
         Some(open) => open,
         None => {

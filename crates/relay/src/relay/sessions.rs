@@ -19,6 +19,11 @@ impl RelaySessions {
         Ok(Self { records, standby_witness })
     }
 
+    /// Returns whether its database is still on the newest known timeline: an old primary that lives on takes no more events and records.
+    pub(super) fn are_admitted(&self, door: &SessionFactory) -> bool {
+        door.admits(&self.records)
+    }
+
     pub(super) async fn close(self) {
         self.records.close().await;
         if let Some(witness) = self.standby_witness {
