@@ -127,8 +127,15 @@ async fn a_slow_handler_gets_small_batches_that_are_in_time_and_one_that_is_fast
         "create table app.pace (seconds float8 not null);
          insert into app.pace values (0.04);
          grant select on app.pace to public;
+         create sequence app.runs;
+         grant usage on sequence app.runs to public;
          create function app.linger() returns trigger language plpgsql as $$
-         begin perform pg_sleep(seconds) from app.pace where seconds > 0; return new; end $$;
+         begin
+             -- No rollback takes it back.
+             perform nextval('app.runs');
+             perform pg_sleep(seconds) from app.pace where seconds > 0;
+             return new;
+         end $$;
          create trigger lingers before insert on app.effects for each row execute function app.linger()",
     )
     .execute(&mut world.sql)
@@ -145,6 +152,7 @@ async fn a_slow_handler_gets_small_batches_that_are_in_time_and_one_that_is_fast
     world.wait_for("select count(*) from app.effects", 300).await;
     let batches =
         "select count(*) from (select occurred_at from oncely.audit group by occurred_at having count(*)";
+    assert_eq!(world.count("select last_value from app.runs").await, 300, "no batch was out of time");
     // Each lane begins before anything is known of the handler's time.
     assert_eq!(world.count(&format!("{batches} > 64) as batch")).await, 0);
     assert!(world.count(&format!("{batches} > 40) as batch")).await <= 2);

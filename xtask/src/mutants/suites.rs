@@ -212,7 +212,11 @@ pub(crate) const TESTED: &[Tested] = &[
     it("headers_by_their_wire_size", &["bounded_memory::no_headers_end_a_worker_in_256_mib"]),
     it("event_of_any_size_is_read", &["bounded_memory::no_event_ends_a_relay_in_256_mib"]),
     it("redis_takeover_keeps_the_token", &[REDIS]),
-    it("suspects_side_by_side", &["leased::blame::what_was_at_work_when_a_process_died_runs_alone"]),
+    unit(
+        "suspects_side_by_side",
+        "oncely-worker",
+        &["worker::isolation::permit::tests::a_suspect_that_lasts_under_a_lease_keeps_no_lane_waiting"],
+    ),
     it(
         "any_sqlstate_gives_up_a_key",
         &["lease_stores::postgres::no_sqlstate_that_an_argument_does_not_cause_gives_up_a_key"],
