@@ -231,7 +231,7 @@ impl Management {
 #[cfg(feature = "management")]
 fn transport(settings: &RabbitSettings, limit: Duration) -> Result<Transport<Empty<Bytes>>, TlsError> {
     let tls = settings.management_tls()?.map(|tls| TlsSettings { server_name: None, ..tls });
-    Transport::new(tls.as_ref(), limit / 2, false, "rabbitmq")
+    Transport::new(tls.as_ref(), limit, false, "rabbitmq")
 }
 
 /// Repetitions of a request that was not sent, for no known reason.

@@ -38,7 +38,8 @@ pub(crate) struct RabbitTable {
     /// A peer that is silent for two heartbeats is gone. RabbitMQ's own default of 60s notices a dead peer after two minutes.
     #[garde(range(min = SECOND, max = SECOND.times(600)))]
     pub(crate) heartbeat: Length,
-    /// Limit of a connection, a declaration, a publisher confirm.
+    /// Limit of a connection, a declaration, a publisher confirm. A relay waits for the confirm of an event for at most half of
+    /// postgres.statement_timeout.
     #[garde(range(min = SECOND, max = SECOND.times(600)))]
     pub(crate) timeout: Length,
     /// URL of RabbitMQ's HTTP API (plugin rabbitmq_management), with the user of url where none is named; the user needs the tag `management`.

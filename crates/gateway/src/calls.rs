@@ -7,7 +7,7 @@ use hyper::body::{Body as _, Incoming};
 
 use oncely_config::GatewayConfig;
 use oncely_http::Body;
-use oncely_net::http_client::{CONNECT, Transport, TransportError};
+use oncely_net::http_client::{Transport, TransportError};
 use oncely_process::metrics::ServiceCallOutcome;
 
 /// Client of the service.
@@ -42,8 +42,7 @@ impl ServiceClient {
         let (Some(scheme), Some(authority)) = (parts.scheme, parts.authority) else {
             anyhow::bail!("the URL names no host");
         };
-        let connect = CONNECT.min(settings.max_run / 2);
-        let transport = |keeps| Transport::new(settings.tls.as_ref(), connect, keeps, "gateway");
+        let transport = |keeps| Transport::new(settings.tls.as_ref(), settings.max_run, keeps, "gateway");
         Ok(Self { scheme, authority, kept: transport(true)?, fresh: transport(false)? })
     }
 

@@ -39,6 +39,8 @@ enum ConnectionPhase {
     Arriving,
     /// Has a complete request and its answer is not finished.
     Working,
+    /// Has an answer that is finished and may not have been written to the socket yet.
+    Answered,
 }
 
 impl ConnectionLimiter {
@@ -62,7 +64,7 @@ impl ConnectionLimiter {
             let may_go = |one: &Connection| match one.phase {
                 ConnectionPhase::Idle => is_full || one.address == address,
                 ConnectionPhase::Arriving => is_full && open.count(one.address) > own + 1,
-                ConnectionPhase::Working => false,
+                ConnectionPhase::Working | ConnectionPhase::Answered => false,
             };
             let chosen = open.connections.iter().filter(|(_, one)| may_go(one)).max_by_key(|(_, one)| {
                 (open.count(one.address), one.phase == ConnectionPhase::Idle, Reverse(one.since))
@@ -128,9 +130,14 @@ impl ConnectionPermit {
         self.set(ConnectionPhase::Working, |phase| phase == ConnectionPhase::Arriving);
     }
 
-    /// Marks the answer as finished.
+    /// Marks the answer as finished: the connection is idle once it is written.
     pub(super) fn finish_answer(&self) {
-        self.set(ConnectionPhase::Idle, |_| true);
+        self.set(ConnectionPhase::Answered, |_| true);
+    }
+
+    /// Marks all that was answered as written to the socket. Does nothing while an answer is not finished.
+    pub(super) fn flush(&self) {
+        self.set(ConnectionPhase::Idle, |phase| phase == ConnectionPhase::Answered);
     }
 
     fn set(&self, phase: ConnectionPhase, from: impl FnOnce(ConnectionPhase) -> bool) -> bool {
@@ -186,6 +193,8 @@ mod tests {
             "a body on its way, of an address that has no more than the newcomer"
         );
         first.finish_answer();
+        assert!(places.enter(address(5), false).is_none(), "its answer may be cut off");
+        first.flush();
         assert!(places.enter(address(5), false).is_some() && is_lost(&first));
         drop((third, fourth));
         assert!(places.enter(address(5), false).is_some());
@@ -211,6 +220,7 @@ mod tests {
         assert!(others.iter().all(|place| !is_lost(place)));
         // The address's idle connections make room for its new ones.
         greedy[5].finish_answer();
+        greedy[5].flush();
         assert!(places.enter(address(1), false).is_some() && is_lost(&greedy[5]));
     }
 

@@ -1,16 +1,19 @@
 //! Connections of clients, with their number and time limits.
 
 use std::convert::Infallible;
+use std::io;
 use std::net::IpAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http::Version;
 use http::header::CONTENT_LENGTH;
 use hyper::body::{Body as _, Incoming};
 use hyper::service::service_fn;
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
@@ -105,7 +108,7 @@ struct ClientConnection {
 }
 
 /// A client's stream and its socket.
-trait ClientStream: AsyncRead + AsyncWrite + Send + 'static {
+trait ClientStream: AsyncRead + AsyncWrite + Unpin + Send + 'static {
     fn socket(&self) -> &TcpStream;
 }
 
@@ -119,6 +122,56 @@ impl ClientStream for TcpStream {
 impl ClientStream for tokio_rustls::server::TlsStream<TcpStream> {
     fn socket(&self) -> &TcpStream {
         self.get_ref().0
+    }
+}
+
+/// A client's stream that tells when all bytes are written to the socket.
+struct FlushedStream<S> {
+    stream: S,
+    place: Arc<ConnectionPermit>,
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for FlushedStream<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, into)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for FlushedStream<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let flushed = Pin::new(&mut self.stream).poll_flush(context);
+        if matches!(flushed, Poll::Ready(Ok(()))) {
+            self.place.flush();
+        }
+        flushed
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }
 
@@ -171,13 +224,14 @@ impl ClientConnection {
                 Ok::<_, Infallible>(answer)
             }
         });
+        let stream = FlushedStream { stream, place: Arc::clone(&place) };
         let served = serve_connection(stream, &LIMITS, service, &stop, place.lost()).await;
         let Err(BrokenConnection { error, stream }) = served else { return };
         // The answer's source broke off. A client of HTTP/1.0 without a length takes the end of the connection for the end of the answer,
         // so the connection is reset.
         if error.is_user()
             && is_unsized.load(Ordering::Relaxed)
-            && let Err(error) = stream.get_ref().socket().set_zero_linger()
+            && let Err(error) = stream.get_ref().stream.socket().set_zero_linger()
         {
             tracing::warn!(%error, "cannot reset a connection; its client may take a partial answer as complete");
         }

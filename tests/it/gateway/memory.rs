@@ -22,7 +22,7 @@ const CLIENTS: usize = 300;
 async fn no_answers_end_a_gateway_in_256_mib() {
     let mut world = World::new().await;
     world.limit_memory(LIMIT);
-    let settings = "lease = \"600s\"\nmax_run = \"500s\"";
+    let settings = "lease = \"600s\"\nmax_run = \"500s\"\nconnections = 700";
     let mut site = Site::of(world, Upstream::start().await, settings, &[]).await;
     let all_heard = Arc::new(AtomicBool::new(false));
     let clients: Vec<_> = (0..MANY)

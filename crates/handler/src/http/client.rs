@@ -9,7 +9,7 @@ use hyper::{Request, Response, StatusCode};
 
 use super::endpoint::HttpEndpoint;
 use oncely_lease::Repeat;
-use oncely_net::http_client::{CONNECT, Transport, within};
+use oncely_net::http_client::{Transport, within};
 use oncely_net::tls::TlsError;
 
 /// Largest answer that is read: the largest result of a step that can be stored.
@@ -34,8 +34,7 @@ impl EndpointClient {
     /// Reads the certificates of the endpoint.
     pub(super) fn new(endpoint: &HttpEndpoint) -> Result<Self, TlsError> {
         let keeps = endpoint.repeat != Repeat::Never;
-        let connect = CONNECT.min(endpoint.timeout / 2);
-        Transport::new(endpoint.tls.as_ref(), connect, keeps, "consumers.handler").map(Self)
+        Transport::new(endpoint.tls.as_ref(), endpoint.timeout, keeps, "consumers.handler").map(Self)
     }
 
     /// Sends a request. If it is not over in time, its result is unknown.

@@ -1,4 +1,4 @@
-//! Time limit of everything before a request: name resolution, connection, handshake.
+//! Time limits of a connection: of everything before a request (name resolution, connection, handshake), and of a write that makes no progress.
 
 use std::error::Error;
 use std::task::{Context, Poll};
@@ -10,11 +10,20 @@ use tower_service::Service;
 
 use super::stream::Stream;
 
-/// Connector with a time limit.
+/// Connector with time limits.
 #[derive(Clone)]
 pub(super) struct TimeoutConnector<C> {
     pub(super) connector: C,
-    pub(super) limit: Duration,
+    pub(super) limits: TransportTimeouts,
+}
+
+/// Time limits of a connection.
+#[derive(Clone, Copy)]
+pub(super) struct TransportTimeouts {
+    /// Until it can carry a request.
+    pub(super) connect: Duration,
+    /// In which the other side takes nothing of a request.
+    pub(super) write: Duration,
 }
 
 type ConnectError = Box<dyn Error + Send + Sync>;
@@ -35,11 +44,11 @@ where
     }
 
     fn call(&mut self, uri: Uri) -> Self::Future {
-        let (connecting, limit) = (self.connector.call(uri), self.limit);
+        let (connecting, TransportTimeouts { connect, write }) = (self.connector.call(uri), self.limits);
         Box::pin(async move {
-            match tokio::time::timeout(limit, connecting).await {
-                Ok(connected) => connected.map(Stream::new).map_err(Into::into),
-                Err(_) => Err(format!("no connection within {limit:?}").into()),
+            match tokio::time::timeout(connect, connecting).await {
+                Ok(connected) => connected.map(|stream| Stream::new(stream, write)).map_err(Into::into),
+                Err(_) => Err(format!("no connection within {connect:?}").into()),
             }
         })
     }

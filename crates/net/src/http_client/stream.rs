@@ -2,36 +2,60 @@
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_util::client::legacy::connect::{Connected, Connection};
+use tokio::time::Sleep;
 
 /// A stream that is still read after a write has failed.
 ///
 /// A server may answer before it has read a body, and close: a limit, a missing token, an answer that needs no body. Then writing the rest
 /// fails, and the answer is in the socket: an HTTP client that ends with the first error never reads it, and the server's decision would
 /// count as an unknown outcome. So a failed write counts as done, and reading returns the answer, or the end of the connection.
+///
+/// A write that makes no progress for too long ends the connection: the caller may have given up its wait for an answer, and the request's body,
+/// with all that it holds, would stay as long as the server does.
 pub(super) struct Stream<S> {
     inner: S,
     /// A write has failed.
     write_failed: bool,
+    /// Longest time of a write without progress.
+    limit: Duration,
+    /// End of that time, while a write waits.
+    stalled: Option<Pin<Box<Sleep>>>,
 }
 
 impl<S> Stream<S> {
-    pub(super) fn new(inner: S) -> Self {
-        Self { inner, write_failed: false }
+    pub(super) fn new(inner: S, limit: Duration) -> Self {
+        Self { inner, write_failed: false, limit, stalled: None }
     }
 
     /// Returns the result of a write; after a failure `given`.
-    fn heard<T>(&mut self, written: Poll<io::Result<T>>, given: T) -> Poll<io::Result<T>> {
+    fn heard<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        written: Poll<io::Result<T>>,
+        given: T,
+    ) -> Poll<io::Result<T>> {
+        let limit = self.limit;
         match written {
             Poll::Ready(Err(error)) => {
                 tracing::debug!(%error, "the other side takes no more of a request");
                 self.write_failed = true;
                 Poll::Ready(Ok(given))
             }
-            other => other,
+            Poll::Ready(Ok(_)) => {
+                self.stalled = None;
+                written
+            }
+            Poll::Pending => {
+                let stalled = self.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep(limit)));
+                ready!(stalled.as_mut().poll(context));
+                let text = format!("the other side took nothing of the request for {limit:?}");
+                Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, text)))
+            }
         }
     }
 }
@@ -56,7 +80,7 @@ impl<S: Write + Unpin> Write for Stream<S> {
             return Poll::Ready(Ok(bytes.len()));
         }
         let written = Pin::new(&mut self.inner).poll_write(context, bytes);
-        self.heard(written, bytes.len())
+        self.heard(context, written, bytes.len())
     }
 
     fn poll_write_vectored(
@@ -69,7 +93,7 @@ impl<S: Write + Unpin> Write for Stream<S> {
             return Poll::Ready(Ok(all));
         }
         let written = Pin::new(&mut self.inner).poll_write_vectored(context, pieces);
-        self.heard(written, all)
+        self.heard(context, written, all)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -81,7 +105,7 @@ impl<S: Write + Unpin> Write for Stream<S> {
             return Poll::Ready(Ok(()));
         }
         let flushed = Pin::new(&mut self.inner).poll_flush(context);
-        self.heard(flushed, ())
+        self.heard(context, flushed, ())
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -11,7 +11,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::client::legacy::{self, Error};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 
-use super::in_time::TimeoutConnector;
+use super::in_time::{TimeoutConnector, TransportTimeouts};
 use crate::tls::{TlsError, TlsFault, TlsSettings, fault_of};
 
 /// Time after which an idle connection is closed: less than the five seconds after which some servers (Node's) close theirs, so that few
@@ -20,7 +20,7 @@ const REST: Duration = Duration::from_secs(3);
 
 /// Longest wait for a connection, from name resolution to the end of the handshake. Without one, it is certain that nothing was sent, so it
 /// is worth knowing soon.
-pub const CONNECT: Duration = Duration::from_secs(5);
+const CONNECT: Duration = Duration::from_secs(5);
 
 /// Most headers of an answer; one with more can't be read, and its outcome is unknown. More than twice the limits of servers themselves.
 const MOST_HEADERS: usize = 1_000;
@@ -82,24 +82,24 @@ where
     B::Data: Buf + Send,
     B::Error: Into<Box<dyn StdError + Send + Sync>>,
 {
-    /// Reads the certificates. `connect`: longest wait for a connection. `keeps`: a connection is used again, unless a body was sent on it;
+    /// Reads the certificates. `limit`: longest time in which the other side takes nothing of a request; half of it, and five seconds at most,
+    /// for a connection. `keeps`: a connection is used again, unless a body was sent on it;
     /// false keeps requests that may not be repeated off a connection that the server may be about to close.
     pub fn new(
         tls: Option<&TlsSettings>,
-        connect: Duration,
+        limit: Duration,
         keeps: bool,
         section: &'static str,
     ) -> Result<Self, TlsError> {
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
+        let limits = TransportTimeouts { connect: CONNECT.min(limit / 2), write: limit };
         let way = match tls {
-            None => {
-                TransportClient::Plain(builder(keeps).build(TimeoutConnector { connector, limit: connect }))
-            }
+            None => TransportClient::Plain(builder(keeps).build(TimeoutConnector { connector, limits })),
             #[cfg(feature = "tls")]
             Some(settings) => {
                 let connector = secured::connector(connector, settings)?;
-                TransportClient::Tls(builder(keeps).build(TimeoutConnector { connector, limit: connect }))
+                TransportClient::Tls(builder(keeps).build(TimeoutConnector { connector, limits }))
             }
             #[cfg(not(feature = "tls"))]
             Some(_) => return Err(TlsError::NotBuilt),
@@ -134,7 +134,7 @@ where
 }
 
 /// Bytes of a connection's buffer, and of an answer's head.
-const BUFFER: usize = 128 << 10;
+const BUFFER: usize = 64 << 10;
 
 fn builder(keeps: bool) -> legacy::Builder {
     let mut builder = legacy::Client::builder(TokioExecutor::new());
