@@ -55,6 +55,36 @@ async fn keys_past_their_consumers_retention_go_in_bounded_batches() {
 }
 
 #[tokio::test]
+async fn a_step_of_a_collection_that_fails_keeps_no_other_from_its_work() {
+    let mut world = with_keys("10d").await;
+    sqlx::raw_sql(
+        "create function app.keep() returns trigger language plpgsql as $$ begin raise exception 'it stays'; end $$;
+         create trigger keep before delete on oncely.idempotency_keys for each row
+         when (old.status = 'FAILED' or old.consumer = 'sql') execute function app.keep();
+         insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at, completed_at, expires_at)
+         values ('acme', 'sql', 'k', 'COMPLETED', 1, now() - interval '9 days', now() - interval '9 days', now() - interval '1 day');
+         insert into oncely.ordering_keys (tenant, ordering_key, last_number, used_at) values ('acme', 'idle', 1, now() - interval '9 days')",
+    )
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    let done = world.oncely(&["gc", "run", "--json"]).await;
+    assert_eq!(done.status.code(), Some(1), "{}", String::from_utf8_lossy(&done.stderr));
+    let done: serde_json::Value = serde_json::from_slice(&done.stdout).unwrap();
+    let payments = &done["consumers"][1];
+    assert_eq!((&payments["completed"], &payments["failed"]), (&21.into(), &0.into()), "{done}");
+    assert_eq!(payments["in_progress"], 21);
+    let failures: Vec<&str> =
+        done["failures"].as_array().unwrap().iter().filter_map(|text| text.as_str()).collect();
+    assert!(
+        failures.len() == 2 && failures[0].starts_with("cannot collect payments: it stays"),
+        "{failures:?}"
+    );
+    assert!(failures[1].starts_with("cannot collect keys of oncely.claim: it stays"), "{failures:?}");
+    assert_eq!(world.count("select count(*) from oncely.ordering_keys").await, 0);
+}
+
+#[tokio::test]
 async fn a_key_whose_mirror_record_is_pending_is_not_collected() {
     let mut world = with_keys("10d").await;
     // Written 15 days ago and not relayed since: a collection must stop before it.

@@ -82,12 +82,15 @@ pub(super) async fn run(file: &Path, verb: GcCommand, times: Times) -> crate::Ve
             ));
         }
     }
+    for failure in &report.failures {
+        output::note(&format!("! {failure}"));
+    }
     if json {
         print_json(dry_run, &report, &kept)?;
     } else {
         print_table(dry_run, &report, times)?;
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(if report.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn print_json(dry_run: bool, report: &CollectionReport, kept: &PartitionReport) -> anyhow::Result<()> {
@@ -105,7 +108,8 @@ fn print_json(dry_run: bool, report: &CollectionReport, kept: &PartitionReport) 
         "oncely.gc/1",
         json!({
             "dry_run": dry_run, "busy": false, "consumers": consumers, "expired": report.expired,
-            "partitions_made": kept.made, "partitions_dropped": kept.dropped, "seals": kept.seals, "failures": kept.failures,
+            "partitions_made": kept.made, "partitions_dropped": kept.dropped, "seals": kept.seals,
+            "failures": kept.failures.iter().chain(&report.failures).collect::<Vec<_>>(),
             "notes": kept.notes,
         }),
     )

@@ -1,9 +1,16 @@
 -- One bounded batch of keys that say themselves when they may go (oncely.claim), of whatever consumer; from $3 on, where the batch
--- before ended.
-with due as materialized (
+-- before ended. What is looked at is bounded, as in collect_completed.sql.
+with walked as materialized (
     select i.ctid as place, expires_at as at
     from oncely.idempotency_keys as i
     where expires_at >= coalesce($3::timestamptz, '-infinity') and expires_at < $1
+    order by expires_at
+    limit $2
+), due as materialized (
+    select i.ctid as place
+    from oncely.idempotency_keys as i
+    where ctid = any (array(select place from walked))
+      and expires_at < $1
       and oncely.may_be_forgotten(
           i.tenant, i.consumer, i.key, i.status, i.reason, i.created_at, i.completed_at, i.not_before, i.expires_at,
           i.fencing_token, $1, oncely.forgotten_before(
@@ -11,9 +18,7 @@ with due as materialized (
               coalesce((select c.paused from oncely.consumers as c where c.consumer = i.consumer), '{}')
           )
       )
-    order by expires_at
-    limit $2
     for update of i skip locked
 )
 select count(*) as "found!", oncely.delete_keys(array(select place from due)) as "deleted!", oncely.bounded(max(at)) as last
-from due
+from walked

@@ -13,6 +13,8 @@ pub struct CollectionReport {
     pub consumers: Vec<ConsumerCollection>,
     /// Number of keys deleted by their own expiry: those of `oncely.claim`, of any consumer.
     pub expired: u64,
+    /// The steps that failed, with their errors.
+    pub failures: Vec<String>,
 }
 
 /// The result of a collection for one consumer.

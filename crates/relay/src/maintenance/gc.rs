@@ -46,7 +46,10 @@ pub enum CollectionOutcome {
 
 /// Deletes all keys past their consumer's retention, in bounded transactions, until `stop` returns true. The retention is read from the
 /// database: this process's configuration may differ from the workers'. Keys of consumers unknown to the database are kept; keys of
-/// `oncely.claim` carry their own expiry.
+/// `oncely.claim` carry their own expiry. A step that fails is in the report, and the others go on.
+///
+/// # Errors
+/// An outage of PostgreSQL.
 pub async fn collect(
     config: &Config,
     session: &mut Session,
@@ -67,56 +70,97 @@ pub async fn collect(
     let now = clock.at;
     let asked = pg::memories(&mut session.connection, now);
     let memories = pg::within(config.postgres.client_timeout(), asked).await?;
-    let limit = i64::from(config.gc.batch);
-    let pace = DutyCycle(config.gc.load);
     let mut report = CollectionReport::default();
     for memory in memories {
         let mut deleted = [0; 3];
         for (count, status) in
             deleted.iter_mut().zip([KeyStatus::Completed, KeyStatus::Failed, KeyStatus::InProgress])
         {
-            let mut walk = CollectionWalk { from: None, limit };
-            loop {
-                let began = Instant::now();
-                step("gc.delete.before");
-                let batch =
-                    pg::collect_batch(&mut session.connection, status, &memory, walk.limit, walk.from);
-                let collected = pg::within(config.postgres.client_timeout(), batch).await?;
-                step("gc.delete.after");
-                *count += collected.deleted;
-                if !walk.goes_on(&collected, limit) || stop() {
-                    break;
-                }
-                tokio::time::sleep(pace.pause_after(began.elapsed())).await;
-            }
+            let walked =
+                walk(config, session, CollectedKeys::OfConsumer(&memory, status), &stop, count).await;
+            note(&mut report, &memory.consumer, walked)?;
         }
         add(&mut report, memory, deleted);
     }
-    let mut from = None;
-    while !stop() {
-        let began = Instant::now();
-        step("gc.delete.before");
-        let batch = pg::collect_expired(&mut session.connection, now, limit, from);
-        let collected = pg::within(config.postgres.client_timeout(), batch).await?;
-        step("gc.delete.after");
-        report.expired += collected.deleted;
-        from = collected.last;
-        if is_last(config, &collected) {
-            break;
-        }
-        tokio::time::sleep(pace.pause_after(began.elapsed())).await;
-    }
+    let mut expired = 0;
+    let walked = walk(config, session, CollectedKeys::Expired(now), &stop, &mut expired).await;
+    note(&mut report, "keys of oncely.claim", walked)?;
+    report.expired = expired;
     if !stop() {
-        collect_letters(config, session, &stop).await?;
-        collect_ordering_keys(config, session, &stop).await?;
-        pg::within(config.postgres.client_timeout(), pg::forget_secrets(&mut session.connection)).await?;
+        let collected = collect_letters(config, session, &stop).await;
+        note(&mut report, "dead letters", collected)?;
+        let collected = collect_ordering_keys(config, session, &stop).await;
+        note(&mut report, "ordering keys", collected)?;
+        let forgotten = pg::forget_secrets(&mut session.connection);
+        let forgotten = pg::within(config.postgres.client_timeout(), forgotten).await;
+        note(&mut report, "secrets", forgotten)?;
         count(config, session).await?;
     }
     pg::collection_unlock(&mut session.connection).await?;
     Ok(CollectionOutcome::Done(report))
 }
 
-/// The position of a walk over a consumer's keys, oldest first. It passes keys that are not deleted.
+/// Records the failure of a step, which does not prevent the others. Only an outage does.
+fn note<T>(
+    report: &mut CollectionReport,
+    step: &str,
+    done: Result<T, sqlx::Error>,
+) -> Result<(), sqlx::Error> {
+    match done {
+        Err(error) if !pg::is_outage(&error) => {
+            report.failures.push(format!("cannot collect {step}: {}", pg::describe(&error)));
+            Ok(())
+        }
+        done => done.map(drop),
+    }
+}
+
+/// The keys of one walk.
+#[derive(Clone, Copy)]
+enum CollectedKeys<'a> {
+    /// Those of a consumer in this state.
+    OfConsumer(&'a RetentionRule, KeyStatus),
+    /// Keys with their own expiry, if it is before this time.
+    Expired(DateTime<Utc>),
+}
+
+/// Deletes keys in bounded transactions until none is left or `stop` returns true, and adds their number to `deleted`.
+async fn walk(
+    config: &Config,
+    session: &mut Session,
+    keys: CollectedKeys<'_>,
+    stop: &impl Fn() -> bool,
+    deleted: &mut u64,
+) -> Result<(), sqlx::Error> {
+    let limit = i64::from(config.gc.batch);
+    let pace = DutyCycle(config.gc.load);
+    let mut walk = CollectionWalk { from: None, limit };
+    while !stop() {
+        let began = Instant::now();
+        step("gc.delete.before");
+        let connection = &mut session.connection;
+        let batch = async {
+            match keys {
+                CollectedKeys::OfConsumer(memory, status) => {
+                    pg::collect_batch(connection, status, memory, walk.limit, walk.from).await
+                }
+                CollectedKeys::Expired(now) => {
+                    pg::collect_expired(connection, now, walk.limit, walk.from).await
+                }
+            }
+        };
+        let collected = pg::within(config.postgres.client_timeout(), batch).await?;
+        step("gc.delete.after");
+        *deleted += collected.deleted;
+        if !walk.goes_on(&collected, limit) {
+            break;
+        }
+        tokio::time::sleep(pace.pause_after(began.elapsed())).await;
+    }
+    Ok(())
+}
+
+/// The position of a walk over keys, oldest first. It passes keys that are not deleted.
 struct CollectionWalk {
     from: Option<DateTime<Utc>>,
     limit: i64,
@@ -143,11 +187,6 @@ fn add(report: &mut CollectionReport, memory: RetentionRule, deleted: [u64; 3]) 
         Some(last) => last.deleted.iter_mut().zip(deleted).for_each(|(count, more)| *count += more),
         None => report.consumers.push(ConsumerCollection { consumer, before, deleted }),
     }
-}
-
-/// Returns whether nothing is left to delete. Keys found and not deleted are found again by the next batch.
-fn is_last(config: &Config, collected: &pg::CollectedBatch) -> bool {
-    collected.found < u64::from(config.gc.batch) || collected.deleted == 0
 }
 
 /// Deletes dead letters that were requeued or discarded longer ago than the audit retention, in bounded transactions.

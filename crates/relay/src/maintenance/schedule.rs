@@ -82,8 +82,13 @@ async fn maintain(
         match collect(config, &mut session, || stop.is_cancelled()).await? {
             CollectionOutcome::Done(report) => {
                 metrics.duration.record(began.elapsed());
-                #[allow(clippy::cast_precision_loss)] // seconds
-                metrics.last_success.set(now.timestamp() as f64);
+                if report.failures.is_empty() {
+                    #[allow(clippy::cast_precision_loss)] // seconds
+                    metrics.last_success.set(now.timestamp() as f64);
+                }
+                for failure in report.failures {
+                    tracing::error!("{failure}");
+                }
                 for collected in report.consumers {
                     metrics.deleted.get(&collected.consumer).increment(collected.deleted.iter().sum());
                     let [completed, failed, in_progress] = collected.deleted;
