@@ -121,8 +121,8 @@ pub mod lease {
     pub use oncely_lease::{
         AnyStore, BegunStep, Call, Cell, CellStore, Cells, Claim, ClaimOutcome, Facts, FailOutcome, Failover,
         Failure, Grant, KeySnapshot, KeyStatus, LeaseId, LeaseRunner, LeaseStore, Memory, MemoryClock,
-        MemoryStore, PostgresStore, Record, RenewOutcome, Repeat, ReplaceOutcome, Run, RunOutcome, Step,
-        StepError, StepState, StepStore, StoreClock, StoreError, fingerprint, step_key,
+        MemoryStore, PostgresStore, Record, RefusedCall, RenewOutcome, Repeat, ReplaceOutcome, Run,
+        RunOutcome, Step, StepError, StepState, StepStore, StoreClock, StoreError, fingerprint, step_key,
     };
 }
 

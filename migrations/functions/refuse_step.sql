@@ -1,6 +1,6 @@
 create or replace function oncely.refuse_step(
     tenant text, consumer text, key text, token bigint, step text, error text default null,
-    round integer default null, lease interval default interval '30 seconds'
+    round integer default null, lease interval default interval '30 seconds', call_id uuid default null
 ) returns integer
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -29,6 +29,12 @@ begin
         then
             return (known ->> 'round')::integer;
         end if;
+        -- It did not begin by that call.
+        if call_id is not null
+            and (known ->> 'state' = 'started' and known ->> 'call_id' = call_id::text) is not true
+        then
+            return coalesce((known ->> 'round')::integer, 0);
+        end if;
         if (known ->> 'state' = 'started') is not true then
             raise exception using errcode = 'ONC21', message = 'oncely: this step has not begun, or is done';
         end if;
@@ -37,6 +43,7 @@ begin
         known := held.steps -> step;
         if (known ->> 'state' in ('started', 'open')) is not true or (known ->> 'token')::bigint <> token
             or (known ->> 'round')::integer <> round or (known ? 'repeated' and not known ? 'allowed')
+            or (call_id is not null and known ->> 'call_id' is distinct from call_id::text)
         then
             perform oncely.lease_is_lost();
         end if;
@@ -62,6 +69,7 @@ $$;
 comment on function oncely.refuse_step is
     'Says that a step that began did certainly not happen. It may begin again, in the next round, under another '
     'call_key: some sides answer a key that they refused with the same refusal for ever. Returns that round. Where '
-    'begin_step said repeat, the refusal says nothing of the earlier call: round and state stay. Renews the lease. '
+    'begin_step said repeat, the refusal says nothing of the earlier call: round and state stay. call_id instead of round: '
+    'no call was made because the reply to begin_step was lost. Renews the lease. '
     'ONC18: the lease is lost, ONC21: no such step begun. Lease protocol version 1.';
 revoke execute on function oncely.refuse_step from public;

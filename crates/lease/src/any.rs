@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::claim::{Claim, ClaimOutcome};
 use super::error::StoreError;
-use super::held::{BegunStep, FailOutcome, Failure, KeySnapshot, LeaseId, RenewOutcome};
+use super::held::{BegunStep, FailOutcome, Failure, KeySnapshot, LeaseId, RefusedCall, RenewOutcome};
 use super::step::Step;
 use super::store::{Facts, LeaseStore, StepStore};
 use oncely_core::identity::Identity;
@@ -39,7 +39,7 @@ trait ErasedStore: Send + Sync {
         &'a self,
         held: &'a LeaseId,
         step: &'a str,
-        round: u32,
+        refused: RefusedCall,
         lease: Duration,
     ) -> StoreFuture<'a, u32>;
     fn complete<'a>(&'a self, held: &'a LeaseId, response: Option<&'a Value>) -> StoreFuture<'a, ()>;
@@ -85,10 +85,10 @@ impl<S: LeaseStore> ErasedStore for S {
         &'a self,
         held: &'a LeaseId,
         step: &'a str,
-        round: u32,
+        refused: RefusedCall,
         lease: Duration,
     ) -> StoreFuture<'a, u32> {
-        Box::pin(StepStore::refuse_step(self, held, step, round, lease))
+        Box::pin(StepStore::refuse_step(self, held, step, refused, lease))
     }
 
     fn complete<'a>(&'a self, held: &'a LeaseId, response: Option<&'a Value>) -> StoreFuture<'a, ()> {
@@ -154,10 +154,10 @@ impl StepStore for AnyStore {
         &self,
         held: &LeaseId,
         step: &str,
-        round: u32,
+        refused: RefusedCall,
         lease: Duration,
     ) -> Result<u32, StoreError> {
-        self.0.refuse_step(held, step, round, lease).await
+        self.0.refuse_step(held, step, refused, lease).await
     }
 }
 

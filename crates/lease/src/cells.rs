@@ -8,7 +8,7 @@ use uuid::Uuid;
 use super::check::{check_claim, check_failure, check_json, check_lease, check_step, check_step_name};
 use super::claim::{Claim, ClaimOutcome};
 use super::error::StoreError;
-use super::held::{BegunStep, FailOutcome, Failure, KeySnapshot, LeaseId, RenewOutcome};
+use super::held::{BegunStep, FailOutcome, Failure, KeySnapshot, LeaseId, RefusedCall, RenewOutcome};
 use super::micros::micros;
 use super::recent::RecentCells;
 use super::record::{Record, RecordTime};
@@ -182,12 +182,12 @@ impl<C: Cells> StepStore for CellStore<C> {
         &self,
         held: &LeaseId,
         step: &str,
-        round: u32,
+        refused: RefusedCall,
         lease: Duration,
     ) -> Result<u32, StoreError> {
         check_step_name(step)?;
         check_lease(lease)?;
-        self.hold(held, |record, at| record.refuse_step(held.token, step, round, (lease, at))).await
+        self.hold(held, |record, at| record.refuse_step(held.token, step, refused, (lease, at))).await
     }
 }
 

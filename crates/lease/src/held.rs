@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-pub use oncely_postgres::{BegunStep, RenewOutcome, StepState};
+pub use oncely_postgres::{BegunStep, RefusedCall, RenewOutcome, StepState};
 
 use oncely_core::decide::KeyStatus;
 use oncely_core::identity::Identity;

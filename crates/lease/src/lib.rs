@@ -74,7 +74,7 @@ pub use grouped::{
     CallGroup, GroupLimits, GroupedStore, LeaseSessions, RunCompletion, RunTrail, SessionReuse, Statement,
     StatementError, TagFn, repeatable, statement,
 };
-pub use held::{BegunStep, FailOutcome, Failure, KeySnapshot, LeaseId, RenewOutcome, StepState};
+pub use held::{BegunStep, FailOutcome, Failure, KeySnapshot, LeaseId, RefusedCall, RenewOutcome, StepState};
 pub use memory::{Memory, MemoryClock, MemoryStore};
 pub use micros::micros;
 pub use postgres::PostgresStore;

@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::check::{check_claim, check_failure, check_json, check_lease, check_step, check_step_name};
 use super::claim::{Claim, ClaimOutcome, Grant};
 use super::error::StoreError;
-use super::held::{BegunStep, FailOutcome, Failure, KeySnapshot, LeaseId, RenewOutcome};
+use super::held::{BegunStep, FailOutcome, Failure, KeySnapshot, LeaseId, RefusedCall, RenewOutcome};
 use super::sessions::{CheckoutError, SessionSource};
 use super::step::Step;
 use super::store::{Facts, Failover, LeaseStore, StepStore, StoreClock};
@@ -82,35 +82,55 @@ impl PostgresStore {
             let until = Instant::now() + limit;
             let silent = || {
                 let text = format!("no answer within {limit:?}");
-                store_error(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, text)))
+                sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, text))
             };
             let mut out = sessions.take(until).await.map_err(|none| match none {
-                CheckoutError::Postgres(error) => store_error(error),
-                CheckoutError::Silent => silent(),
-                CheckoutError::Other(other) => StoreError::unavailable(other),
+                CheckoutError::Postgres(error) => StatementFault::Postgres(error),
+                CheckoutError::Silent => StatementFault::Postgres(silent()),
+                CheckoutError::Other(other) => StatementFault::NoSession(other),
             })?;
             match timeout_at(until, committed(out.connection(), statement)).await {
                 Ok(Ok(answer)) => {
                     out.give_back();
-                    answer.map_err(store_error)
+                    Ok(answer)
                 }
                 // In an unknown state: the connection is closed.
                 Ok(Err(error)) => {
                     out.end();
-                    Err(store_error(error))
+                    Err(StatementFault::Postgres(error))
                 }
                 Err(_) => {
                     out.end();
-                    Err(silent())
+                    Err(StatementFault::Postgres(silent()))
                 }
             }
         });
-        let said = said.await.unwrap_or_else(|_| Err(store_error(sqlx::Error::WorkerCrashed)));
-        let is_failing = matches!(said, Err(StoreError::Unavailable(_)));
+        let said = said.await.unwrap_or(Err(StatementFault::Postgres(sqlx::Error::WorkerCrashed)));
+        // A server that refuses a statement answers: other holders can renew.
+        let is_failing = said.as_ref().is_err_and(StatementFault::is_outage);
         if self.is_failing.swap(is_failing, Ordering::Relaxed) && is_failing {
             self.away.note();
         }
-        said
+        match said {
+            Ok(answer) => answer.map_err(store_error),
+            Err(StatementFault::Postgres(error)) => Err(store_error(error)),
+            Err(StatementFault::NoSession(error)) => Err(StoreError::unavailable(error)),
+        }
+    }
+}
+
+/// The reason why a statement was not committed, and its session not kept.
+enum StatementFault {
+    Postgres(sqlx::Error),
+    NoSession(pg::NoSession),
+}
+
+impl StatementFault {
+    fn is_outage(&self) -> bool {
+        match self {
+            Self::Postgres(error) => pg::is_outage(error),
+            Self::NoSession(_) => true,
+        }
     }
 }
 
@@ -215,7 +235,7 @@ impl StepStore for PostgresStore {
         &self,
         held: &LeaseId,
         step: &str,
-        round: u32,
+        refused: RefusedCall,
         lease: Duration,
     ) -> Result<u32, StoreError> {
         check_step_name(step)?;
@@ -223,7 +243,7 @@ impl StepStore for PostgresStore {
         let (held, step) = (held.clone(), step.to_owned());
         self.say(move |connection| {
             Box::pin(async move {
-                pg::refuse_step(connection, held.as_row(), &step, round, "refused", lease).await
+                pg::refuse_step(connection, held.as_row(), &step, refused, "refused", lease).await
             })
         })
         .await

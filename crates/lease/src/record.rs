@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::check::{DAY, stored_error};
 use super::claim::{Claim, ClaimOutcome, Grant};
 use super::error::StoreError;
-use super::held::{BegunStep, FailOutcome, Failure, KeySnapshot, RenewOutcome};
+use super::held::{BegunStep, FailOutcome, Failure, KeySnapshot, RefusedCall, RenewOutcome};
 use super::micros::{micros, time};
 use super::step::Step;
 use super::steps::Steps;
@@ -344,23 +344,23 @@ impl Record {
         Ok(changed.then_some(held))
     }
 
-    /// Records that a step's call did not happen; returns the next round.
+    /// Records that a call of a step did not happen; returns the next round.
     pub(super) fn refuse_step(
         &self,
         token: i64,
         step: &str,
-        round: u32,
+        refused: RefusedCall,
         (lease, at): (Duration, i64),
     ) -> Result<(Option<Self>, u32), StoreError> {
         let Ok(mut held) = self.hold(token, lease, at, false) else {
-            if self.steps.has_refused(token, step, round) {
-                return Ok((None, round.saturating_add(1)));
+            if let Some(next) = self.steps.has_refused(token, step, refused) {
+                return Ok((None, next));
             }
             let (resolved, next) =
-                self.resolve(token, step, Some(round), |steps| steps.refuse(token, step, round))?;
+                self.resolve(token, step, Some(refused), |steps| steps.refuse(token, step, refused))?;
             return Ok((Some(resolved), next.round));
         };
-        let next = held.steps.refuse(token, step, round)?;
+        let next = held.steps.refuse(token, step, refused)?;
         Ok((next.has_changed.then_some(held), next.round))
     }
 
@@ -370,10 +370,11 @@ impl Record {
         &self,
         token: i64,
         step: &str,
-        round: Option<u32>,
+        refused: Option<RefusedCall>,
         store: impl FnOnce(&mut Steps) -> Result<T, StoreError>,
     ) -> Result<(Self, T), StoreError> {
-        if matches!(self.state, RecordState::Completed { .. }) || !self.steps.is_in_doubt(token, step, round)
+        if matches!(self.state, RecordState::Completed { .. })
+            || !self.steps.is_in_doubt(token, step, refused)
         {
             return Err(StoreError::Lost);
         }
@@ -477,7 +478,7 @@ mod tests {
             held = held.begin_step(who, &Step::new(name, repeat), Uuid::new_v4(), (day, at)).unwrap().0;
         }
         held = held.checkpoint(held.token, "always", &Value::Null, (day, at)).unwrap().unwrap();
-        held = held.refuse_step(held.token, "never", 0, (day, at)).unwrap().0.unwrap();
+        held = held.refuse_step(held.token, "never", RefusedCall::Round(0), (day, at)).unwrap().0.unwrap();
         let failure = |reason| Failure { error: "away", reason, max_attempts: 9, delay: day };
         let mut records = vec![
             held.release(held.token).0.unwrap(),

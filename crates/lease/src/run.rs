@@ -1,7 +1,7 @@
 //! A run under a lease of a store.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use serde::Serialize;
@@ -16,7 +16,7 @@ use super::again::until_answered;
 use super::belief::DualInstant;
 use super::claim::Grant;
 use super::error::StoreError;
-use super::held::{BegunStep, LeaseId, RenewOutcome, StepState};
+use super::held::{BegunStep, LeaseId, RefusedCall, RenewOutcome, StepState};
 use super::step::{Call, Repeat, Step, StepError};
 use super::store::StepStore;
 use crate::handler_error::HandlerError;
@@ -46,7 +46,7 @@ struct RunInner<S> {
     abandon: CancellationToken,
     /// The error of the first step with unknown outcome.
     unknown: OnceLock<String>,
-    /// The outcomes of calls that are not stored yet, at most one for each step.
+    /// The outcomes of calls that are not stored yet.
     owed: Mutex<Vec<UnrecordedOutcome>>,
     /// Whether the lease is lost because the run's time is over.
     too_long: AtomicBool,
@@ -74,7 +74,7 @@ impl Drop for CallInProgress<'_> {
 #[derive(Clone, PartialEq)]
 enum UnrecordedOutcome {
     Done(&'static str, Value),
-    Refused(&'static str, u32),
+    Refused(&'static str, RefusedCall),
 }
 
 impl UnrecordedOutcome {
@@ -82,6 +82,11 @@ impl UnrecordedOutcome {
         match self {
             Self::Done(step, _) | Self::Refused(step, _) => step,
         }
+    }
+
+    /// Returns whether no call was made, of a step that may have begun.
+    fn is_not_called(&self) -> bool {
+        matches!(self, Self::Refused(_, RefusedCall::Begun(_)))
     }
 }
 
@@ -238,7 +243,8 @@ impl<S: StepStore> Run<S> {
                     Ok(found)
                 }
                 None => {
-                    self.pay(UnrecordedOutcome::Refused(step.name(), begun.round)).await?;
+                    self.pay(UnrecordedOutcome::Refused(step.name(), RefusedCall::Round(begun.round)))
+                        .await?;
                     let again = self.begin(step).await?;
                     self.call(step, self.call_of(&again), call).await
                 }
@@ -265,8 +271,24 @@ impl<S: StepStore> Run<S> {
                 step.name()
             ))
         })?;
-        // The same id in each try: a reply may be lost.
+        // An earlier call of this run was begun, perhaps, and not made.
+        let not_called =
+            self.owing().iter().find(|owed| owed.step() == step.name() && owed.is_not_called()).cloned();
+        if let Some(not_called) = not_called {
+            self.pay(not_called).await?;
+        }
+        // The same id in each try: a reply may be lost. If this is dropped, or the run ends before an answer, no call is made.
         let call = Uuid::now_v7();
+        let not_called = UnrecordedOutcome::Refused(step.name(), RefusedCall::Begun(call));
+        self.owing().push(not_called.clone());
+        let begun = self.begin_call(step, call).await?;
+        self.owing().retain(|owed| *owed != not_called);
+        Ok(begun)
+    }
+
+    /// Records that a step is about to be called, repeating until this is answered in time.
+    async fn begin_call(&self, step: &Step, call: Uuid) -> Result<BegunStep, HandlerError> {
+        let inner = &*self.0;
         loop {
             // The run is dropped soon, which would be in the middle of the call.
             if self.is_lost() {
@@ -309,7 +331,7 @@ impl<S: StepStore> Run<S> {
             // The refusal of a repeated call says nothing of the first one: the store keeps the step unchanged. It is reported all the
             // same: an operator's permission to repeat it stays.
             Err(StepError::Refused(error)) => {
-                self.pay(UnrecordedOutcome::Refused(step.name(), info.round)).await?;
+                self.pay(UnrecordedOutcome::Refused(step.name(), RefusedCall::Round(info.round))).await?;
                 Err(if info.is_repeat { self.noted(step.refused_again(error)) } else { error })
             }
         }
@@ -324,10 +346,9 @@ impl<S: StepStore> Run<S> {
     /// Stores the outcome of a call, repeating until it is stored. If the run is dropped before that, the end of the run stores it.
     async fn pay(&self, owed: UnrecordedOutcome) -> Result<(), HandlerError> {
         let inner = &*self.0;
-        let owing = || inner.owed.lock().unwrap_or_else(PoisonError::into_inner);
         {
             // A newer outcome of a step replaces one that could not be stored.
-            let mut all = owing();
+            let mut all = self.owing();
             all.retain(|other| other.step() != owed.step());
             all.push(owed.clone());
         }
@@ -336,22 +357,28 @@ impl<S: StepStore> Run<S> {
                 UnrecordedOutcome::Done(name, result) => {
                     inner.store.checkpoint(&inner.held, name, result, inner.lease).await
                 }
-                UnrecordedOutcome::Refused(name, round) => {
-                    inner.store.refuse_step(&inner.held, name, *round, inner.lease).await.map(drop)
+                UnrecordedOutcome::Refused(name, refused) => {
+                    inner.store.refuse_step(&inner.held, name, *refused, inner.lease).await.map(drop)
                 }
             }
         };
         let paid = until_answered(&inner.abandon, "store the result of a step", ask).await;
-        owing().retain(|other| *other != owed);
+        self.owing().retain(|other| *other != owed);
         paid.map_err(|error| self.error_of(error))
+    }
+
+    fn owing(&self) -> MutexGuard<'_, Vec<UnrecordedOutcome>> {
+        self.0.owed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Stores the outcomes not stored yet. Even if another run has the key: it may have been given up only because this outcome was unknown.
     #[doc(hidden)]
     pub async fn pay_owed(&self) {
-        let owed = std::mem::take(&mut *self.0.owed.lock().unwrap_or_else(PoisonError::into_inner));
+        let owed = std::mem::take(&mut *self.owing());
         for owed in owed {
-            if self.pay(owed).await.is_err() {
+            // Of a step that never began there is nothing to decide.
+            let is_called = !owed.is_not_called();
+            if self.pay(owed).await.is_err() && is_called {
                 tracing::warn!(
                     token = self.token(),
                     "result of a step not stored: another run decides on it"

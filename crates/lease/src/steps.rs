@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::check::{MAX_STEP_BYTES, MAX_STEPS};
 use super::error::StoreError;
-use super::held::{BegunStep, StepState};
+use super::held::{BegunStep, RefusedCall, StepState};
 use super::micros::micros;
 use super::step::{Repeat, Step};
 use oncely_core::identity::Identity;
@@ -153,12 +153,17 @@ impl Steps {
         self.0.values().any(StepRecord::is_in_doubt)
     }
 
-    /// Returns whether a step is one of this lease's calls that may have happened, and of this round if one is given and not a repeated one.
-    pub(super) fn is_in_doubt(&self, token: i64, step: &str, round: Option<u32>) -> bool {
+    /// Returns whether a step is one of this lease's calls that may have happened, and the refused one, if any is refused.
+    pub(super) fn is_in_doubt(&self, token: i64, step: &str, refused: Option<RefusedCall>) -> bool {
         self.0.get(step).is_some_and(|known| {
-            let is_repeated = matches!(known.state, StepProgress::Started { call: None, .. });
-            let is_round = round.is_none_or(|round| known.round == round && !is_repeated);
-            known.is_in_doubt() && known.token == token && is_round
+            let is_refused = match (refused, &known.state) {
+                (None, _) => true,
+                // The refusal of a repeated call says nothing of the first.
+                (Some(_), StepProgress::Started { call: None, .. }) => false,
+                (Some(RefusedCall::Round(round)), _) => known.round == round,
+                (Some(RefusedCall::Begun(call)), _) => known.is_begun_by(call),
+            };
+            known.is_in_doubt() && known.token == token && is_refused
         })
     }
 
@@ -170,12 +175,16 @@ impl Steps {
         )
     }
 
-    /// Returns whether this lease has refused this round of a step.
-    pub(super) fn has_refused(&self, token: i64, step: &str, round: u32) -> bool {
-        let known = self.0.get(step).filter(|known| known.token == token);
-        known.is_some_and(|known| {
-            known.state == StepProgress::Refused && Some(known.round) == round.checked_add(1)
-        })
+    /// Returns the next round if this lease has refused this call of a step.
+    pub(super) fn has_refused(&self, token: i64, step: &str, refused: RefusedCall) -> Option<u32> {
+        let known = self.0.get(step)?;
+        let is_refused = known.token == token
+            && known.state == StepProgress::Refused
+            && match refused {
+                RefusedCall::Round(round) => Some(known.round) == round.checked_add(1),
+                RefusedCall::Begun(_) => true,
+            };
+        is_refused.then_some(known.round)
     }
 
     /// Returns the last lease for which the outcome of a step was unknown.
@@ -201,12 +210,26 @@ impl Steps {
         }
     }
 
-    /// Records that a step's call did not happen.
-    pub(super) fn refuse(&mut self, token: i64, step: &str, round: u32) -> Result<RefusalResult, StoreError> {
-        let known = self.0.get_mut(step).ok_or_else(|| not_begun(step))?;
+    /// Records that a call of a step did not happen.
+    pub(super) fn refuse(
+        &mut self,
+        token: i64,
+        step: &str,
+        refused: RefusedCall,
+    ) -> Result<RefusalResult, StoreError> {
+        let Some(known) = self.0.get_mut(step) else {
+            return match refused {
+                RefusedCall::Round(_) => Err(not_begun(step)),
+                RefusedCall::Begun(_) => Ok(RefusalResult { round: 0, has_changed: false }),
+            };
+        };
         let as_it_is = RefusalResult { round: known.round, has_changed: false };
-        // Repeated after a lost reply; or of a round that is over.
-        if (known.state == StepProgress::Refused && known.token == token) || known.round > round {
+        let is_over = match refused {
+            RefusedCall::Round(round) => known.round > round,
+            RefusedCall::Begun(call) => !known.is_begun_by(call),
+        };
+        // Repeated after a lost reply; or of a round that is over, or of a call that did not begin.
+        if (known.state == StepProgress::Refused && known.token == token) || is_over {
             return Ok(as_it_is);
         }
         match known.state {
@@ -225,6 +248,10 @@ impl Steps {
 impl StepRecord {
     fn is_in_doubt(&self) -> bool {
         matches!(self.state, StepProgress::Started { .. })
+    }
+
+    fn is_begun_by(&self, call: Uuid) -> bool {
+        matches!(self.state, StepProgress::Started { call: Some(begun), .. } if begun == call)
     }
 
     /// Begins a step that has a record.

@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::claim::{Claim, ClaimOutcome};
 use super::error::StoreError;
-use super::held::{BegunStep, FailOutcome, Failure, KeySnapshot, LeaseId, RenewOutcome};
+use super::held::{BegunStep, FailOutcome, Failure, KeySnapshot, LeaseId, RefusedCall, RenewOutcome};
 use super::step::Step;
 use oncely_core::identity::Identity;
 
@@ -47,13 +47,13 @@ pub trait StepStore: Send + Sync + 'static {
         lease: Duration,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
-    /// Records that a step's call of this round certainly did not happen, and renews the lease. Returns the next round: the same one if the
-    /// call was a repetition, because that says nothing of the first.
+    /// Records that a call of a step certainly did not happen, and renews the lease. Returns the next round: the same one if the call was a
+    /// repetition, because that says nothing of the first, or if the step did not begin with the id of [`RefusedCall::Begun`].
     fn refuse_step(
         &self,
         held: &LeaseId,
         step: &str,
-        round: u32,
+        refused: RefusedCall,
         lease: Duration,
     ) -> impl Future<Output = Result<u32, StoreError>> + Send;
 }

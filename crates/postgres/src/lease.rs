@@ -244,6 +244,15 @@ pub struct BegunStep {
     pub round: u32,
 }
 
+/// A call of a step that certainly did not happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RefusedCall {
+    /// The call of this round.
+    Round(u32),
+    /// The call for which the step was begun with this id, if it was: the reply was lost, so no call was made.
+    Begun(Uuid),
+}
+
 /// Records that a step is about to be called. `call` identifies the call.
 pub async fn begin_step(
     connection: &mut PgConnection,
@@ -323,25 +332,30 @@ pub async fn step_result(
     Ok(row.filter(|row| row.is_done == Some(true)).map(|row| row.result.unwrap_or_default()))
 }
 
-/// Records that a step's call certainly did not happen; returns the next round.
+/// Records that a call of a step certainly did not happen; returns the next round.
 pub async fn refuse_step(
     connection: &mut PgConnection,
     held: LeaseIdRef<'_>,
     step: &str,
-    round: u32,
+    refused: RefusedCall,
     error: &str,
     lease: Duration,
 ) -> sqlx::Result<u32> {
+    let (round, call) = match refused {
+        RefusedCall::Round(round) => (Some(i32::try_from(round).unwrap_or(i32::MAX)), None),
+        RefusedCall::Begun(call) => (None, Some(call)),
+    };
     let round = sqlx::query_scalar!(
-        r#"select oncely.refuse_step($1, $2, $3, $4, $5, $6, $7, $8) as "round!""#,
+        r#"select oncely.refuse_step($1, $2, $3, $4, $5, $6, $7, $8, $9) as "round!""#,
         held.identity.tenant.as_str(),
         held.identity.consumer.as_str(),
         held.identity.key.as_str(),
         held.token,
         step,
         error,
-        i32::try_from(round).unwrap_or(i32::MAX),
-        interval(lease)
+        round,
+        interval(lease),
+        call
     )
     .fetch_one(connection)
     .await?;

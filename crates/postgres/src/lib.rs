@@ -130,7 +130,7 @@ pub use inspect::{
 pub use json_text::{LARGEST_JSON, json_text};
 pub use key_contents::KeyContents;
 pub use key_list::{KeyRow, KeyWalk, keys};
-pub use lease::{BegunStep, RenewOutcome, StepState};
+pub use lease::{BegunStep, RefusedCall, RenewOutcome, StepState};
 pub use lease::{
     GrantedLease, LeaseAnswer, LeaseClaim, LeaseCompletion, LeaseFailOutcome, LeaseFailure, LeaseIdRef,
     LeaseTrace, begin_step, checkpoint, complete_lease, complete_leases, fail_lease, is_lease_lost,

@@ -16,8 +16,8 @@ use oncely_core::identity::Identity;
 use oncely_core::reason::Reason;
 use oncely_lease::{
     BegunStep, Claim, ClaimOutcome, Facts, FailOutcome, Failover, Failure, Grant, KeySnapshot, LeaseId,
-    LeaseStore, RenewOutcome, Step, StepState, StepStore, StoreClock, StoreError, check_claim, check_failure,
-    check_json, check_lease, check_step, check_step_name, micros, step_key, stored_error,
+    LeaseStore, RefusedCall, RenewOutcome, Step, StepState, StepStore, StoreClock, StoreError, check_claim,
+    check_failure, check_json, check_lease, check_step, check_step_name, micros, step_key, stored_error,
 };
 use oncely_mirror::{Library, LibraryError, ReplyPart};
 
@@ -231,13 +231,17 @@ impl StepStore for RedisStore {
         &self,
         held: &LeaseId,
         step: &str,
-        round: u32,
+        refused: RefusedCall,
         lease: Duration,
     ) -> Result<u32, StoreError> {
         check_step_name(step)?;
         check_lease(lease)?;
-        let arguments: [&[u8]; 4] =
-            [&number(held.token), &number(micros(lease)), step.as_bytes(), &number(round)];
+        let (round, call) = match refused {
+            RefusedCall::Round(round) => (number(round), Vec::new()),
+            RefusedCall::Begun(call) => (Vec::new(), number(call)),
+        };
+        let arguments: [&[u8]; 5] =
+            [&number(held.token), &number(micros(lease)), step.as_bytes(), &round, &call];
         let (_, mut answer) = self.call("refuse_step", &held.identity, &arguments).await?;
         answer.number()
     }

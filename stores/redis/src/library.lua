@@ -257,25 +257,33 @@ local function checkpoint(keys, args)
 end
 
 local function refuse_step(keys, args)
-    local key, token, lease, step, round = keys[1], tonumber(args[1]), tonumber(args[2]), args[3], tonumber(args[4])
+    -- Without a round it is the call for which the step was begun, if it was.
+    local key, token, lease, step, round, call =
+        keys[1], tonumber(args[1]), tonumber(args[2]), args[3], tonumber(args[4]), args[5]
     local record, field = load(key)
     if record == false then return damaged(field) end
     local known = load_step(key, step)
     if known == false then return damaged('x:' .. step) end
+    local is_begun = round or known and known.state == 'started' and known.call == call
     if not is_held(record, token) then
-        if known and known.state == 'refused' and known.token == token and known.round == round + 1 then
+        if known and known.state == 'refused' and known.token == token and (not round or known.round == round + 1) then
             return { 'round', text(known.round) }
         end
         -- Of a repeated call it says nothing of the first.
-        if not is_in_doubt(record, known, token) or known.call == '' or known.round ~= round then return { 'lost' } end
+        if not is_in_doubt(record, known, token) or known.call == '' or known.round ~= (round or known.round)
+            or not is_begun
+        then
+            return { 'lost' }
+        end
         save_step(key, step, { state = 'refused', round = known.round + 1, token = token })
         resolve(key, record, known)
         return { 'round', text(known.round + 1) }
     end
+    if not is_begun then return { 'round', text(known and known.round or 0) } end
     local why = 'the step ' .. step .. ' has not begun, or is done with another result'
     if not known then return refused(why) end
     -- Said again, after a lost reply; or of a round that is over.
-    if (known.state == 'refused' and known.token == token) or known.round > round then
+    if (known.state == 'refused' and known.token == token) or known.round > (round or known.round) then
         return { 'round', text(known.round) }
     end
     if known.state ~= 'started' then return refused(why) end

@@ -8,7 +8,7 @@ use oncely::identity::Identity;
 use oncely::lease::conformance::{self, CASES};
 use oncely::lease::{
     BegunStep, Claim, ClaimOutcome, Facts, FailOutcome, Failover, Failure, Grant, KeySnapshot, KeyStatus,
-    LeaseId, LeaseStore, RenewOutcome, Step, StepStore, StoreClock, StoreError,
+    LeaseId, LeaseStore, RefusedCall, RenewOutcome, Step, StepStore, StoreClock, StoreError,
 };
 use redis::aio::MultiplexedConnection;
 use serde_json::{Value, json};
@@ -125,7 +125,13 @@ impl StepStore for Article {
         no_steps()
     }
 
-    async fn refuse_step(&self, _: &LeaseId, _: &str, _: u32, _: Duration) -> Result<u32, StoreError> {
+    async fn refuse_step(
+        &self,
+        _: &LeaseId,
+        _: &str,
+        _: RefusedCall,
+        _: Duration,
+    ) -> Result<u32, StoreError> {
         no_steps()
     }
 }

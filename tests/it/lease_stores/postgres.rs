@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use oncely::HandlerError;
+use oncely::identity::IdentityPart;
 use oncely::lease::{
-    ClaimOutcome, LeaseRunner, LeaseStore as _, PostgresStore, RunOutcome, StoreError, fingerprint,
+    Call, Claim, ClaimOutcome, LeaseRunner, LeaseStore as _, PostgresStore, Repeat, RunOutcome, Step,
+    StepError, StoreError, fingerprint,
 };
 use oncely::reason::Reason;
 use sqlx::postgres::PgPoolOptions;
@@ -156,6 +158,61 @@ async fn what_a_claim_was_granted_whose_answers_were_lost_is_given_back() {
     world.wait_for(FREE, 1).await;
     let ran = runner.run(&key, fingerprint(b"{}"), async |_| Ok(None)).await.unwrap();
     assert_eq!(ran, RunOutcome::Done(None));
+}
+
+/// PostgreSQL records that a step is about to be called, and its reply is lost; then the run ends.
+#[tokio::test]
+async fn a_step_that_began_without_a_reply_was_not_called() {
+    let mut world = World::new().await;
+    let (proxy, runner) = proxied(&world).await;
+    let runner = runner.retry(vec![Duration::ZERO], 3, 3);
+    let (key, step) = (identity("order 1"), Step::new("mail", Repeat::Never));
+    let not_called = async |_| panic!("it was called");
+    let ran = runner.run(&key, fingerprint(b"{}"), async |run| {
+        proxy.arm_times(OneShot::LoseCommitReply, 4);
+        let lost = || async { proxy.struck().checked_sub(1).ok_or("not lost yet") };
+        tokio::select! {
+            begun = run.step::<(), _, _>(&step, not_called) => panic!("{begun:?}"),
+            lost = eventually("a lost reply", lost) => lost.unwrap(),
+        };
+        Err(HandlerError::transient("it gives up"))
+    });
+    assert!(matches!(ran.await.unwrap(), RunOutcome::Failed { .. }));
+    proxy.arm(None);
+    let began = "select count(*) from oncely.idempotency_keys where steps -> 'mail' ->> 'state' = 'refused'";
+    assert_eq!(world.count(began).await, 1);
+    let call = async |call: Call| Ok::<_, StepError>(call.round);
+    let ran = runner.run(&key, fingerprint(b"{}"), async |run| Ok(Some(run.step(&step, call).await?.into())));
+    assert_eq!(ran.await.unwrap(), RunOutcome::Done(Some(1.into())));
+}
+
+#[tokio::test]
+async fn a_server_that_refuses_a_client_is_not_away() {
+    let mut world = World::new().await;
+    let login = Login::create(&mut world, "oncely_consumer").await;
+    let store = PostgresStore::new(pool(&login.url).await);
+    let grant = "insert into oncely.rights (tenant, verb, object, login, granted_at, granted_by)
+        values ('acme', 'consume', 'payments', $1, now(), 'test')";
+    sqlx::query(grant).bind(&login.name).execute(&mut world.sql).await.unwrap();
+    let key = identity("order 1");
+    let lease = Duration::from_secs(1);
+    let first = Claim { lease, ..claim(&key, "first") };
+    assert!(matches!(store.claim(&first).await.unwrap(), ClaimOutcome::Granted(_)));
+    let mut foreign = key.clone();
+    foreign.tenant = IdentityPart::new(b"globex").unwrap();
+    let second = Claim { lease, ..claim(&key, "second") };
+    let taken_over = || async {
+        for _ in 0..2 {
+            let refused = store.claim(&claim(&foreign, "second")).await;
+            assert!(matches!(refused, Err(StoreError::Unavailable(_))), "{refused:?}");
+        }
+        match store.claim(&second).await.unwrap() {
+            ClaimOutcome::Granted(grant) => Ok(grant),
+            other => Err(format!("{other:?}")),
+        }
+    };
+    let grant = eventually("a takeover", taken_over).await.unwrap();
+    assert!(grant.is_takeover);
 }
 
 #[tokio::test]

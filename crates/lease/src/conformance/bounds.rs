@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::{
-    CHARGE, Case, CaseContext, Claim, ClaimOutcome, Clock, Duration, LEASE, LeaseStore, Repeat, SECOND, Step,
-    StoreError, claim, failure, fits, same, text,
+    CHARGE, Case, CaseContext, Claim, ClaimOutcome, Clock, Duration, LEASE, LeaseStore, RefusedCall, Repeat,
+    SECOND, Step, StoreError, claim, failure, fits, same, text,
 };
 use crate::held::StepState;
 
@@ -59,7 +59,10 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
         for name in ["", "a\0b"] {
             fits!(self.begin(&held, &Step::new(name, Repeat::Always)).await, Err(StoreError::Refused(_)));
             fits!(self.store.checkpoint(&held, name, &Value::Null, LEASE).await, Err(StoreError::Refused(_)));
-            fits!(self.store.refuse_step(&held, name, 0, LEASE).await, Err(StoreError::Refused(_)));
+            fits!(
+                self.store.refuse_step(&held, name, RefusedCall::Round(0), LEASE).await,
+                Err(StoreError::Refused(_))
+            );
         }
         self.is_held_by(&held).await
     }

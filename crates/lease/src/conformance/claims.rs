@@ -4,7 +4,8 @@ use futures::future::join_all;
 
 use super::{
     Case, CaseContext, Claim, ClaimOutcome, Clock, Duration, LEASE, LeaseId, LeaseStore, MAX_RUN,
-    ObservedBehaviour, RenewOutcome, SECOND, claim, failure, fingerprint, fits, identity, same, text,
+    ObservedBehaviour, RefusedCall, RenewOutcome, SECOND, claim, failure, fingerprint, fits, identity, same,
+    text,
 };
 use crate::held::FailOutcome;
 use oncely_core::reason::Reason;
@@ -249,7 +250,10 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
         fits!(self.store.complete(&held, None).await, Err(super::StoreError::Lost));
         fits!(self.begin(&held, &super::CHARGE).await, Err(super::StoreError::Lost));
         fits!(self.store.checkpoint(&held, "charge", &text("x"), LEASE).await, Err(super::StoreError::Lost));
-        fits!(self.store.refuse_step(&held, "charge", 0, LEASE).await, Err(super::StoreError::Lost));
+        fits!(
+            self.store.refuse_step(&held, "charge", RefusedCall::Round(0), LEASE).await,
+            Err(super::StoreError::Lost)
+        );
         same!(self.store.look_up(&held.identity).await?, None);
         let (grant, _) = self.granted(&held.identity, "first").await?;
         same!(grant.attempt, 1);

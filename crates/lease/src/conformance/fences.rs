@@ -1,8 +1,8 @@
 //! Cases: calls with a lease that was taken over, or of a run that has ended, change nothing.
 
 use super::{
-    CHARGE, Case, CaseContext, ClaimOutcome, Clock, LEASE, LeaseId, LeaseStore, RenewOutcome, SECOND,
-    StoreError, failure, fits, same, text,
+    CHARGE, Case, CaseContext, ClaimOutcome, Clock, LEASE, LeaseId, LeaseStore, RefusedCall, RenewOutcome,
+    SECOND, StoreError, failure, fits, same, text,
 };
 use crate::held::{FailOutcome, StepState};
 
@@ -69,7 +69,10 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
         let (_, new) = self.granted(&old.identity, "second").await?;
         same!(self.begin(&new, &CHARGE).await?.state, StepState::Repeat);
         fits!(self.store.checkpoint(&old, "charge", &text("old"), LEASE).await, Err(StoreError::Lost));
-        fits!(self.store.refuse_step(&old, "charge", 0, LEASE).await, Err(StoreError::Lost));
+        fits!(
+            self.store.refuse_step(&old, "charge", RefusedCall::Round(0), LEASE).await,
+            Err(StoreError::Lost)
+        );
         fits!(self.store.checkpoint(&old, "mail", &text("old"), LEASE).await, Err(StoreError::Lost));
         self.store.checkpoint(&new, "charge", &text("new"), LEASE).await?;
         fits!(self.store.checkpoint(&old, "charge", &text("old"), LEASE).await, Err(StoreError::Lost));
@@ -89,7 +92,10 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
             same!(self.renew(held).await?, RenewOutcome::Lost);
             fits!(self.begin(held, &CHARGE).await, Err(StoreError::Lost));
             fits!(self.store.checkpoint(held, "charge", &text("x"), LEASE).await, Err(StoreError::Lost));
-            fits!(self.store.refuse_step(held, "charge", 0, LEASE).await, Err(StoreError::Lost));
+            fits!(
+                self.store.refuse_step(held, "charge", RefusedCall::Round(0), LEASE).await,
+                Err(StoreError::Lost)
+            );
         }
         for held in [&failed, &released] {
             fits!(self.store.complete(held, None).await, Err(StoreError::Lost));

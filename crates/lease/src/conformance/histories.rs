@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::{Clock, LEASE, PAYLOAD, SECOND, claim, failure, identity};
 use crate::claim::{Claim, ClaimOutcome, fingerprint};
 use crate::error::StoreError;
-use crate::held::{LeaseId, RenewOutcome};
+use crate::held::{LeaseId, RefusedCall, RenewOutcome};
 use crate::memory::{MemoryClock, MemoryStore};
 use crate::step::{Repeat, Step};
 use crate::store::LeaseStore;
@@ -23,7 +23,7 @@ enum HistoryCall {
     Renew { lease: usize },
     Begin { lease: usize, step: &'static str, repeat: Repeat, call: u128 },
     Checkpoint { lease: usize, step: &'static str, result: u8 },
-    Refuse { lease: usize, step: &'static str, round: u32 },
+    Refuse { lease: usize, step: &'static str, refused: RefusedCall },
     Complete { lease: usize, response: Option<u8> },
     Fail { lease: usize, delay: Duration, reason: Option<Reason> },
     Release { lease: usize },
@@ -48,7 +48,11 @@ impl HistoryCall {
                 Self::Begin { lease, step, repeat: rules[rng.usize(..4)], call: rng.u128(1..4) }
             }
             10 | 11 => Self::Checkpoint { lease, step, result: rng.u8(..2) },
-            12 => Self::Refuse { lease, step, round: rng.u32(..3) },
+            12 => {
+                let (round, call) = (rng.u32(..3), Uuid::from_u128(rng.u128(1..4)));
+                let refused = if rng.bool() { RefusedCall::Round(round) } else { RefusedCall::Begun(call) };
+                Self::Refuse { lease, step, refused }
+            }
             13 => Self::Complete { lease, response: rng.bool().then(|| rng.u8(..2)) },
             14 | 15 => {
                 let reason = (rng.u8(..8) == 0).then_some(Reason::OutcomeUnknown);
@@ -118,8 +122,8 @@ impl<S: LeaseStore> ComparedStore<'_, S> {
             HistoryCall::Checkpoint { lease, step, result } => {
                 self.store.checkpoint(&held(lease), step, &json!({ "n": result }), LEASE).await.into()
             }
-            HistoryCall::Refuse { lease, step, round } => {
-                self.store.refuse_step(&held(lease), step, round, LEASE).await.into()
+            HistoryCall::Refuse { lease, step, refused } => {
+                self.store.refuse_step(&held(lease), step, refused, LEASE).await.into()
             }
             HistoryCall::Complete { lease, response } => {
                 let response = response.map(|number| json!([number]));

@@ -33,7 +33,7 @@ pub use histories::histories;
 
 use super::claim::{Claim, ClaimOutcome, Grant, fingerprint};
 use super::error::StoreError;
-use super::held::{BegunStep, Failure, LeaseId, RenewOutcome};
+use super::held::{BegunStep, Failure, LeaseId, RefusedCall, RenewOutcome};
 use super::memory::MemoryClock;
 use super::store::LeaseStore;
 use crate::step::{Repeat, Step};
@@ -309,6 +309,7 @@ cases! {
         a_refused_repetition_says_nothing_of_the_first_call
         an_answered_question_begins_the_next_round
         a_late_result_is_the_result_of_its_step
+        a_step_that_began_without_a_call_begins_again
         a_late_refusal_begins_the_next_round
         a_late_outcome_ends_the_run_that_was_told_that_it_is_unknown
     }

@@ -2,8 +2,10 @@
 
 use super::{
     CHARGE, Case, CaseContext, Clock, Duration, LEASE, LeaseId, LeaseStore, ObservedBehaviour, Reason,
-    RenewOutcome, Repeat, SECOND, Step, StoreError, failure, fits, same, text,
+    RefusedCall, RenewOutcome, Repeat, SECOND, Step, StoreError, failure, fits, same, text,
 };
+use uuid::Uuid;
+
 use crate::held::{FailOutcome, StepState};
 
 const NEVER: Step = Step::new("call", Repeat::Never);
@@ -77,17 +79,20 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
         let step = Step::new("charge", Repeat::Always);
         let held = self.begun_and_gone(&step).await?;
         let again = self.begin(&held, &step).await?;
-        same!(self.store.refuse_step(&held, "charge", again.round, LEASE).await?, 0);
+        same!(self.store.refuse_step(&held, "charge", RefusedCall::Round(again.round), LEASE).await?, 0);
         // Nor do refusals by later runs, nor a repeated one.
         let mut held = held;
         for owner in ["third", "fourth"] {
-            same!(self.store.refuse_step(&held, "charge", again.round, LEASE).await?, 0);
+            same!(self.store.refuse_step(&held, "charge", RefusedCall::Round(again.round), LEASE).await?, 0);
             let failed = self.store.fail(&held, &failure(Duration::ZERO, 9, None)).await?;
             fits!(failed, FailOutcome::Retry { .. });
             held = self.granted(&held.identity, owner).await?.1;
             let repeated = self.begin(&held, &step).await?;
             same!((repeated.state, repeated.call_key), (StepState::Repeat, again.call_key));
-            same!(self.store.refuse_step(&held, "charge", repeated.round, LEASE).await?, 0);
+            same!(
+                self.store.refuse_step(&held, "charge", RefusedCall::Round(repeated.round), LEASE).await?,
+                0
+            );
         }
         // The first call certainly happened: its answer was found.
         self.store.checkpoint(&held, "charge", &text("ch_1"), LEASE).await?;
@@ -100,7 +105,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
         let held = self.begun_and_gone(&step).await?;
         same!(self.begin(&held, &step).await?.state, StepState::Unknown);
         // The other side does not know the call.
-        same!(self.store.refuse_step(&held, "mail", 0, LEASE).await?, 1);
+        same!(self.store.refuse_step(&held, "mail", RefusedCall::Round(0), LEASE).await?, 1);
         let again = self.begin(&held, &step).await?;
         same!((again.state, again.round), (StepState::Run, 1));
         Ok(())
@@ -160,15 +165,48 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     pub(super) async fn a_late_refusal_begins_the_next_round(&self) -> Case {
         for state in 0..5 {
             let old = self.in_doubt(state).await?;
-            fits!(self.store.refuse_step(&old, "call", 7, LEASE).await, Err(StoreError::Lost));
+            fits!(
+                self.store.refuse_step(&old, "call", RefusedCall::Round(7), LEASE).await,
+                Err(StoreError::Lost)
+            );
             for _ in 0..2 {
-                same!(self.store.refuse_step(&old, "call", 0, LEASE).await?, 1);
+                same!(self.store.refuse_step(&old, "call", RefusedCall::Round(0), LEASE).await?, 1);
             }
             let next = self.next(state, &old).await?;
             let begun = self.begin(&next, &NEVER).await?;
             same!((state, begun.state, begun.round), (state, StepState::Run, 1));
             self.store.checkpoint(&next, "call", &text("done"), LEASE).await?;
         }
+        Ok(())
+    }
+
+    pub(super) async fn a_step_that_began_without_a_call_begins_again(&self) -> Case {
+        let (call, other) = (Uuid::now_v7(), Uuid::now_v7());
+        let held = self.held().await?;
+        let refuse = async |held: &LeaseId, call| {
+            self.store.refuse_step(held, "call", RefusedCall::Begun(call), LEASE).await
+        };
+        // It never began, or has begun for another call.
+        same!(refuse(&held, call).await?, 0);
+        same!(self.store.begin_step(&held, &NEVER, call, LEASE).await?.state, StepState::Run);
+        same!(refuse(&held, other).await?, 0);
+        same!(self.begin(&held, &NEVER).await?.state, StepState::Unknown);
+        // Repeated after a lost reply.
+        for _ in 0..2 {
+            same!(refuse(&held, call).await?, 1);
+        }
+        same!(self.store.begin_step(&held, &NEVER, other, LEASE).await?.round, 1);
+        same!(refuse(&held, call).await?, 1);
+        self.run_out().await;
+        let (_, next) = self.granted(&held.identity, "second").await?;
+        same!(self.begin(&next, &NEVER).await?.state, StepState::Unknown);
+        fits!(refuse(&held, call).await, Err(StoreError::Lost));
+        for _ in 0..2 {
+            same!(refuse(&held, other).await?, 2);
+        }
+        let (_, next) = self.granted(&held.identity, "third").await?;
+        let begun = self.begin(&next, &NEVER).await?;
+        same!((begun.state, begun.round), (StepState::Run, 2));
         Ok(())
     }
 

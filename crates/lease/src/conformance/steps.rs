@@ -4,8 +4,8 @@ use serde_json::json;
 use uuid::Uuid;
 
 use super::{
-    CHARGE, Case, CaseContext, ClaimOutcome, Clock, Duration, LEASE, LeaseStore, MAX_RUN, Repeat, SECOND,
-    Step, StoreError, failure, fits, same, text,
+    CHARGE, Case, CaseContext, ClaimOutcome, Clock, Duration, LEASE, LeaseStore, MAX_RUN, RefusedCall,
+    Repeat, SECOND, Step, StoreError, failure, fits, same, text,
 };
 use crate::held::{FailOutcome, StepState};
 use crate::steps::step_key;
@@ -71,7 +71,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
         let held = self.held().await?;
         let never = Step::new("charge", Repeat::Never);
         let first = self.begin(&held, &never).await?;
-        same!(self.store.refuse_step(&held, "charge", first.round, LEASE).await?, 1);
+        same!(self.store.refuse_step(&held, "charge", RefusedCall::Round(first.round), LEASE).await?, 1);
         let second = self.begin(&held, &never).await?;
         same!((&second.state, second.round, second.call_key != first.call_key), (&StepState::Run, 1, true));
         self.store.checkpoint(&held, "charge", &text("ch_2"), LEASE).await?;
@@ -84,11 +84,11 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
         let held = self.held().await?;
         self.begin(&held, &CHARGE).await?;
         for _ in 0..2 {
-            same!(self.store.refuse_step(&held, "charge", 0, LEASE).await?, 1);
+            same!(self.store.refuse_step(&held, "charge", RefusedCall::Round(0), LEASE).await?, 1);
         }
         self.begin(&held, &CHARGE).await?;
         // A refusal of an earlier round does not refuse the current call.
-        same!(self.store.refuse_step(&held, "charge", 0, LEASE).await?, 1);
+        same!(self.store.refuse_step(&held, "charge", RefusedCall::Round(0), LEASE).await?, 1);
         self.store.checkpoint(&held, "charge", &text("ch_2"), LEASE).await?;
         Ok(())
     }
@@ -110,9 +110,12 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     pub(super) async fn what_has_not_begun_has_no_result(&self) -> Case {
         let held = self.held().await?;
         fits!(self.store.checkpoint(&held, "charge", &text("x"), LEASE).await, Err(StoreError::Refused(_)));
-        fits!(self.store.refuse_step(&held, "charge", 0, LEASE).await, Err(StoreError::Refused(_)));
+        fits!(
+            self.store.refuse_step(&held, "charge", RefusedCall::Round(0), LEASE).await,
+            Err(StoreError::Refused(_))
+        );
         self.begin(&held, &CHARGE).await?;
-        self.store.refuse_step(&held, "charge", 0, LEASE).await?;
+        self.store.refuse_step(&held, "charge", RefusedCall::Round(0), LEASE).await?;
         fits!(self.store.checkpoint(&held, "charge", &text("x"), LEASE).await, Err(StoreError::Refused(_)));
         same!(self.begin(&held, &CHARGE).await?.state, StepState::Run);
         Ok(())
@@ -125,7 +128,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
             let step = Step::new(step, Repeat::Always);
             let begun = self.begin(&held, &step).await?;
             same!(begun.call_key, step_key(&held.identity, name, 0));
-            self.store.refuse_step(&held, name, 0, LEASE).await?;
+            self.store.refuse_step(&held, name, RefusedCall::Round(0), LEASE).await?;
             same!(self.begin(&held, &step).await?.call_key, step_key(&held.identity, name, 1));
         }
         Ok(())
@@ -137,7 +140,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
             self.pass(LEASE - 5 * SECOND).await;
             match round {
                 0 => same!(self.begin(&held, &CHARGE).await?.state, StepState::Run),
-                1 => same!(self.store.refuse_step(&held, "charge", 0, LEASE).await?, 1),
+                1 => same!(self.store.refuse_step(&held, "charge", RefusedCall::Round(0), LEASE).await?, 1),
                 _ => {
                     self.begin(&held, &CHARGE).await?;
                     self.store.checkpoint(&held, "charge", &text("x"), LEASE).await?;

@@ -12,7 +12,7 @@ use super::group::{CallGroup, GroupLimits};
 use super::sessions::{LeaseSessions, statement};
 use super::trail::RunTrail;
 use crate::error::StoreError;
-use crate::held::{BegunStep, LeaseId, RenewOutcome};
+use crate::held::{BegunStep, LeaseId, RefusedCall, RenewOutcome};
 use crate::step::Step;
 use crate::store::StepStore;
 use oncely_core::fingerprint::Fingerprint;
@@ -178,13 +178,13 @@ impl StepStore for GroupedStore {
         &self,
         held: &LeaseId,
         step: &str,
-        round: u32,
+        refused: RefusedCall,
         lease: Duration,
     ) -> Result<u32, StoreError> {
         let (held, step) = (held.clone(), step.to_owned());
         self.say(move |connection| {
             Box::pin(async move {
-                pg::refuse_step(connection, held.as_row(), &step, round, "refused", lease).await
+                pg::refuse_step(connection, held.as_row(), &step, refused, "refused", lease).await
             })
         })
         .await
