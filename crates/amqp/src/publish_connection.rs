@@ -1,11 +1,13 @@
 //! Publishes messages of many senders and reports the result of each, with the message at fault.
 
 use std::collections::{HashMap, HashSet};
+use std::time::Duration;
 
+use futures::FutureExt as _;
 use futures::future::join_all;
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::types::{AMQPValue, FieldTable};
-use lapin::{BasicProperties, Channel, Connection, PublisherConfirm};
+use lapin::{BasicProperties, Channel, Confirmation, Connection, PublisherConfirm};
 use tokio::sync::Mutex;
 
 use super::connection::{AmqpError, answer, connect};
@@ -50,6 +52,8 @@ pub enum PublishResult {
     Unroutable,
     /// The broker answered with `basic.nack`.
     Nacked,
+    /// Not confirmed in time by a broker that answers: its queue is stalled or has no leader. It may have arrived.
+    Unconfirmed,
     /// The broker closed the channel over it, with this code and text.
     Closed(u16, String),
     /// Its headers don't fit into one frame of this connection.
@@ -64,7 +68,7 @@ pub enum PublishResult {
 const OTHER_PROPERTIES: usize = 4_096;
 
 /// Limit of exchanges published to at the same time.
-const TOGETHER: usize = 8;
+pub const EXCHANGES_AT_ONCE: usize = 8;
 
 /// Limit of open channels, one per exchange.
 const CHANNELS: usize = 64;
@@ -83,6 +87,8 @@ struct ChannelConfirms {
     confirms: Vec<Option<(bool, bool)>>,
     /// Names of the returned messages.
     returned: HashSet<String>,
+    /// Whether one was not settled in time.
+    is_silent: bool,
 }
 
 /// Results of one channel.
@@ -148,7 +154,7 @@ impl PublishConnection {
         }
         let groups: Vec<(&str, Vec<usize>)> = by_exchange.into_iter().collect();
         let mut failed = None;
-        for some in groups.chunks(TOGETHER) {
+        for some in groups.chunks(EXCHANGES_AT_ONCE) {
             let mut going = Vec::with_capacity(some.len());
             for (exchange, indexes) in some {
                 going.push(self.publish_to(exchange, messages, indexes));
@@ -229,24 +235,34 @@ impl PublishConnection {
             Err(error) => return ChannelResult::Away { known: nothing(), error },
         };
         let (confirms, mut failed) = self.send(&channel, messages).await;
-        let ChannelConfirms { confirms, returned } = self.settle(confirms, messages, &mut failed).await;
+        let ChannelConfirms { confirms, returned, is_silent } =
+            self.settle(confirms, messages, &mut failed).await;
+        let is_known = failed.is_none() && !is_silent;
         let known = messages.iter().zip(confirms).map(|(message, settled)| match settled {
             _ if returned.contains(&message.name) => Some(PublishResult::Unroutable),
             Some((false, _)) => Some(PublishResult::Nacked),
             // A return arrives before its confirm, and each confirm takes the oldest pending return. If it took none, this message was not
             // returned; if it took another's, this message's own return may be lost behind a failure.
-            Some((true, carried)) if failed.is_none() || !carried => Some(PublishResult::Arrived),
+            Some((true, carried)) if is_known || !carried => Some(PublishResult::Arrived),
             _ => None,
         });
         let known: Vec<Option<PublishResult>> = known.collect();
+        // A channel caches the state of a quorum queue: one that was opened while the queue had no leader may nack until it is closed.
+        if !is_known || known.contains(&Some(PublishResult::Nacked)) {
+            self.channels.lock().await.remove(exchange);
+        }
+        // A queue alone is silent if the broker opens a channel meanwhile.
+        if failed.is_none() && is_silent {
+            let timeout = AmqpError::Timeout("publisher confirms", self.settings.timeout);
+            failed = match self.is_blocked() {
+                true => Some(timeout),
+                false => self.channel(exchange).await.err().map(|_| timeout),
+            };
+        }
         let Some(error) = failed else {
-            // A channel caches the state of a quorum queue: one that was opened while the queue had no leader may nack until it is closed.
-            if known.contains(&Some(PublishResult::Nacked)) {
-                self.channels.lock().await.remove(exchange);
-            }
-            return ChannelResult::All(known.into_iter().flatten().collect());
+            let known = known.into_iter().map(|result| result.unwrap_or(PublishResult::Unconfirmed));
+            return ChannelResult::All(known.collect());
         };
-        self.channels.lock().await.remove(exchange);
         match error.reply_code() {
             // An error of the channel, not of the connection.
             Some(code @ (311 | 313 | 403 | 404 | 405 | 406)) if self.is_open() => {
@@ -276,10 +292,11 @@ impl PublishConnection {
         (confirms, None)
     }
 
-    /// Awaits the confirms of messages, as long as the broker answers; `failed` becomes the error that tells most.
+    /// Awaits the confirms of messages; `failed` becomes the error that tells most. Behind one that is not settled in time, only those that are
+    /// settled already count: a queue may be silent while others confirm.
     async fn settle(
         &self,
-        confirms: Vec<PublisherConfirm>,
+        mut confirms: Vec<PublisherConfirm>,
         messages: &[&OutgoingMessage<'_>],
         failed: &mut Option<AmqpError>,
     ) -> ChannelConfirms {
@@ -287,26 +304,28 @@ impl PublishConnection {
         let name_header = messages.first().map_or("", |message| message.header);
         let mut settled = Vec::with_capacity(messages.len());
         let mut returned = HashSet::new();
-        let mut silent = matches!(failed, Some(AmqpError::Timeout(..)));
-        for confirm in confirms {
-            if silent {
-                break;
+        let mut note = |confirmation: Confirmation| {
+            let is_ack = confirmation.is_ack();
+            let message = confirmation.take_message();
+            let carried = message.is_some();
+            if let Some(message) = message
+                && let Some(name) = header(message.delivery.properties.headers().as_ref(), name_header)
+            {
+                returned.insert(name.to_owned());
             }
-            match answer("publisher confirms", self.settings.timeout, confirm).await {
-                Ok(confirmation) => {
-                    let is_ack = confirmation.is_ack();
-                    let message = confirmation.take_message();
-                    settled.push(Some((is_ack, message.is_some())));
-                    if let Some(message) = message
-                        && let Some(name) =
-                            header(message.delivery.properties.headers().as_ref(), name_header)
-                    {
-                        returned.insert(name.to_owned());
-                    }
+            (is_ack, carried)
+        };
+        let mut is_silent = matches!(failed, Some(AmqpError::Timeout(..)));
+        for confirm in &mut confirms {
+            let limit = if is_silent { Duration::ZERO } else { self.settings.timeout };
+            match answer("publisher confirms", limit, confirm).await {
+                Ok(confirmation) => settled.push(Some(note(confirmation))),
+                Err(AmqpError::Timeout(..)) => {
+                    settled.push(None);
+                    is_silent = true;
                 }
                 Err(error) => {
                     settled.push(None);
-                    silent = matches!(error, AmqpError::Timeout(..));
                     // The code is in the errors of confirms, not in that of a publish on a closed channel.
                     if failed.as_ref().is_none_or(|failed| failed.reply_code().is_none()) {
                         *failed = Some(error);
@@ -314,8 +333,14 @@ impl PublishConnection {
                 }
             }
         }
+        // One that has been settled since took the return of one that was settled above, perhaps.
+        for (confirm, _) in confirms.iter_mut().zip(&settled).filter(|(_, settled)| settled.is_none()) {
+            if let Some(Ok(confirmation)) = confirm.now_or_never() {
+                note(confirmation);
+            }
+        }
         settled.resize(messages.len(), None);
-        ChannelConfirms { confirms: settled, returned }
+        ChannelConfirms { confirms: settled, returned, is_silent }
     }
 
     async fn channel(&self, exchange: &str) -> Result<Channel, AmqpError> {

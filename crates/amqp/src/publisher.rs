@@ -25,6 +25,9 @@ pub enum PublishError {
     /// The broker answered with `basic.nack`.
     #[error("the broker nacked it (is a queue full?)")]
     Nacked,
+    /// The broker answers, and did not confirm it in time.
+    #[error("the broker did not confirm it in time (has its queue a leader?)")]
+    Unconfirmed,
     /// The broker closed the channel over it.
     #[error("the broker refused it: {1}")]
     Closed(u16, String),
@@ -45,6 +48,7 @@ impl PublishError {
         match self {
             Self::Unroutable(_) => "unroutable",
             Self::Nacked => "nacked",
+            Self::Unconfirmed => "unconfirmed",
             Self::Closed(404, _) => "exchange_missing",
             Self::Closed(403, _) => "access_refused",
             Self::Closed(406, _) => "precondition_failed",
@@ -55,9 +59,9 @@ impl PublishError {
         }
     }
 
-    /// Returns whether the error concerns this copy only. If not, the connection failed, and the result is unknown.
+    /// Returns whether the error concerns this copy only, and was known at once. If not, the connection failed or a queue is silent.
     pub fn is_of_one(&self) -> bool {
-        !matches!(self, Self::Blocked | Self::Amqp(_))
+        !matches!(self, Self::Blocked | Self::Unconfirmed | Self::Amqp(_))
     }
 }
 
@@ -160,6 +164,7 @@ fn copy_result(copy: &Copy, result: PublishResult) -> Result<(), PublishError> {
         PublishResult::Nacked | PublishResult::Unreadable | PublishResult::TooLarge => {
             Err(PublishError::Nacked)
         }
+        PublishResult::Unconfirmed => Err(PublishError::Unconfirmed),
         PublishResult::Closed(code, text) => Err(PublishError::Closed(code, text)),
         PublishResult::HeadersTooLarge => Err(PublishError::HeadersTooLarge),
     }

@@ -4,6 +4,7 @@ use lapin::types::FieldTable;
 use testbed::{Broker, RabbitMq, eventually};
 
 use super::{bodies, run, world_with};
+use crate::support::World;
 
 #[tokio::test]
 async fn a_memory_alarm_and_a_killed_broker_cost_no_attempt() {
@@ -56,5 +57,51 @@ async fn a_memory_alarm_and_a_killed_broker_cost_no_attempt() {
     assert_eq!(numbers, (1..=200).chain(1001..=1200).collect::<Vec<_>>());
     // Two lanes with a batch each, and those of the restart.
     assert!(repeats <= 300, "{repeats} repeats");
+    world.stop(relay).await;
+}
+
+/// Makes the process of a queue stand still, or go on: meanwhile the broker takes messages for it, and confirms none.
+async fn tell_queue(broker: &RabbitMq, queue: &str, verb: &str) {
+    let code = format!(
+        "{{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<\"/\">>, queue, <<\"{queue}\">>)), sys:{verb}(amqqueue:get_pid(Q))."
+    );
+    broker.ctl(&["eval", &code]).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_queue_that_confirms_nothing_holds_up_no_other() {
+    let broker = RabbitMq::start().await.unwrap();
+    let mut world = World::new().await;
+    world.urls.rabbitmq = broker.url();
+    world.configure(
+        "[relay]\npoll = \"20ms\"\n[events]\nbatch = 4\nlanes = 1\nretry = { delays = [\"100ms\"], max_attempts = 1000 }\n\
+         [rabbitmq]\ntimeout = \"1s\"",
+    );
+    world.broker = Broker::connect(&broker.url()).await.unwrap();
+    let (still, well) = (world.queue("still"), world.queue("well"));
+    for queue in [&still, &well] {
+        world.broker.declare_queue(queue, FieldTable::default()).await.unwrap();
+    }
+    tell_queue(&broker, &still, "suspend").await;
+    // The first batch is full of them; in the next one others are behind them.
+    for queue in [&still, &well] {
+        run(
+            &mut world,
+            &format!("select count(oncely.emit('', '{queue}', n::text)) from generate_series(1, 6) as n"),
+        )
+        .await;
+    }
+    let relay = world.start("relay");
+    world.wait_for(&format!("select count(*) from oncely.events where routing_key = '{well}'"), 0).await;
+    let mut arrived = bodies(&world.broker, &well).await;
+    arrived.sort_unstable();
+    assert_eq!(arrived, ["1", "2", "3", "4", "5", "6"], "none is published again");
+    world.wait_for_line(&relay, "reason=\"unconfirmed\"").await;
+    tell_queue(&broker, &still, "resume").await;
+    world.wait_for("select count(*) from oncely.events", 0).await;
+    let mut arrived = bodies(&world.broker, &still).await;
+    arrived.sort_unstable();
+    arrived.dedup();
+    assert_eq!(arrived, ["1", "2", "3", "4", "5", "6"]);
     world.stop(relay).await;
 }

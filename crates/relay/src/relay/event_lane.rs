@@ -10,7 +10,7 @@ use super::events::{EventBatch, EventError, EventReport, is_due};
 use super::idle::{IdleBackoff, REPORT, SHORTEST};
 use super::pulse::LaneReporter;
 use super::sessions::RelaySessions;
-use oncely_amqp::PublishConnection;
+use oncely_amqp::{AmqpError, PublishConnection};
 use oncely_config::Config;
 use oncely_core::backoff::Backoff;
 use oncely_postgres::{self as pg, OrderingKeyCursor, SessionFactory};
@@ -41,7 +41,7 @@ const BLOCKED: Duration = Duration::from_millis(200);
 /// Publishes events until the relay stops: after a full batch it goes on at once, after an empty one after a growing pause, up to `relay.poll`.
 /// Waits for a server that is away, which costs no event an attempt.
 pub(super) async fn publish_events(
-    config: Config,
+    mut config: Config,
     number: u32,
     door: SessionFactory,
     watched: LaneReporter,
@@ -49,6 +49,8 @@ pub(super) async fn publish_events(
     stop: CancellationToken,
 ) {
     let name = format!("oncely relay {} events {number}", config.worker.name);
+    // PostgreSQL lets a transaction be idle for twice its statement timeout.
+    config.rabbitmq.timeout = config.rabbitmq.timeout.min(config.postgres.statement_timeout / 2);
     let mut idle = IdleBackoff::new(config.relay.poll);
     let mut backoff = Backoff::default();
     let mut total = EventReport::default();
@@ -74,17 +76,21 @@ pub(super) async fn publish_events(
         );
         let began = Instant::now();
         let pause = match lane.once(&watched.pulse.witnesses).await {
-            Ok(Some(report)) => {
+            Ok(Some((report, failed))) => {
                 watched.note(&report, began.elapsed());
                 total.published += report.published;
                 total.failed += report.failed;
                 total.parked += report.parked;
                 let none_arrives = report.taken > 0 && report.undecided == report.taken;
-                if !none_arrives {
-                    backoff.reset();
+                if failed.is_none() {
+                    watched.pulse.succeeded(Target::Rabbitmq);
+                    if !none_arrives {
+                        backoff.reset();
+                    }
                 }
-                match (report.taken, &lane.cursor) {
-                    (taken, _) if none_arrives => {
+                match (failed, report.taken, lane.cursor.is_some()) {
+                    (Some(error), ..) => lane.fail(&watched, &error.into(), &mut backoff),
+                    (None, taken, _) if none_arrives => {
                         let error = "events fail (`oncely outbox list`); no attempt is spent".to_owned();
                         watched.pulse.failed(Target::Rabbitmq, error);
                         // Each of them waits by itself; behind a full batch others may arrive.
@@ -92,20 +98,15 @@ pub(super) async fn publish_events(
                         if is_full { BLOCKED } else { backoff.next_pause() }
                     }
                     // Many keys wait, and not all of them were read.
-                    (0, Some(_)) => SHORTEST,
-                    (taken, _) => idle.after(taken, batch),
+                    (None, 0, true) => SHORTEST,
+                    (None, taken, _) => idle.after(taken, batch),
                 }
             }
             Ok(None) => {
                 watched.pulse.failed(Target::Rabbitmq, "RabbitMQ takes no messages (an alarm)".to_owned());
                 BLOCKED
             }
-            Err(error) => {
-                tracing::warn!(error = %error, "cannot publish events; retrying");
-                watched.pulse.failed(Target::Rabbitmq, error.to_string());
-                lane.give_up(&error);
-                backoff.next_pause()
-            }
+            Err(error) => lane.fail(&watched, &error, &mut backoff),
         };
         if reported.elapsed() >= REPORT {
             log_total(&mut total);
@@ -124,7 +125,6 @@ pub(super) async fn publish_events(
 
 impl LaneReporter {
     fn note(&self, report: &EventReport, took: Duration) {
-        self.pulse.succeeded(Target::Rabbitmq);
         let EventReport { taken, published, failed, parked, undecided: _, oldest } = *report;
         for (result, number) in
             [(RelayResult::Done, published), (RelayResult::Failed, failed), (RelayResult::Parked, parked)]
@@ -147,7 +147,10 @@ fn log_total(total: &mut EventReport) {
 
 impl EventLane {
     /// Publishes one batch; returns `None` while the broker takes no messages.
-    async fn once(&mut self, witnesses: &Witnesses<Uuid>) -> Result<Option<EventReport>, EventError> {
+    async fn once(
+        &mut self,
+        witnesses: &Witnesses<Uuid>,
+    ) -> Result<Option<(EventReport, Option<AmqpError>)>, EventError> {
         let client_timeout = self.config.postgres.client_timeout();
         self.sessions.take_if(|open| !open.are_admitted(&self.door));
         let sessions = match &mut self.sessions {
@@ -168,7 +171,7 @@ impl EventLane {
             Some(connection) => connection,
             // Without events the broker is not needed.
             None if !is_due(session, &self.config.events, client_timeout).await? => {
-                return Ok(Some(EventReport::default()));
+                return Ok(Some(Default::default()));
             }
             None => self.connection.insert(PublishConnection::open(&self.config.rabbitmq, &self.name).await?),
         };
@@ -179,7 +182,7 @@ impl EventLane {
             settings: &self.config.events,
             cursor: &mut self.cursor,
             client_timeout,
-            longest: self.config.postgres.statement_timeout,
+            longest: self.config.postgres.statement_timeout / 2,
             traces: &self.traces,
             witnesses,
         };
@@ -196,7 +199,10 @@ impl EventLane {
         }
     }
 
-    fn give_up(&mut self, error: &EventError) {
+    /// Reports an error, and closes the connection that it came from; returns the time to wait.
+    fn fail(&mut self, watched: &LaneReporter, error: &EventError, backoff: &mut Backoff) -> Duration {
+        tracing::warn!(%error, "cannot publish events; retrying");
+        watched.pulse.failed(Target::Rabbitmq, error.to_string());
         match error {
             // Messages published on a blocked connection are still on their way; another connection would publish them again.
             EventError::Amqp(_) => {
@@ -207,5 +213,6 @@ impl EventLane {
                 self.sessions = None
             }
         }
+        backoff.next_pause()
     }
 }

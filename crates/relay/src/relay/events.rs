@@ -1,6 +1,6 @@
 //! One batch of events: takes, publishes, deletes those that have arrived, counts those that have failed.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
@@ -9,7 +9,9 @@ use lapin::types::{FieldTable, ShortString};
 use sqlx::{Connection as _, PgConnection};
 use uuid::Uuid;
 
-use oncely_amqp::{AmqpError, OutgoingMessage, PublishConnection, PublishResult, restore_headers};
+use oncely_amqp::{
+    AmqpError, EXCHANGES_AT_ONCE, OutgoingMessage, PublishConnection, PublishResult, restore_headers,
+};
 use oncely_config::EventSettings;
 use oncely_core::blame::{Blame, Circumstances, blame};
 use oncely_core::fault::FaultClass;
@@ -23,6 +25,9 @@ use oncely_traces::EventTraces;
 
 /// Most bytes in one batch, of payloads and of decoded headers, unless it is one event.
 const BYTES: i64 = 8 << 20;
+
+/// Most bytes of payload that are sent without a look at the clock.
+const PART_BYTES: usize = 512 << 10;
 
 /// Events of one ordering key in one batch: each is published and confirmed before the next.
 const IN_ROW: i64 = 50;
@@ -77,7 +82,8 @@ pub(crate) struct EventBatch<'a> {
     pub(crate) settings: &'a EventSettings,
     pub(crate) cursor: &'a mut OrderingKeyCursor,
     pub(crate) client_timeout: Duration,
-    /// Longest time of publishing a batch: half of the time for which PostgreSQL lets its transaction be idle.
+    /// Time after which no more of the batch is published. With the wait for the last confirms it is shorter than the time for which
+    /// PostgreSQL lets the batch's transaction be idle.
     pub(crate) longest: Duration,
     pub(crate) traces: &'a EventTraces,
     pub(crate) witnesses: &'a Witnesses<Uuid>,
@@ -111,8 +117,9 @@ fn limits(settings: &EventSettings) -> TakeLimits {
 
 impl EventBatch<'_> {
     /// Takes a batch, publishes it, deletes the events that have arrived. The rows stay locked meanwhile, so that several lanes and relays
-    /// share the work; a crash before the COMMIT publishes the same events again, with the same `message_id`s.
-    pub(crate) async fn publish(self) -> Result<EventReport, EventError> {
+    /// share the work; a crash before the COMMIT publishes the same events again, with the same `message_id`s. Beside the results it
+    /// returns the error of the broker's connection that ended the batch, if one did.
+    pub(crate) async fn publish(self) -> Result<(EventReport, Option<AmqpError>), EventError> {
         let Self {
             session,
             witness,
@@ -135,7 +142,7 @@ impl EventBatch<'_> {
         step("events.take.after");
         if events.is_empty() {
             pg::within(client_timeout, transaction.rollback()).await?;
-            return Ok(EventReport::default());
+            return Ok((EventReport::default(), None));
         }
         // Visible is not enough if a standby may take over: an event that may still be lost must not be published.
         if let Some(witness) = witness {
@@ -179,10 +186,7 @@ impl EventBatch<'_> {
         let said = arrived.iter().map(|event| (&event.id, TryResult::Succeeded));
         let said = said.chain(failures.iter().map(|failure| (&failure.event.id, try_result(failure))));
         witnesses.note(began, tokio::time::Instant::now(), said);
-        match failed {
-            Some(error) => Err(error.into()),
-            None => Ok(report),
-        }
+        Ok((report, failed))
     }
 }
 
@@ -201,10 +205,10 @@ fn with_result<'a>(
 }
 
 /// Publishes in waves: an event of an ordering key is sent when the one before it has arrived, so at most one of a key is in flight; after
-/// an event that has not arrived its key drops out. Events without a key are all sent in the first wave.
+/// an event that has not arrived its key drops out. Events without a key are all sent in the first wave. A wave is sent in [parts].
 ///
-/// No wave begins after `until`: PostgreSQL ends a transaction that is idle for too long, and then all of them would be sent again,
-/// repeatedly. An event that was not sent has no result, and is taken with the next batch.
+/// No part but the first begins after `until`: PostgreSQL ends a transaction that is idle for too long, and then all of them would be sent
+/// again, repeatedly. An event that was not sent has no result, and is taken with the next batch.
 async fn publish(
     connection: &PublishConnection,
     events: &[TakenEvent],
@@ -217,13 +221,14 @@ async fn publish(
     for (index, event) in events.iter().enumerate() {
         waves.entry(event.place).or_default().push(index);
     }
-    for (number, wave) in waves.into_values().enumerate() {
+    let parts = waves.into_values().flat_map(|wave| parts(events, wave));
+    for (number, part) in parts.enumerate() {
         if number > 0 && Instant::now() >= until {
             break;
         }
-        let mut going = Vec::with_capacity(wave.len());
-        let mut messages = Vec::with_capacity(wave.len());
-        for index in wave {
+        let mut going = Vec::with_capacity(part.len());
+        let mut messages = Vec::with_capacity(part.len());
+        for index in part {
             let event = &events[index];
             if stuck.contains(&(event.tenant.as_str(), event.ordering_key.as_deref())) {
                 continue;
@@ -258,6 +263,34 @@ async fn publish(
         }
     }
     (results, None)
+}
+
+/// Splits a wave into parts of at most [`PART_BYTES`] of payload, or of one larger event, for at most [`EXCHANGES_AT_ONCE`] exchanges: a slow
+/// link, or queues that are silent, delay one part. The exchange of the first event comes first.
+fn parts(events: &[TakenEvent], mut wave: Vec<usize>) -> Vec<Vec<usize>> {
+    let exchange = |index: usize| events[index].exchange.as_str();
+    let mut places: HashMap<&str, usize> = HashMap::new();
+    for &index in &wave {
+        let next = places.len();
+        places.entry(exchange(index)).or_insert(next);
+    }
+    wave.sort_by_key(|&index| places.get(exchange(index)));
+    let mut parts: Vec<Vec<usize>> = Vec::new();
+    let (mut bytes, mut exchanges) = (0, 0);
+    for index in wave {
+        let size = events[index].payload.as_ref().map_or(0, Vec::len);
+        let last = parts.last().and_then(|part| part.last());
+        let is_other = last.is_none_or(|&last| exchange(last) != exchange(index));
+        (bytes, exchanges) = (bytes + size, exchanges + usize::from(is_other));
+        match parts.last_mut() {
+            Some(part) if bytes <= PART_BYTES && exchanges <= EXCHANGES_AT_ONCE => part.push(index),
+            _ => {
+                (bytes, exchanges) = (size, 1);
+                parts.push(vec![index]);
+            }
+        }
+    }
+    parts
 }
 
 /// Returns the message of an event; or the reason why it can't be one: a row that bypassed `oncely.emit` and the table's constraints.
@@ -321,6 +354,10 @@ fn reason(event: &TakenEvent, result: &PublishResult) -> Option<(&'static str, S
         PublishResult::Nacked => {
             ("nacked", "the broker nacked it: is a queue full (reject-publish)?".to_owned())
         }
+        PublishResult::Unconfirmed => {
+            let text = "the broker did not confirm it in time: has its queue a leader? It may have arrived";
+            ("unconfirmed", text.to_owned())
+        }
         PublishResult::Closed(404, text) => ("exchange_missing", text.clone()),
         PublishResult::Closed(403, text) => ("access_refused", text.clone()),
         PublishResult::Closed(406, text) => ("precondition_failed", text.clone()),
@@ -346,8 +383,8 @@ fn class(result: &PublishResult) -> FaultClass {
         }
         // Each try closes a channel, and the event's neighbours on that channel are published again.
         PublishResult::Closed(406, _) => FaultClass::Poison,
-        // A full queue, or one without a leader: no event is the cause.
-        PublishResult::Nacked => FaultClass::Environment,
+        // A full queue, a stalled one, or one without a leader: no event is the cause.
+        PublishResult::Nacked | PublishResult::Unconfirmed => FaultClass::Environment,
         PublishResult::Unroutable | PublishResult::Closed(..) | PublishResult::Arrived => {
             FaultClass::Transient
         }

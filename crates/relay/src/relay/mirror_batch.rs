@@ -31,7 +31,8 @@ pub(crate) enum MirrorBatchError {
     Deleted { deleted: u64, taken: usize },
 }
 
-/// Takes a batch, writes it to the mirror, deletes it. The rows stay locked meanwhile, so that two relays share the work; a crash between
+/// Takes a batch, writes it to the mirror, deletes it. If the mirror takes nothing, returns its error beside the records that were deleted
+/// all the same. The rows stay locked meanwhile, so that two relays share the work; a crash between
 /// the write and the COMMIT writes the same tags again, which changes nothing. Without a mirror the records are only deleted: kept, they
 /// would hold back the garbage collection for ever.
 pub(crate) async fn mirror_batch(
@@ -39,7 +40,7 @@ pub(crate) async fn mirror_batch(
     witness: Option<&mut PgConnection>,
     mirror: Option<(&Mirror, &TagKey)>,
     limit: u32,
-) -> Result<MirrorReport, MirrorBatchError> {
+) -> Result<(MirrorReport, Option<MirrorError>), MirrorBatchError> {
     let now = session.clock.now();
     // Of this session, so of the epoch at which a record was read.
     let epoch = session.cell.epoch.clone();
@@ -50,7 +51,7 @@ pub(crate) async fn mirror_batch(
     step("relay.take.after");
     if records.is_empty() {
         transaction.rollback().await?;
-        return Ok(MirrorReport::default());
+        return Ok((MirrorReport::default(), None));
     }
     let mut written = 0;
     let mut failed = None;
@@ -90,15 +91,13 @@ pub(crate) async fn mirror_batch(
     step("relay.commit.before");
     transaction.commit().await?;
     step("relay.commit.after");
-    if let Some(error) = failed {
-        return Err(error.into());
-    }
-    Ok(MirrorReport {
+    let report = MirrorReport {
         records: over.len(),
-        tags: written,
+        tags: if failed.is_none() { written } else { 0 },
         oldest: over.iter().map(|record| record.created_at).min(),
         at: now,
-    })
+    };
+    Ok((report, failed))
 }
 
 /// Returns whether an entry may be made of a record. It must not outlive its key: if the rest of the key's life is shorter than an entry's,

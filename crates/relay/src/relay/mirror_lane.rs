@@ -51,19 +51,21 @@ pub(super) async fn relay_mirror_records(
             .beat
             .expect(LONGEST + config.postgres.client_timeout() * 4 + config.postgres.longest_connect() * 2);
         let began = Instant::now();
-        let pause = match relay_batch(&config, &application, &door, &mut open, mirror.as_ref()).await {
-            Ok(report) => {
+        let relayed = relay_batch(&config, &application, &door, &mut open, mirror.as_ref()).await;
+        let (report, failed) = relayed.unwrap_or_else(|error| (MirrorReport::default(), Some(error)));
+        total.records += report.records;
+        total.tags += report.tags;
+        if report.records > 0 {
+            watched.pulse.count(Target::Redis, RelayResult::Done, report.records);
+            watched.pulse.batch(Target::Redis, began.elapsed(), report.oldest, report.at);
+        }
+        let pause = match failed {
+            None => {
                 backoff.reset();
-                total.records += report.records;
-                total.tags += report.tags;
                 watched.pulse.succeeded(Target::Redis);
-                if report.records > 0 {
-                    watched.pulse.count(Target::Redis, RelayResult::Done, report.records);
-                    watched.pulse.batch(Target::Redis, began.elapsed(), report.oldest, report.at);
-                }
                 idle.after(report.records, config.relay.batch)
             }
-            Err(error) => {
+            Some(error) => {
                 tracing::warn!(error, "cannot write mirror records to Redis; retrying");
                 watched.pulse.count(Target::Redis, RelayResult::Failed, 1);
                 watched.pulse.failed(Target::Redis, error);
@@ -97,7 +99,7 @@ async fn relay_batch(
     door: &SessionFactory,
     open: &mut Option<MirrorLaneState>,
     mirror: Option<&Mirror>,
-) -> Result<MirrorReport, String> {
+) -> Result<(MirrorReport, Option<String>), String> {
     open.take_if(|open| !open.sessions.are_admitted(door));
     let MirrorLaneState { sessions, tag_key, read_key, told_ttl } = match open {
         Some(open) => open,
@@ -126,7 +128,8 @@ async fn relay_batch(
     let limit = config.postgres.client_timeout() * 2;
     let batch = mirror_batch(&mut sessions.records, witness, mirror, config.relay.batch);
     match tokio::time::timeout(limit, batch).await {
-        Ok(done) => done.map_err(|error| error.to_string()),
+        Ok(Ok((report, failed))) => Ok((report, failed.map(|error| error.to_string()))),
+        Ok(Err(error)) => Err(error.to_string()),
         // Its connection is dropped with it, by the caller.
         Err(_) => Err(format!("no answer within {limit:?}")),
     }
