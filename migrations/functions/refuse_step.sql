@@ -69,7 +69,7 @@ $$;
 comment on function oncely.refuse_step is
     'Says that a step that began did certainly not happen. It may begin again, in the next round, under another '
     'call_key: some sides answer a key that they refused with the same refusal for ever. Returns that round. Where '
-    'begin_step said repeat, the refusal says nothing of the earlier call: round and state stay. call_id instead of round: '
-    'no call was made because the reply to begin_step was lost. Renews the lease. '
+    'begin_step said repeat, the refusal says nothing of the earlier call: round and state stay. call_id instead of '
+    'round: no call was made because the reply to begin_step was lost. Renews the lease. '
     'ONC18: the lease is lost, ONC21: no such step begun. Lease protocol version 1.';
 revoke execute on function oncely.refuse_step from public;

@@ -38,7 +38,9 @@ pub use headers::MOST_VALUES as MOST_HEADER_VALUES;
 pub use headers::fit;
 pub use management::{BindingFacts, Management, ManagementError, QueueFacts};
 pub use probe::{PublishAcceptance, probe};
-pub use publish_connection::{EXCHANGES_AT_ONCE, OutgoingMessage, PublishConnection, PublishResult};
+pub use publish_connection::{
+    EXCHANGES_AT_ONCE, OutgoingMessage, PublishConnection, PublishLimits, PublishResult,
+};
 pub use publisher::{PublishError, Publisher};
 pub use queue_reader::{QueueReader, QueuedMessage};
 pub use stored::{restore_headers, restore_properties, store_headers, store_properties};

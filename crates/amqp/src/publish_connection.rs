@@ -1,7 +1,7 @@
 //! Publishes messages of many senders and reports the result of each, with the message at fault.
 
 use std::collections::{HashMap, HashSet};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::FutureExt as _;
 use futures::future::join_all;
@@ -41,6 +41,11 @@ impl<'a> OutgoingMessage<'a> {
         headers.insert(header.into(), AMQPValue::LongString(name.as_str().into()));
         Self { name, header, exchange, routing_key, properties: properties.with_headers(headers), body }
     }
+
+    /// Returns the exchange and the routing key.
+    fn destination(&self) -> (String, String) {
+        (self.exchange.to_owned(), self.routing_key.to_owned())
+    }
 }
 
 /// Result of publishing a message.
@@ -52,7 +57,8 @@ pub enum PublishResult {
     Unroutable,
     /// The broker answered with `basic.nack`.
     Nacked,
-    /// Not confirmed in time by a broker that answers: its queue is stalled or has no leader. It may have arrived.
+    /// Not confirmed in time by a broker that answers: its queue is stalled or has no leader. It may have arrived; or it was not sent, as an
+    /// earlier one with its exchange and routing key was not confirmed.
     Unconfirmed,
     /// The broker closed the channel over it, with this code and text.
     Closed(u16, String),
@@ -73,12 +79,32 @@ pub const EXCHANGES_AT_ONCE: usize = 8;
 /// Limit of open channels, one per exchange.
 const CHANNELS: usize = 64;
 
+/// Time limits of [`PublishConnection::publish`].
+#[derive(Clone, Copy, Debug)]
+pub struct PublishLimits {
+    /// Longest wait for an answer of the broker.
+    pub answer: Duration,
+    /// Time at which the last wait for confirms ends.
+    pub until: Option<Instant>,
+}
+
+impl PublishLimits {
+    /// Returns the longest wait that begins now.
+    fn wait(&self) -> Duration {
+        let left = self.until.map(|until| until.saturating_duration_since(Instant::now()));
+        left.map_or(self.answer, |left| left.min(self.answer))
+    }
+}
+
 /// A connection for publishing, used by one task at a time. A channel serves one exchange, so that a missing exchange closes no other's
 /// channel; it is reused once all its confirms are settled.
 pub struct PublishConnection {
     settings: RabbitSettings,
     connection: Connection,
     channels: Mutex<HashMap<String, Channel>>,
+    /// Exchanges and routing keys of messages that were not confirmed in time, with the time of the next try: a silent queue delays the
+    /// messages of others once in a while, not with each of its messages.
+    silent: Mutex<HashMap<(String, String), Instant>>,
 }
 
 /// Confirms of the messages of one channel.
@@ -105,7 +131,12 @@ impl PublishConnection {
     /// Opens a connection.
     pub async fn open(settings: &RabbitSettings, purpose: &str) -> Result<Self, AmqpError> {
         let connection = connect(settings, purpose).await?;
-        Ok(Self { settings: settings.clone(), connection, channels: Mutex::default() })
+        Ok(Self {
+            settings: settings.clone(),
+            connection,
+            channels: Mutex::default(),
+            silent: Mutex::default(),
+        })
     }
 
     /// Returns whether the connection is open.
@@ -132,11 +163,19 @@ impl PublishConnection {
     }
 
     /// Publishes messages in any order. The result of one is independent of the others: if a channel is closed over a message, the rest is
-    /// published again without it. After an error of the connection, messages without a result may have arrived or not.
+    /// published again without it, unless one was not confirmed in time: messages that would be published after that have no result. After an error of the
+    /// connection, messages without a result may have arrived or not.
     pub async fn publish(
         &self,
         messages: &[OutgoingMessage<'_>],
+        limits: PublishLimits,
     ) -> (Vec<Option<PublishResult>>, Option<AmqpError>) {
+        let silent = {
+            let mut silent = self.silent.lock().await;
+            let now = Instant::now();
+            silent.retain(|_, again| *again > now);
+            silent.clone()
+        };
         let mut by_exchange: HashMap<&str, Vec<usize>> = HashMap::new();
         let mut results = vec![None; messages.len()];
         let room = match usize::try_from(self.frame_max()) {
@@ -149,6 +188,9 @@ impl PublishConnection {
                 Some(headers) if table_size(headers) > room => {
                     results[index] = Some(PublishResult::HeadersTooLarge)
                 }
+                _ if !silent.is_empty() && silent.contains_key(&message.destination()) => {
+                    results[index] = Some(PublishResult::Unconfirmed)
+                }
                 _ => by_exchange.entry(message.exchange).or_default().push(index),
             }
         }
@@ -157,7 +199,7 @@ impl PublishConnection {
         for some in groups.chunks(EXCHANGES_AT_ONCE) {
             let mut going = Vec::with_capacity(some.len());
             for (exchange, indexes) in some {
-                going.push(self.publish_to(exchange, messages, indexes));
+                going.push(self.publish_to(exchange, messages, indexes, limits));
             }
             let said = join_all(going).await;
             for ((_, indexes), (known, error)) in some.iter().zip(said) {
@@ -179,14 +221,15 @@ impl PublishConnection {
         exchange: &str,
         messages: &[OutgoingMessage<'_>],
         indexes: &[usize],
+        limits: PublishLimits,
     ) -> (Vec<Option<PublishResult>>, Option<AmqpError>) {
         let mut results = vec![None; indexes.len()];
         // Positions in `indexes`.
         let mut open: Vec<Vec<usize>> = vec![(0..indexes.len()).collect()];
         while let Some(set) = open.pop() {
             let some: Vec<&OutgoingMessage<'_>> = set.iter().map(|&at| &messages[indexes[at]]).collect();
-            let (known, closed) = match self.once(exchange, &some).await {
-                ChannelResult::All(all) => (all.into_iter().map(Some).collect(), None),
+            let (known, closed) = match self.once(exchange, &some, limits).await {
+                ChannelResult::All(all) => (all.into_iter().map(Some).collect::<Vec<_>>(), None),
                 ChannelResult::Closed { known, code, text } => (known, Some((code, text))),
                 ChannelResult::Away { known, error } => {
                     for (&at, result) in set.iter().zip(known) {
@@ -195,8 +238,12 @@ impl PublishConnection {
                     return (results, Some(error));
                 }
             };
+            let is_silent = known.contains(&Some(PublishResult::Unconfirmed));
             for (&at, result) in set.iter().zip(known) {
                 results[at] = result;
+            }
+            if is_silent {
+                return (results, None);
             }
             let Some((code, text)) = closed else { continue };
             let left: Vec<usize> = set.into_iter().filter(|&at| results[at].is_none()).collect();
@@ -228,15 +275,20 @@ impl PublishConnection {
 
     /// Publishes messages on one channel and settles all confirms; then identifies the returned messages by their names: lapin pairs
     /// returns with confirms by order, and under load pairs them wrongly.
-    async fn once(&self, exchange: &str, messages: &[&OutgoingMessage<'_>]) -> ChannelResult {
+    async fn once(
+        &self,
+        exchange: &str,
+        messages: &[&OutgoingMessage<'_>],
+        limits: PublishLimits,
+    ) -> ChannelResult {
         let nothing = || vec![None; messages.len()];
-        let channel = match self.channel(exchange).await {
+        let channel = match self.channel(exchange, limits).await {
             Ok(channel) => channel,
             Err(error) => return ChannelResult::Away { known: nothing(), error },
         };
-        let (confirms, mut failed) = self.send(&channel, messages).await;
+        let (confirms, mut failed) = self.send(&channel, messages, limits).await;
         let ChannelConfirms { confirms, returned, is_silent } =
-            self.settle(confirms, messages, &mut failed).await;
+            self.settle(confirms, messages, limits, &mut failed).await;
         let is_known = failed.is_none() && !is_silent;
         let known = messages.iter().zip(confirms).map(|(message, settled)| match settled {
             _ if returned.contains(&message.name) => Some(PublishResult::Unroutable),
@@ -253,13 +305,19 @@ impl PublishConnection {
         }
         // A queue alone is silent if the broker opens a channel meanwhile.
         if failed.is_none() && is_silent {
-            let timeout = AmqpError::Timeout("publisher confirms", self.settings.timeout);
+            let timeout = AmqpError::Timeout("publisher confirms", limits.answer);
+            let whole = PublishLimits { until: None, ..limits };
             failed = match self.is_blocked() {
                 true => Some(timeout),
-                false => self.channel(exchange).await.err().map(|_| timeout),
+                false => self.channel(exchange, whole).await.err().map(|_| timeout),
             };
         }
         let Some(error) = failed else {
+            if is_silent {
+                let again = Instant::now() + limits.answer;
+                let silent = messages.iter().zip(&known).filter(|(_, result)| result.is_none());
+                self.silent.lock().await.extend(silent.map(|(message, _)| (message.destination(), again)));
+            }
             let known = known.into_iter().map(|result| result.unwrap_or(PublishResult::Unconfirmed));
             return ChannelResult::All(known.collect());
         };
@@ -277,6 +335,7 @@ impl PublishConnection {
         &self,
         channel: &Channel,
         messages: &[&OutgoingMessage<'_>],
+        limits: PublishLimits,
     ) -> (Vec<PublisherConfirm>, Option<AmqpError>) {
         let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
         let mut confirms = Vec::with_capacity(messages.len());
@@ -284,7 +343,7 @@ impl PublishConnection {
             let properties = message.properties.clone();
             let (exchange, key) = (message.exchange.into(), message.routing_key.into());
             let published = channel.basic_publish(exchange, key, options, message.body, properties);
-            match answer("basic.publish", self.settings.timeout, published).await {
+            match answer("basic.publish", limits.wait(), published).await {
                 Ok(confirm) => confirms.push(confirm),
                 Err(error) => return (confirms, Some(error)),
             }
@@ -298,6 +357,7 @@ impl PublishConnection {
         &self,
         mut confirms: Vec<PublisherConfirm>,
         messages: &[&OutgoingMessage<'_>],
+        limits: PublishLimits,
         failed: &mut Option<AmqpError>,
     ) -> ChannelConfirms {
         // All messages have the same header.
@@ -317,7 +377,7 @@ impl PublishConnection {
         };
         let mut is_silent = matches!(failed, Some(AmqpError::Timeout(..)));
         for confirm in &mut confirms {
-            let limit = if is_silent { Duration::ZERO } else { self.settings.timeout };
+            let limit = if is_silent { Duration::ZERO } else { limits.wait() };
             match answer("publisher confirms", limit, confirm).await {
                 Ok(confirmation) => settled.push(Some(note(confirmation))),
                 Err(AmqpError::Timeout(..)) => {
@@ -343,18 +403,20 @@ impl PublishConnection {
         ChannelConfirms { confirms: settled, returned, is_silent }
     }
 
-    async fn channel(&self, exchange: &str) -> Result<Channel, AmqpError> {
-        let limit = self.settings.timeout;
-        let mut channels = self.channels.lock().await;
-        if let Some(channel) = channels.get(exchange).filter(|channel| channel.status().connected()) {
-            return Ok(channel.clone());
+    /// Returns the channel of an exchange. Several are opened side by side.
+    async fn channel(&self, exchange: &str, limits: PublishLimits) -> Result<Channel, AmqpError> {
+        let known = self.channels.lock().await.get(exchange).cloned();
+        if let Some(channel) = known.filter(|channel| channel.status().connected()) {
+            return Ok(channel);
         }
+        let channel = answer("channel.open", limits.wait(), self.connection.create_channel()).await?;
+        let selected = channel.confirm_select(ConfirmSelectOptions::default());
+        answer("confirm.select", limits.wait(), selected).await?;
+        let mut channels = self.channels.lock().await;
         if channels.len() >= CHANNELS {
             // Channels in use stay open until they are settled: a handle keeps its channel.
             channels.clear();
         }
-        let channel = answer("channel.open", limit, self.connection.create_channel()).await?;
-        answer("confirm.select", limit, channel.confirm_select(ConfirmSelectOptions::default())).await?;
         channels.insert(exchange.to_owned(), channel.clone());
         Ok(channel)
     }

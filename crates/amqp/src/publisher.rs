@@ -7,7 +7,7 @@ use uuid::Uuid;
 use super::connection::AmqpError;
 use super::copy::Copy;
 use super::headers::fit;
-use super::publish_connection::{OutgoingMessage, PublishConnection, PublishResult};
+use super::publish_connection::{OutgoingMessage, PublishConnection, PublishLimits, PublishResult};
 use oncely_config::RabbitSettings;
 use oncely_core::own_headers;
 
@@ -98,18 +98,19 @@ impl Publisher {
             Some(connection) => connection,
             None => current.insert(PublishConnection::open(&self.settings, &self.purpose).await?),
         };
+        let limits = PublishLimits { answer: self.settings.timeout, until: None };
         for wave in waves(copies) {
             if connection.is_blocked() {
                 return Err(PublishError::Blocked);
             }
             let messages: Vec<OutgoingMessage<'_>> =
                 wave.iter().map(|copy| outgoing(copy, connection.frame_max())).collect();
-            let (published, failed) = connection.publish(&messages).await;
+            let (published, failed) = connection.publish(&messages, limits).await;
             for (copy, result) in wave.iter().zip(published) {
                 results.push(match (result, &failed) {
                     (Some(result), _) => copy_result(copy, result),
                     (None, Some(error)) => Err(clone_amqp(error).into()),
-                    (None, None) => Err(PublishError::Nacked),
+                    (None, None) => Err(PublishError::Unconfirmed),
                 });
             }
             if let Some(error) = failed {

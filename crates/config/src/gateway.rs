@@ -183,7 +183,7 @@ impl Default for GatewayTable {
             max_response: 1 << 18,
             unknown: UnknownOutcomePolicy::Hold,
             not_done: Vec::new(),
-            connections: 500,
+            connections: 250,
             trusted_proxies: Vec::new(),
         }
     }

@@ -38,7 +38,7 @@ pub(crate) struct RabbitTable {
     /// A peer that is silent for two heartbeats is gone. RabbitMQ's own default of 60s notices a dead peer after two minutes.
     #[garde(range(min = SECOND, max = SECOND.times(600)))]
     pub(crate) heartbeat: Length,
-    /// Limit of a connection, a declaration, a publisher confirm. A relay waits for the confirm of an event for at most half of
+    /// Limit of a connection, a declaration, a publisher confirm. A relay waits for the confirm of an event for at most a third of
     /// postgres.statement_timeout.
     #[garde(range(min = SECOND, max = SECOND.times(600)))]
     pub(crate) timeout: Length,

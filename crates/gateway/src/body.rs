@@ -23,6 +23,8 @@ pub(super) struct Upload {
     /// Pace of a streamed body; one with a key has a limit for the whole body (`gateway.read_limit`).
     pace: Option<UploadPace>,
     place: Arc<ConnectionPermit>,
+    /// Number of its request on the connection.
+    request: u64,
 }
 
 struct UploadPace {
@@ -46,7 +48,7 @@ impl UploadPace {
 
 impl Drop for Upload {
     fn drop(&mut self) {
-        self.place.finish_body();
+        self.place.finish_body(self.request);
     }
 }
 
@@ -64,10 +66,11 @@ pub(super) enum UploadError {
 impl Upload {
     /// Wraps a body. `is_streamed`: no other limit applies, so the pace is checked.
     pub(super) fn new(body: Incoming, is_streamed: bool, place: Arc<ConnectionPermit>) -> Self {
+        let request = place.request();
         if body.is_end_stream() {
-            place.finish_body();
+            place.finish_body(request);
         }
-        Self { body, pace: is_streamed.then(UploadPace::new), place }
+        Self { body, pace: is_streamed.then(UploadPace::new), place, request }
     }
 }
 
@@ -91,7 +94,7 @@ impl Body for Upload {
                 }
                 Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(Err(error.into()))),
                 Poll::Ready(None) => {
-                    self.place.finish_body();
+                    self.place.finish_body(self.request);
                     return Poll::Ready(None);
                 }
                 Poll::Pending => {

@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -80,7 +81,12 @@ impl ConnectionLimiter {
             Connection { address, phase: ConnectionPhase::Idle, since: Instant::now(), leave: leave.clone() };
         open.connections.insert(number, one);
         drop(open);
-        Some(Arc::new(ConnectionPermit { places: Arc::clone(self), number, leave }))
+        Some(Arc::new(ConnectionPermit {
+            places: Arc::clone(self),
+            number,
+            request: AtomicU64::new(0),
+            leave,
+        }))
     }
 
     fn lock(&self) -> MutexGuard<'_, ConnectionTable> {
@@ -110,6 +116,8 @@ impl ConnectionTable {
 pub(super) struct ConnectionPermit {
     places: Arc<ConnectionLimiter>,
     number: u64,
+    /// Number of the last request that has begun.
+    request: AtomicU64,
     leave: CancellationToken,
 }
 
@@ -121,13 +129,21 @@ impl ConnectionPermit {
 
     /// Marks the headers of a request as received; returns false if the place is lost, so that the request must not begin.
     pub(super) fn begin_request(&self) -> bool {
+        self.request.fetch_add(1, Ordering::Relaxed);
         self.set(ConnectionPhase::Arriving, |_| true)
     }
 
-    /// Marks the request's body as received or abandoned: the connection is not displaced until its answer is finished. Does nothing if no
-    /// body is being received.
-    pub(super) fn finish_body(&self) {
-        self.set(ConnectionPhase::Working, |phase| phase == ConnectionPhase::Arriving);
+    /// Returns the number of the last request that has begun.
+    pub(super) fn request(&self) -> u64 {
+        self.request.load(Ordering::Relaxed)
+    }
+
+    /// Marks the body of this request as received or abandoned: the connection is not displaced until its answer is finished. Does nothing if
+    /// the body has ended before, or another request has begun: the service may answer before it has read a body, and the client goes on.
+    pub(super) fn finish_body(&self, request: u64) {
+        self.set(ConnectionPhase::Working, |phase| {
+            phase == ConnectionPhase::Arriving && request == self.request()
+        });
     }
 
     /// Marks the answer as finished: the connection is idle once it is written.
@@ -181,7 +197,7 @@ mod tests {
         let places = ConnectionLimiter::new(3);
         let [first, second, third] = [1, 2, 3].map(|last| places.enter(address(last), false).unwrap());
         assert!(first.begin_request());
-        first.finish_body();
+        first.finish_body(first.request());
         let fourth = places.enter(address(4), false).unwrap();
         assert!(is_lost(&second) && !is_lost(&first) && !is_lost(&third));
         assert!(!second.begin_request(), "nothing begins on a place that is lost");
@@ -201,6 +217,23 @@ mod tests {
     }
 
     #[test]
+    fn a_body_that_ends_late_is_not_that_of_the_next_request() {
+        let places = ConnectionLimiter::new(1);
+        let place = places.enter(address(1), false).unwrap();
+        assert!(place.begin_request());
+        let first = place.request();
+        place.finish_answer();
+        assert!(place.begin_request());
+        place.finish_body(first);
+        let is_arriving = |place: &ConnectionPermit| {
+            places.lock().connections[&place.number].phase == ConnectionPhase::Arriving
+        };
+        assert!(is_arriving(&place));
+        place.finish_body(place.request());
+        assert!(!is_arriving(&place));
+    }
+
+    #[test]
     fn one_address_keeps_no_other_one_out() {
         let places = ConnectionLimiter::new(10);
         let greedy: Vec<_> = (0..9).map(|_| places.enter(address(1), false).unwrap()).collect();
@@ -212,7 +245,8 @@ mod tests {
         for last in 2..6 {
             others.push(places.enter(address(last), false).unwrap());
             others.last().unwrap().begin_request();
-            others.last().unwrap().finish_body();
+            let place = others.last().unwrap();
+            place.finish_body(place.request());
         }
         // The first connection had the last place; the others had places of bodies that were arriving.
         assert_eq!(greedy.iter().filter(|place| is_lost(place)).count(), 3);

@@ -88,7 +88,7 @@ impl RequestHandler {
         };
         drop(inflight);
         // The rest of the body is not awaited.
-        place.finish_body();
+        place.finish_body(place.request());
         metrics.duration.record(began.elapsed().as_secs_f64());
         let name = name_of(&answer);
         metrics.answered(name);

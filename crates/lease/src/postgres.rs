@@ -106,8 +106,8 @@ impl PostgresStore {
             }
         });
         let said = said.await.unwrap_or(Err(StatementFault::Postgres(sqlx::Error::WorkerCrashed)));
-        // A server that refuses a statement answers: other holders can renew.
-        let is_failing = said.as_ref().is_err_and(StatementFault::is_outage);
+        // If the server refuses this statement alone, other holders can renew.
+        let is_failing = said.as_ref().is_err_and(StatementFault::is_of_all);
         if self.is_failing.swap(is_failing, Ordering::Relaxed) && is_failing {
             self.away.note();
         }
@@ -126,9 +126,9 @@ enum StatementFault {
 }
 
 impl StatementFault {
-    fn is_outage(&self) -> bool {
+    fn is_of_all(&self) -> bool {
         match self {
-            Self::Postgres(error) => pg::is_outage(error),
+            Self::Postgres(error) => pg::is_of_all(error),
             Self::NoSession(_) => true,
         }
     }

@@ -90,6 +90,23 @@ impl UnrecordedOutcome {
     }
 }
 
+/// Records the withdrawal of a step as owed if its begin ends without an answer, also by being dropped: no call follows. While the begin
+/// lasts, the step must not be withdrawn: a call may follow.
+struct BeginGuard<'a> {
+    owed: &'a Mutex<Vec<UnrecordedOutcome>>,
+    not_called: Option<UnrecordedOutcome>,
+}
+
+impl Drop for BeginGuard<'_> {
+    fn drop(&mut self) {
+        lock(self.owed).extend(self.not_called.take());
+    }
+}
+
+fn lock(owed: &Mutex<Vec<UnrecordedOutcome>>) -> MutexGuard<'_, Vec<UnrecordedOutcome>> {
+    owed.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl<S> Clone for Run<S> {
     fn clone(&self) -> Self {
         Self(Arc::clone(&self.0))
@@ -246,7 +263,11 @@ impl<S: StepStore> Run<S> {
                     self.pay(UnrecordedOutcome::Refused(step.name(), RefusedCall::Round(begun.round)))
                         .await?;
                     let again = self.begin(step).await?;
-                    self.call(step, self.call_of(&again), call).await
+                    match again.state {
+                        // An earlier run's outcome came late.
+                        StepState::Done(result) => self.read(step, result),
+                        _ => self.call(step, self.call_of(&again), call).await,
+                    }
                 }
             },
         }
@@ -271,18 +292,18 @@ impl<S: StepStore> Run<S> {
                 step.name()
             ))
         })?;
-        // An earlier call of this run was begun, perhaps, and not made.
-        let not_called =
-            self.owing().iter().find(|owed| owed.step() == step.name() && owed.is_not_called()).cloned();
-        if let Some(not_called) = not_called {
-            self.pay(not_called).await?;
+        // The outcome that an earlier try of this run knows decides: the result, or that no call was made.
+        let owed: Vec<_> =
+            lock(&inner.owed).iter().filter(|owed| owed.step() == step.name()).cloned().collect();
+        for owed in owed {
+            self.pay(owed).await?;
         }
-        // The same id in each try: a reply may be lost. If this is dropped, or the run ends before an answer, no call is made.
+        // The same id in each try: a reply may be lost.
         let call = Uuid::now_v7();
         let not_called = UnrecordedOutcome::Refused(step.name(), RefusedCall::Begun(call));
-        self.owing().push(not_called.clone());
+        let mut guard = BeginGuard { owed: &inner.owed, not_called: Some(not_called) };
         let begun = self.begin_call(step, call).await?;
-        self.owing().retain(|owed| *owed != not_called);
+        guard.not_called = None;
         Ok(begun)
     }
 
@@ -347,9 +368,8 @@ impl<S: StepStore> Run<S> {
     async fn pay(&self, owed: UnrecordedOutcome) -> Result<(), HandlerError> {
         let inner = &*self.0;
         {
-            // A newer outcome of a step replaces one that could not be stored.
-            let mut all = self.owing();
-            all.retain(|other| other.step() != owed.step());
+            let mut all = lock(&inner.owed);
+            all.retain(|other| *other != owed);
             all.push(owed.clone());
         }
         let ask = || async {
@@ -363,18 +383,14 @@ impl<S: StepStore> Run<S> {
             }
         };
         let paid = until_answered(&inner.abandon, "store the result of a step", ask).await;
-        self.owing().retain(|other| *other != owed);
+        lock(&inner.owed).retain(|other| *other != owed);
         paid.map_err(|error| self.error_of(error))
-    }
-
-    fn owing(&self) -> MutexGuard<'_, Vec<UnrecordedOutcome>> {
-        self.0.owed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Stores the outcomes not stored yet. Even if another run has the key: it may have been given up only because this outcome was unknown.
     #[doc(hidden)]
     pub async fn pay_owed(&self) {
-        let owed = std::mem::take(&mut *self.owing());
+        let owed = std::mem::take(&mut *lock(&self.0.owed));
         for owed in owed {
             // Of a step that never began there is nothing to decide.
             let is_called = !owed.is_not_called();

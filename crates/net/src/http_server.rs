@@ -10,6 +10,7 @@ use hyper::body::{Body, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::Service;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_io_timeout::TimeoutStream;
@@ -17,6 +18,10 @@ use tokio_util::sync::CancellationToken;
 
 /// Pause after an error of a listener, such as too many open files.
 const PAUSE: Duration = Duration::from_millis(200);
+
+/// Time without traffic after which TCP asks whether the client is still there: one that is gone without a word ends its connection, also
+/// while nothing is due to it.
+const KEEPALIVE: Duration = Duration::from_secs(60);
 
 /// Limits of a connection.
 pub struct ConnectionLimits {
@@ -40,7 +45,13 @@ pub struct BrokenConnection<S> {
 pub async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
     loop {
         match listener.accept().await {
-            Ok(accepted) => return accepted,
+            Ok(accepted) => {
+                let keepalive = TcpKeepalive::new().with_time(KEEPALIVE);
+                if let Err(error) = SockRef::from(&accepted.0).set_tcp_keepalive(&keepalive) {
+                    tracing::debug!(%error, "cannot set TCP keepalive");
+                }
+                return accepted;
+            }
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection");
                 tokio::time::sleep(PAUSE).await;
@@ -88,4 +99,18 @@ where
         tracing::debug!(%error, "a connection ended");
         BrokenConnection { error, stream: connection.into_parts().io.into_inner() }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_client_that_is_gone_without_a_word_is_noticed() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap());
+        let (client, (accepted, _)) = tokio::join!(client, accept(&listener));
+        client.unwrap();
+        assert!(SockRef::from(&accepted).keepalive().unwrap());
+    }
 }

@@ -20,11 +20,12 @@ mod transport;
 mod unknown;
 mod upstream;
 
-use testbed::{Process, eventually};
+use testbed::Process;
 
 use self::client::{Client, Reply, get, post, with};
 use self::upstream::Upstream;
 use crate::support::World;
+use crate::support::http::address_in;
 
 /// A gateway, its service and its database.
 struct Site {
@@ -88,13 +89,7 @@ fn start(world: &World, upstream: &Upstream, name: &str, more: &[(&'static str, 
 
 /// Where a gateway listens, as its log says.
 async fn reached(process: &Process) -> Client {
-    let address = eventually("a line with the address", || async {
-        let log = process.output();
-        let line = log.lines().find(|line| line.contains("gateway listening"));
-        let address = line.and_then(|line| line.split("address=").nth(1)).map(|text| text.trim().to_owned());
-        address.ok_or(log)
-    });
-    Client(address.await.unwrap().parse().unwrap())
+    Client(address_in(process, "gateway listening").await.parse().unwrap())
 }
 
 /// A gateway before nobody, and where it tells its metrics: the configuration says `metrics` and `principal`.

@@ -1,5 +1,6 @@
 //! The store in PostgreSQL.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use oncely::HandlerError;
@@ -184,6 +185,59 @@ async fn a_step_that_began_without_a_reply_was_not_called() {
     let call = async |call: Call| Ok::<_, StepError>(call.round);
     let ran = runner.run(&key, fingerprint(b"{}"), async |run| Ok(Some(run.step(&step, call).await?.into())));
     assert_eq!(ran.await.unwrap(), RunOutcome::Done(Some(1.into())));
+}
+
+#[tokio::test]
+async fn a_result_that_is_not_stored_yet_answers_the_next_try() {
+    let world = World::new().await;
+    let (proxy, runner) = proxied(&world).await;
+    let (key, step) = (identity("order 1"), Step::new("mail", Repeat::Never));
+    let ran = runner.run(&key, fingerprint(b"{}"), async |run| {
+        let sent = async |_: Call| {
+            proxy.arm_times(OneShot::CutBeforeCommit, 1_000);
+            Ok::<_, StepError>("sent".to_owned())
+        };
+        let lost = || async { proxy.struck().checked_sub(1).ok_or("not lost yet") };
+        tokio::select! {
+            stored = run.step(&step, sent) => panic!("{stored:?}"),
+            lost = eventually("a lost record", lost) => lost.unwrap(),
+        };
+        // This one is dropped, too, wherever it is.
+        let struck = proxy.struck();
+        let lost = || async { proxy.struck().checked_sub(struck + 1).ok_or("not lost yet") };
+        let not_called = async |_: Call| panic!("it was called");
+        tokio::select! {
+            stored = run.step::<String, _, _>(&step, not_called) => panic!("{stored:?}"),
+            lost = eventually("a lost record", lost) => lost.unwrap(),
+        };
+        proxy.arm(None);
+        Ok(Some(run.step::<String, _, _>(&step, not_called).await?.into()))
+    });
+    assert_eq!(ran.await.unwrap(), RunOutcome::Done(Some("sent".into())));
+}
+
+#[tokio::test]
+async fn of_two_tries_at_once_one_calls() {
+    let world = World::new().await;
+    let runner = LeaseRunner::new(PostgresStore::new(pool(world.database.url()).await));
+    let (step, calls) = (&Step::new("mail", Repeat::Never), &AtomicU32::new(0));
+    for number in 1..=20 {
+        let key = identity(&format!("order {number}"));
+        let ran = runner.run(&key, fingerprint(b"{}"), async |run| {
+            let once = async || {
+                let call = async |_: Call| {
+                    calls.fetch_add(1, Ordering::Relaxed);
+                    Ok::<_, StepError>(())
+                };
+                run.step(step, call).await
+            };
+            let (first, second) = tokio::join!(once(), once());
+            assert!(first.is_ok() || second.is_ok(), "{first:?}, {second:?}");
+            Ok(None)
+        });
+        ran.await.unwrap();
+        assert_eq!(calls.load(Ordering::Relaxed), number);
+    }
 }
 
 #[tokio::test]

@@ -5,9 +5,16 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 /// Where a program listens, as its log says.
 pub(crate) async fn address(process: &Process) -> String {
+    address_in(process, "listening").await
+}
+
+/// The address in the first line of a log with these words.
+pub(crate) async fn address_in(process: &Process, words: &str) -> String {
     eventually("a line with the address", || async {
         let log = process.output();
-        let line = log.lines().find(|line| line.contains("listening") && line.contains("address="));
+        // A line that is not complete yet may end within the address.
+        let mut lines = log.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+        let line = lines.find(|line| line.contains(words) && line.contains("address="));
         let address = line.and_then(|line| line.split("address=").nth(1));
         address.map(|address| address.trim().to_owned()).ok_or_else(|| anyhow::anyhow!("{log}"))
     })

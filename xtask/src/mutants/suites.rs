@@ -225,6 +225,9 @@ pub(crate) const TESTED: &[Tested] = &[
         "refused_letter_is_not_told",
         &["leased::blame::a_letter_that_cannot_be_written_is_told_of_and_written_when_it_can"],
     ),
+    it("begin_is_withdrawn_while_it_lasts", &["lease_stores::postgres::of_two_tries_at_once_one_calls"]),
+    it("lost_begin_stays", &["lease_stores::postgres::a_step_that_began_without_a_reply_was_not_called"]),
+    it("silent_queue_holds_up_others", &["events::outages::a_queue_that_confirms_nothing_holds_up_no_other"]),
     it("takeover_from_snapshot", &["sql_protocol::leases::of_many_that_take_over_one_key_one_holds_it"]),
     it("redis_complete_without_token", &[REDIS]),
     it(

@@ -15,8 +15,8 @@ use tokio::time::Sleep;
 /// fails, and the answer is in the socket: an HTTP client that ends with the first error never reads it, and the server's decision would
 /// count as an unknown outcome. So a failed write counts as done, and reading returns the answer, or the end of the connection.
 ///
-/// A write that makes no progress for too long ends the connection: the caller may have given up its wait for an answer, and the request's body,
-/// with all that it holds, would stay as long as the server does.
+/// A write that makes no progress for too long counts as failed, too: the caller may have given up its wait for an answer, and the request's
+/// body, with all that it holds, would stay as long as the server does. An answer that is under way goes on.
 pub(super) struct Stream<S> {
     inner: S,
     /// A write has failed.
@@ -53,8 +53,9 @@ impl<S> Stream<S> {
             Poll::Pending => {
                 let stalled = self.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep(limit)));
                 ready!(stalled.as_mut().poll(context));
-                let text = format!("the other side took nothing of the request for {limit:?}");
-                Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, text)))
+                tracing::debug!(?limit, "the other side has taken nothing of a request for too long");
+                self.write_failed = true;
+                Poll::Ready(Ok(given))
             }
         }
     }
@@ -109,12 +110,60 @@ impl<S: Write + Unpin> Write for Stream<S> {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_shutdown(context)
+        if self.write_failed {
+            return Poll::Ready(Ok(()));
+        }
+        let shut = Pin::new(&mut self.inner).poll_shutdown(context);
+        self.heard(context, shut, ())
     }
 }
 
 impl<S: Connection> Connection for Stream<S> {
     fn connected(&self) -> Connected {
         self.inner.connected()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use hyper_util::rt::TokioIo;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    async fn write(stream: &mut Stream<TokioIo<tokio::io::DuplexStream>>) -> usize {
+        let written = poll_fn(|context| Pin::new(&mut *stream).poll_write(context, &[0; 16]));
+        tokio::time::timeout(Duration::from_secs(30), written).await.unwrap().unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_write_without_progress_ends_and_reading_goes_on() {
+        let (near, mut far) = tokio::io::duplex(24);
+        let mut stream = Stream::new(TokioIo::new(near), Duration::from_millis(20));
+        assert_eq!((write(&mut stream).await, write(&mut stream).await), (16, 8));
+        assert!(!stream.write_failed);
+        // The other side reads nothing.
+        assert_eq!(write(&mut stream).await, 16);
+        assert!(stream.write_failed);
+        assert_eq!(write(&mut stream).await, 16);
+        poll_fn(|context| Pin::new(&mut stream).poll_flush(context)).await.unwrap();
+        poll_fn(|context| Pin::new(&mut stream).poll_shutdown(context)).await.unwrap();
+        far.write_all(b"late").await.unwrap();
+        let mut answer = [0; 4];
+        TokioIo::new(stream).read_exact(&mut answer).await.unwrap();
+        assert_eq!(&answer, b"late");
+    }
+
+    #[tokio::test]
+    async fn a_write_that_goes_on_has_its_time_anew() {
+        let (near, mut far) = tokio::io::duplex(16);
+        let mut stream = Stream::new(TokioIo::new(near), Duration::from_secs(20));
+        assert_eq!(write(&mut stream).await, 16);
+        let mut bytes = [0; 16];
+        let (written, read) = tokio::join!(write(&mut stream), far.read_exact(&mut bytes));
+        assert_eq!((written, read.unwrap()), (16, 16));
+        assert!(stream.stalled.is_none() && !stream.write_failed);
     }
 }

@@ -22,6 +22,16 @@ const REST: Duration = Duration::from_secs(3);
 /// is worth knowing soon.
 const CONNECT: Duration = Duration::from_secs(5);
 
+/// Longest time of a write without progress, or the time limit of the request if that is longer: a socket reports progress only when a third of its
+/// buffer is free again.
+const WRITE: Duration = Duration::from_secs(60);
+
+/// Size of a socket's send buffer: if the server reads 16 KiB a second, the socket reports progress every ten seconds.
+const SEND_BUFFER: usize = 256 << 10;
+
+/// Time without traffic after which TCP asks whether the other side is still there.
+const KEEPALIVE: Duration = Duration::from_secs(60);
+
 /// Most headers of an answer; one with more can't be read, and its outcome is unknown. More than twice the limits of servers themselves.
 const MOST_HEADERS: usize = 1_000;
 
@@ -82,8 +92,7 @@ where
     B::Data: Buf + Send,
     B::Error: Into<Box<dyn StdError + Send + Sync>>,
 {
-    /// Reads the certificates. `limit`: longest time in which the other side takes nothing of a request; half of it, and five seconds at most,
-    /// for a connection. `keeps`: a connection is used again, unless a body was sent on it;
+    /// Reads the certificates. `limit`: time limit of a request; half of it, and five seconds at most, for a connection. `keeps`: a connection is used again, unless a body was sent on it;
     /// false keeps requests that may not be repeated off a connection that the server may be about to close.
     pub fn new(
         tls: Option<&TlsSettings>,
@@ -93,7 +102,9 @@ where
     ) -> Result<Self, TlsError> {
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
-        let limits = TransportTimeouts { connect: CONNECT.min(limit / 2), write: limit };
+        connector.set_keepalive(Some(KEEPALIVE));
+        connector.set_send_buffer_size(Some(SEND_BUFFER));
+        let limits = TransportTimeouts { connect: CONNECT.min(limit / 2), write: WRITE.max(limit) };
         let way = match tls {
             None => TransportClient::Plain(builder(keeps).build(TimeoutConnector { connector, limits })),
             #[cfg(feature = "tls")]

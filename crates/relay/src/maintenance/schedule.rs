@@ -76,6 +76,7 @@ async fn maintain(
     // No limit here: each step has its own.
     log_kept(&keep_partitions(config, &mut session, || stop.is_cancelled()).await?);
     let now = session.clock.now();
+    let mut has_failed = false;
     keep_small(config, &mut session, now).await?;
     if next_collection.is_some_and(|due| due <= now) {
         let began = Instant::now();
@@ -86,6 +87,7 @@ async fn maintain(
                     #[allow(clippy::cast_precision_loss)] // seconds
                     metrics.last_success.set(now.timestamp() as f64);
                 }
+                has_failed = !report.failures.is_empty();
                 for failure in report.failures {
                     tracing::error!("{failure}");
                 }
@@ -105,7 +107,9 @@ async fn maintain(
     }
     let now = session.clock.now();
     session.close().await;
-    let due = next(&config.gc, now);
+    // A failed step is repeated within the hour, and not a night later.
+    let latest = has_failed.then(|| now + PARTITIONS);
+    let due = next(&config.gc, now).into_iter().chain(latest).min();
     *next_collection = due;
     let until = due.and_then(|due| (due - now).to_std().ok()).unwrap_or(PARTITIONS);
     // A moment past the due time, so that waking early by a clock's grain does not miss it.

@@ -41,7 +41,7 @@ const BLOCKED: Duration = Duration::from_millis(200);
 /// Publishes events until the relay stops: after a full batch it goes on at once, after an empty one after a growing pause, up to `relay.poll`.
 /// Waits for a server that is away, which costs no event an attempt.
 pub(super) async fn publish_events(
-    mut config: Config,
+    config: Config,
     number: u32,
     door: SessionFactory,
     watched: LaneReporter,
@@ -49,8 +49,6 @@ pub(super) async fn publish_events(
     stop: CancellationToken,
 ) {
     let name = format!("oncely relay {} events {number}", config.worker.name);
-    // PostgreSQL lets a transaction be idle for twice its statement timeout.
-    config.rabbitmq.timeout = config.rabbitmq.timeout.min(config.postgres.statement_timeout / 2);
     let mut idle = IdleBackoff::new(config.relay.poll);
     let mut backoff = Backoff::default();
     let mut total = EventReport::default();
@@ -182,7 +180,9 @@ impl EventLane {
             settings: &self.config.events,
             cursor: &mut self.cursor,
             client_timeout,
+            // PostgreSQL lets a transaction be idle for twice its statement timeout.
             longest: self.config.postgres.statement_timeout / 2,
+            answer: self.config.rabbitmq.timeout.min(self.config.postgres.statement_timeout / 3),
             traces: &self.traces,
             witnesses,
         };

@@ -10,7 +10,8 @@ use sqlx::{Connection as _, PgConnection};
 use uuid::Uuid;
 
 use oncely_amqp::{
-    AmqpError, EXCHANGES_AT_ONCE, OutgoingMessage, PublishConnection, PublishResult, restore_headers,
+    AmqpError, EXCHANGES_AT_ONCE, OutgoingMessage, PublishConnection, PublishLimits, PublishResult,
+    restore_headers,
 };
 use oncely_config::EventSettings;
 use oncely_core::blame::{Blame, Circumstances, blame};
@@ -82,9 +83,11 @@ pub(crate) struct EventBatch<'a> {
     pub(crate) settings: &'a EventSettings,
     pub(crate) cursor: &'a mut OrderingKeyCursor,
     pub(crate) client_timeout: Duration,
-    /// Time after which no more of the batch is published. With the wait for the last confirms it is shorter than the time for which
-    /// PostgreSQL lets the batch's transaction be idle.
+    /// Time after which no more of the batch is published.
     pub(crate) longest: Duration,
+    /// Longest wait for an answer of the broker. The confirms have that much time after `longest`, and a question whether the broker answers at all has
+    /// it again: PostgreSQL lets the batch's transaction be idle for longer than all of them.
+    pub(crate) answer: Duration,
     pub(crate) traces: &'a EventTraces,
     pub(crate) witnesses: &'a Witnesses<Uuid>,
 }
@@ -128,6 +131,7 @@ impl EventBatch<'_> {
             cursor,
             client_timeout,
             longest,
+            answer,
             traces,
             witnesses,
         } = self;
@@ -154,7 +158,9 @@ impl EventBatch<'_> {
             let failure = reason(event, result).map(|(reason, _)| reason);
             traces.published(event, now, began, failure);
         };
-        let (results, failed) = publish(connection, &events, Instant::now() + longest, published).await;
+        let until = Instant::now() + longest;
+        let limits = PublishLimits { answer, until: Some(until + answer) };
+        let (results, failed) = publish(connection, &events, until, limits, published).await;
         step("events.publish.after");
         let mut report = EventReport { taken: events.len(), ..EventReport::default() };
         let arrived: Vec<&TakenEvent> = with_result(&events, &results)
@@ -169,6 +175,8 @@ impl EventBatch<'_> {
             report.published = arrived.len();
             report.oldest = arrived.iter().map(|event| event.created_at).min().map(|oldest| (oldest, now));
         }
+        // Publishing may have taken longer than a pause.
+        let now = session.clock.now();
         let judge = FailureJudge { settings, now, witnesses, began, has_arrived: !arrived.is_empty() };
         let failures = judge.failures(with_result(&events, &results));
         if !failures.is_empty() {
@@ -213,6 +221,7 @@ async fn publish(
     connection: &PublishConnection,
     events: &[TakenEvent],
     until: Instant,
+    limits: PublishLimits,
     published: impl Fn(&TakenEvent, &PublishResult, Instant),
 ) -> (Vec<Option<PublishResult>>, Option<AmqpError>) {
     let mut results: Vec<Option<PublishResult>> = vec![None; events.len()];
@@ -247,7 +256,7 @@ async fn publish(
             messages.push(message);
         }
         let began = Instant::now();
-        let (said, failed) = connection.publish(&messages).await;
+        let (said, failed) = connection.publish(&messages, limits).await;
         for (index, result) in going.into_iter().zip(said) {
             let event = &events[index];
             if let Some(result) = &result {
@@ -355,7 +364,7 @@ fn reason(event: &TakenEvent, result: &PublishResult) -> Option<(&'static str, S
             ("nacked", "the broker nacked it: is a queue full (reject-publish)?".to_owned())
         }
         PublishResult::Unconfirmed => {
-            let text = "the broker did not confirm it in time: has its queue a leader? It may have arrived";
+            let text = "the broker did not confirm it, or one before it, in time: has its queue a leader? It may have arrived";
             ("unconfirmed", text.to_owned())
         }
         PublishResult::Closed(404, text) => ("exchange_missing", text.clone()),

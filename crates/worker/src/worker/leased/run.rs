@@ -381,6 +381,10 @@ impl Runner {
             }));
         } else {
             handler.abort();
+            // The handler is dropped at its next await; the outcomes that are not stored yet are stored at the run's end.
+            if let Ok(ended) = tokio::time::timeout(GRACE, handler).await {
+                drop(ended.map_err(failpoint::ended));
+            }
         }
         why
     }
