@@ -57,9 +57,10 @@ pub enum PublishResult {
     Unroutable,
     /// The broker answered with `basic.nack`.
     Nacked,
-    /// Not confirmed in time by a broker that answers: its queue is stalled or has no leader. It may have arrived; or it was not sent, as an
-    /// earlier one with its exchange and routing key was not confirmed.
+    /// Not confirmed in time by a broker that answers: its queue is stalled or has no leader. It may have arrived.
     Unconfirmed,
+    /// Not sent: an earlier message with its exchange and routing key was not confirmed. The next one is sent after this time.
+    HeldBack(Duration),
     /// The broker closed the channel over it, with this code and text.
     Closed(u16, String),
     /// Its headers don't fit into one frame of this connection.
@@ -188,10 +189,13 @@ impl PublishConnection {
                 Some(headers) if table_size(headers) > room => {
                     results[index] = Some(PublishResult::HeadersTooLarge)
                 }
-                _ if !silent.is_empty() && silent.contains_key(&message.destination()) => {
-                    results[index] = Some(PublishResult::Unconfirmed)
-                }
-                _ => by_exchange.entry(message.exchange).or_default().push(index),
+                _ => match silent.get(&message.destination()) {
+                    Some(again) => {
+                        let left = again.saturating_duration_since(Instant::now());
+                        results[index] = Some(PublishResult::HeldBack(left));
+                    }
+                    None => by_exchange.entry(message.exchange).or_default().push(index),
+                },
             }
         }
         let groups: Vec<(&str, Vec<usize>)> = by_exchange.into_iter().collect();
@@ -290,6 +294,12 @@ impl PublishConnection {
         let ChannelConfirms { confirms, returned, is_silent } =
             self.settle(confirms, messages, limits, &mut failed).await;
         let is_known = failed.is_none() && !is_silent;
+        // A queue that has confirmed a message is not silent, but slow.
+        let (slow, silent): (Vec<_>, Vec<_>) = messages
+            .iter()
+            .map(|message| message.destination())
+            .zip(&confirms)
+            .partition(|(_, settled)| settled.is_some());
         let known = messages.iter().zip(confirms).map(|(message, settled)| match settled {
             _ if returned.contains(&message.name) => Some(PublishResult::Unroutable),
             Some((false, _)) => Some(PublishResult::Nacked),
@@ -315,8 +325,10 @@ impl PublishConnection {
         let Some(error) = failed else {
             if is_silent {
                 let again = Instant::now() + limits.answer;
-                let silent = messages.iter().zip(&known).filter(|(_, result)| result.is_none());
-                self.silent.lock().await.extend(silent.map(|(message, _)| (message.destination(), again)));
+                let slow: HashSet<_> = slow.into_iter().map(|(destination, _)| destination).collect();
+                let silent = silent.into_iter().map(|(destination, _)| destination);
+                let silent = silent.filter(|destination| !slow.contains(destination));
+                self.silent.lock().await.extend(silent.map(|destination| (destination, again)));
             }
             let known = known.into_iter().map(|result| result.unwrap_or(PublishResult::Unconfirmed));
             return ChannelResult::All(known.collect());

@@ -28,6 +28,9 @@ pub enum PublishError {
     /// The broker answers, and did not confirm it in time.
     #[error("the broker did not confirm it in time (has its queue a leader?)")]
     Unconfirmed,
+    /// Not sent: an earlier copy with its exchange and routing key was not confirmed in time.
+    #[error("not sent, as the broker did not confirm one before it to the same queue (has that a leader?)")]
+    HeldBack,
     /// The broker closed the channel over it.
     #[error("the broker refused it: {1}")]
     Closed(u16, String),
@@ -49,6 +52,7 @@ impl PublishError {
             Self::Unroutable(_) => "unroutable",
             Self::Nacked => "nacked",
             Self::Unconfirmed => "unconfirmed",
+            Self::HeldBack => "held_back",
             Self::Closed(404, _) => "exchange_missing",
             Self::Closed(403, _) => "access_refused",
             Self::Closed(406, _) => "precondition_failed",
@@ -61,7 +65,7 @@ impl PublishError {
 
     /// Returns whether the error concerns this copy only, and was known at once. If not, the connection failed or a queue is silent.
     pub fn is_of_one(&self) -> bool {
-        !matches!(self, Self::Blocked | Self::Unconfirmed | Self::Amqp(_))
+        !matches!(self, Self::Blocked | Self::Unconfirmed | Self::HeldBack | Self::Amqp(_))
     }
 }
 
@@ -110,7 +114,7 @@ impl Publisher {
                 results.push(match (result, &failed) {
                     (Some(result), _) => copy_result(copy, result),
                     (None, Some(error)) => Err(clone_amqp(error).into()),
-                    (None, None) => Err(PublishError::Unconfirmed),
+                    (None, None) => Err(PublishError::HeldBack),
                 });
             }
             if let Some(error) = failed {
@@ -166,6 +170,7 @@ fn copy_result(copy: &Copy, result: PublishResult) -> Result<(), PublishError> {
             Err(PublishError::Nacked)
         }
         PublishResult::Unconfirmed => Err(PublishError::Unconfirmed),
+        PublishResult::HeldBack(_) => Err(PublishError::HeldBack),
         PublishResult::Closed(code, text) => Err(PublishError::Closed(code, text)),
         PublishResult::HeadersTooLarge => Err(PublishError::HeadersTooLarge),
     }

@@ -266,7 +266,11 @@ impl<S: StepStore> Run<S> {
                     match again.state {
                         // An earlier run's outcome came late.
                         StepState::Done(result) => self.read(step, result),
-                        _ => self.call(step, self.call_of(&again), call).await,
+                        // Another try of this run has begun it since.
+                        StepState::Unknown => Err(self.noted(step.unknown())),
+                        StepState::Run | StepState::Repeat => {
+                            self.call(step, self.call_of(&again), call).await
+                        }
                     }
                 }
             },

@@ -97,11 +97,14 @@ async fn a_queue_that_confirms_nothing_holds_up_no_other() {
     arrived.sort_unstable();
     assert_eq!(arrived, ["1", "2", "3", "4", "5", "6"], "none is published again");
     world.wait_for_line(&relay, "reason=\"unconfirmed\"").await;
+    run(&mut world, &format!("select oncely.emit('', '{still}', 'held back')")).await;
+    let held_back = "select count(*) from oncely.events where reason = 'held_back' and attempts = 0";
+    world.wait_for(held_back, 1).await;
     tell_queue(&broker, &still, "resume").await;
     world.wait_for("select count(*) from oncely.events", 0).await;
     let mut arrived = bodies(&world.broker, &still).await;
     arrived.sort_unstable();
     arrived.dedup();
-    assert_eq!(arrived, ["1", "2", "3", "4", "5", "6"]);
+    assert_eq!(arrived, ["1", "2", "3", "4", "5", "6", "held back"]);
     world.stop(relay).await;
 }

@@ -241,6 +241,38 @@ async fn of_two_tries_at_once_one_calls() {
 }
 
 #[tokio::test]
+async fn of_two_tries_that_ask_at_once_one_calls() {
+    let world = World::new().await;
+    let runner = LeaseRunner::new(PostgresStore::new(pool(world.database.url()).await));
+    let runner = runner.retry(vec![Duration::ZERO], 100, 3);
+    let (step, calls) = (&Step::new("mail", Repeat::Ask), &AtomicU32::new(0));
+    for number in 1..=20 {
+        let key = identity(&format!("order {number}"));
+        // The first run ends within its call.
+        let ran = runner.run(&key, fingerprint(b"{}"), async |run| {
+            let unknown = async |_: Call| Err::<(), _>(StepError::Unknown(anyhow::anyhow!("no answer")));
+            run.step(step, unknown).await?;
+            Ok(None)
+        });
+        assert!(matches!(ran.await.unwrap(), RunOutcome::Failed { .. }));
+        let ran = runner.run(&key, fingerprint(b"{}"), async |run| {
+            let once = async || {
+                let call = async |_: Call| {
+                    calls.fetch_add(1, Ordering::Relaxed);
+                    Ok::<_, StepError>(())
+                };
+                run.step_or_ask(step, async |_| Ok(None), call).await
+            };
+            let (first, second) = tokio::join!(once(), once());
+            assert!(first.is_ok() || second.is_ok(), "{first:?}, {second:?}");
+            Ok(None)
+        });
+        ran.await.unwrap();
+        assert_eq!(calls.load(Ordering::Relaxed), number);
+    }
+}
+
+#[tokio::test]
 async fn a_server_that_refuses_a_client_is_not_away() {
     let mut world = World::new().await;
     let login = Login::create(&mut world, "oncely_consumer").await;

@@ -16,7 +16,8 @@ use tokio::time::Sleep;
 /// count as an unknown outcome. So a failed write counts as done, and reading returns the answer, or the end of the connection.
 ///
 /// A write that makes no progress for too long counts as failed, too: the caller may have given up its wait for an answer, and the request's
-/// body, with all that it holds, would stay as long as the server does. An answer that is under way goes on.
+/// body, with all that it holds, would stay as long as the server does. An answer that is under way goes on; the connection ends if for as long
+/// again nothing of one comes.
 pub(super) struct Stream<S> {
     inner: S,
     /// A write has failed.
@@ -25,11 +26,13 @@ pub(super) struct Stream<S> {
     limit: Duration,
     /// End of that time, while a write waits.
     stalled: Option<Pin<Box<Sleep>>>,
+    /// End of the wait for an answer, after a write has taken too long.
+    unanswered: Option<Pin<Box<Sleep>>>,
 }
 
 impl<S> Stream<S> {
     pub(super) fn new(inner: S, limit: Duration) -> Self {
-        Self { inner, write_failed: false, limit, stalled: None }
+        Self { inner, write_failed: false, limit, stalled: None, unanswered: None }
     }
 
     /// Returns the result of a write; after a failure `given`.
@@ -55,6 +58,10 @@ impl<S> Stream<S> {
                 ready!(stalled.as_mut().poll(context));
                 tracing::debug!(?limit, "the other side has taken nothing of a request for too long");
                 self.write_failed = true;
+                let mut unanswered = Box::pin(tokio::time::sleep(limit));
+                // Registers the task, which may read nothing before that.
+                let _ = unanswered.as_mut().poll(context);
+                self.unanswered = Some(unanswered);
                 Poll::Ready(Ok(given))
             }
         }
@@ -67,7 +74,18 @@ impl<S: Read + Unpin> Read for Stream<S> {
         context: &mut Context<'_>,
         buffer: ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_read(context, buffer)
+        let read = Pin::new(&mut self.inner).poll_read(context, buffer);
+        let limit = self.limit;
+        if let Some(unanswered) = &mut self.unanswered {
+            if read.is_ready() {
+                unanswered.as_mut().reset(tokio::time::Instant::now() + limit);
+            } else {
+                ready!(unanswered.as_mut().poll(context));
+                let text = format!("no answer for {limit:?} to a request that is not read");
+                return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, text)));
+            }
+        }
+        read
     }
 }
 
@@ -152,8 +170,11 @@ mod tests {
         poll_fn(|context| Pin::new(&mut stream).poll_shutdown(context)).await.unwrap();
         far.write_all(b"late").await.unwrap();
         let mut answer = [0; 4];
-        TokioIo::new(stream).read_exact(&mut answer).await.unwrap();
+        let mut stream = TokioIo::new(stream);
+        stream.read_exact(&mut answer).await.unwrap();
         assert_eq!(&answer, b"late");
+        let more = tokio::time::timeout(Duration::from_secs(30), stream.read_u8()).await.unwrap();
+        assert_eq!(more.unwrap_err().kind(), io::ErrorKind::TimedOut);
     }
 
     #[tokio::test]

@@ -364,8 +364,12 @@ fn reason(event: &TakenEvent, result: &PublishResult) -> Option<(&'static str, S
             ("nacked", "the broker nacked it: is a queue full (reject-publish)?".to_owned())
         }
         PublishResult::Unconfirmed => {
-            let text = "the broker did not confirm it, or one before it, in time: has its queue a leader? It may have arrived";
+            let text = "the broker did not confirm it in time: has its queue a leader? It may have arrived";
             ("unconfirmed", text.to_owned())
+        }
+        PublishResult::HeldBack(_) => {
+            let text = "not sent, as the broker did not confirm one before it with this exchange and routing key in time";
+            ("held_back", text.to_owned())
         }
         PublishResult::Closed(404, text) => ("exchange_missing", text.clone()),
         PublishResult::Closed(403, text) => ("access_refused", text.clone()),
@@ -393,7 +397,9 @@ fn class(result: &PublishResult) -> FaultClass {
         // Each try closes a channel, and the event's neighbours on that channel are published again.
         PublishResult::Closed(406, _) => FaultClass::Poison,
         // A full queue, a stalled one, or one without a leader: no event is the cause.
-        PublishResult::Nacked | PublishResult::Unconfirmed => FaultClass::Environment,
+        PublishResult::Nacked | PublishResult::Unconfirmed | PublishResult::HeldBack(_) => {
+            FaultClass::Environment
+        }
         PublishResult::Unroutable | PublishResult::Closed(..) | PublishResult::Arrived => {
             FaultClass::Transient
         }
@@ -418,6 +424,10 @@ impl FailureJudge<'_> {
     ) -> Vec<EventFailure<'a>> {
         let failures = events.filter_map(|(event, result)| {
             let (reason, error) = reason(event, result)?;
+            if let PublishResult::HeldBack(left) = result {
+                let again_at = self.after(Some(*left));
+                return Some(EventFailure { event, attempts: event.attempts, again_at, reason, error });
+            }
             let attempts = event.attempts.saturating_add(1);
             let delay = self.settings.after(u32::try_from(attempts).unwrap_or(u32::MAX), event.reply);
             let failure = match self.blame(event, result, delay.is_none()) {

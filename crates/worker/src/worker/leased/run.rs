@@ -382,7 +382,7 @@ impl Runner {
         } else {
             handler.abort();
             // The handler is dropped at its next await; the outcomes that are not stored yet are stored at the run's end.
-            if let Ok(ended) = tokio::time::timeout(GRACE, handler).await {
+            if let Ok(ended) = tokio::time::timeout(RECORDED / 2, handler).await {
                 drop(ended.map_err(failpoint::ended));
             }
         }
