@@ -417,6 +417,14 @@ impl From<LeaseTable> for LeaseSettings {
     }
 }
 
+/// Checks the name of a consumer.
+fn checked_name(name: Option<&str>, place: &str, problems: &mut Problems) -> Option<IdentityPart> {
+    if name.is_none() && !problems.has(place) {
+        problems.add(place.to_owned(), "is missing: it is part of the identity, so choose it once");
+    }
+    problems.identity_part(name?, place)
+}
+
 /// Default of the deadline.
 const DEADLINE: Duration = Duration::from_secs(30);
 
@@ -429,10 +437,7 @@ impl ConsumerTable {
         problems: &mut Problems,
     ) -> Option<ConsumerSettings> {
         let at = |key: &str| format!("{place}.{key}");
-        let name = self.name.as_deref().and_then(|text| problems.identity_part(text, &at("name")));
-        if self.name.is_none() && !problems.has(&at("name")) {
-            problems.add(at("name"), "is missing: it is part of the identity, so choose it once");
-        }
+        let name = checked_name(self.name.as_deref(), &at("name"), problems);
         let mut queues = queues(self.queue, self.queues, &at("queue"), problems);
         let name = match self.mode {
             Mode::Consume => {

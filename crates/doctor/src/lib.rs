@@ -92,6 +92,27 @@ fn patient(config: &Config, scope: &CheckSelection) -> Config {
     config
 }
 
+/// Opens a session that changes nothing; `None` if that fails, which is a finding.
+async fn open_session<'f>(
+    config: &Config,
+    scope: &CheckSelection,
+    found: &'f mut CheckFindings,
+) -> Option<CheckSession<'f>> {
+    let session = preflight::postgres(config, found).await;
+    if !scope.at_start {
+        hosts::run_checks(config, found).await;
+    }
+    let mut session = session?;
+    let limit = config.postgres.client_timeout();
+    match pg::within(limit, pg::read_only(&mut session.connection)).await {
+        Ok(()) => Some(CheckSession::new(session, limit, found)),
+        Err(error) => {
+            preflight::unexpected(found, "pg.reach", &config.postgres.shown(), error);
+            None
+        }
+    }
+}
+
 async fn run_all(config: &Config, problems: &Problems, scope: &CheckSelection) -> (CheckFindings, Role) {
     let mut found = CheckFindings::default();
     configuration(Some(config), problems, &mut found);
@@ -101,33 +122,13 @@ async fn run_all(config: &Config, problems: &Problems, scope: &CheckSelection) -
 
     // The role first: the queries of other servers depend on it.
     let mut in_database = CheckFindings::default();
-    let session = match bad("postgres.") {
+    let mut asking = match bad("postgres.") {
         true => None,
-        false => preflight::postgres(config, &mut in_database).await,
+        false => open_session(config, scope, &mut in_database).await,
     };
-    if !bad("postgres.") && !scope.at_start {
-        hosts::run_checks(config, &mut in_database).await;
-    }
-    let mut role = scope.role.unwrap_or(Role::Worker);
-    let asking = match session {
-        None => None,
-        Some(mut session) => {
-            let changed =
-                pg::within(config.postgres.client_timeout(), pg::read_only(&mut session.connection));
-            match changed.await {
-                Ok(()) => {
-                    let mut asking =
-                        CheckSession::new(session, config.postgres.client_timeout(), &mut in_database);
-                    role = login::role(scope.role, &mut asking).await;
-                    Some(asking)
-                }
-                Err(error) => {
-                    let server = config.postgres.shown();
-                    preflight::unexpected(&mut in_database, "pg.reach", &server, error);
-                    None
-                }
-            }
-        }
+    let role = match &mut asking {
+        Some(asking) => login::role(scope.role, asking).await,
+        None => scope.role.unwrap_or(Role::Worker),
     };
     let (mut in_broker, mut in_mirror) = (CheckFindings::default(), CheckFindings::default());
     let database = async {

@@ -22,6 +22,7 @@ use super::request::RequestIdentity;
 use super::settings::Settings;
 use super::stored;
 use super::word::{RunResolution, unknown};
+use oncely_core::identity::Identity;
 use oncely_failpoint::step;
 use oncely_lease::{ActiveRun, AnyStore, ClaimOutcome, LeaseRunner, RunEnd, RunOutcome, StoreError};
 
@@ -114,10 +115,9 @@ impl LeasedRequest {
     ) {
         let mut turn = Some(turn);
         let Self { settings, runner, asked, parts, body, .. } = self;
-        let consumer = &asked.identity.consumer;
         let run = running.run.clone();
-        let mut request = Request::from_parts(parts, whole(body));
         let taken = RunTakenFlag::default();
+        let mut request = Request::from_parts(parts, whole(body));
         request.extensions_mut().insert(Run::from(run.clone()));
         request.extensions_mut().insert(taken.clone());
         step("leased.handle.before");
@@ -136,7 +136,7 @@ impl LeasedRequest {
         let (reply, handled) = match in_time {
             Some(handled) => (Some(reply), Some(handled)),
             None => {
-                tracing::error!(%consumer, ?limit, "handler exceeded its limit or lost its lease");
+                tracing::error!(consumer = %asked.identity.consumer, ?limit, "handler exceeded its limit or lost its lease");
                 send(reply, unknown(ProblemKind::Late).retry_after(Duration::from_secs(1)));
                 run.stop();
                 let mut handled = tokio::select! {
@@ -179,21 +179,26 @@ impl LeasedRequest {
             Ok(ended) => ended,
             Err(_) => ending.await,
         };
-        let token = run.token();
-        match ended {
-            Ok(RunOutcome::Failed { error, .. }) => {
-                tracing::error!(%consumer, token, error, "request failed")
-            }
-            Ok(RunOutcome::GivenUp { reason, detail }) => {
-                tracing::error!(%consumer, token, reason = reason.as_str(), detail, "request given up");
-            }
-            Ok(RunOutcome::Lost) if !is_given_back => {
-                tracing::warn!(%consumer, token, "request lost its lease; only its steps are recorded");
-            }
-            Ok(_) => {}
-            Err(error) => {
-                tracing::error!(%consumer, token, %error, "cannot record the end of a request");
-            }
+        log_end(&asked.identity, run.token(), is_given_back, ended);
+    }
+}
+
+/// Logs the end of a run that did not succeed.
+fn log_end(identity: &Identity, token: i64, is_given_back: bool, ended: Result<RunOutcome, StoreError>) {
+    let consumer = &identity.consumer;
+    match ended {
+        Ok(RunOutcome::Failed { error, .. }) => {
+            tracing::error!(%consumer, token, error, "request failed")
+        }
+        Ok(RunOutcome::GivenUp { reason, detail }) => {
+            tracing::error!(%consumer, token, reason = reason.as_str(), detail, "request given up");
+        }
+        Ok(RunOutcome::Lost) if !is_given_back => {
+            tracing::warn!(%consumer, token, "request lost its lease; only its steps are recorded");
+        }
+        Ok(_) => {}
+        Err(error) => {
+            tracing::error!(%consumer, token, %error, "cannot record the end of a request");
         }
     }
 }

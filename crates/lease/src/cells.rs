@@ -67,6 +67,13 @@ pub struct CellStore<C> {
     recent: RecentCells<Cell>,
 }
 
+/// A cell as it was before, or as it is expected to be.
+enum LikelyCell {
+    Unknown,
+    Absent,
+    Present(Cell),
+}
+
 impl<C: Cells> CellStore<C> {
     /// Returns a store on these cells.
     pub fn new(cells: C) -> Self {
@@ -78,18 +85,18 @@ impl<C: Cells> CellStore<C> {
         &self.cells
     }
 
-    /// Decides by the likely cell first (`likely`; `Some(None)` for "no cell exists") and writes if the decision changes the record; on a
-    /// mismatch reads the cell and decides again. A likely cell leads to nothing but such a conditional write.
+    /// Decides by the likely cell first and writes if the decision changes the record; on a mismatch reads the cell and decides again. A
+    /// likely cell leads to nothing but such a conditional write.
     async fn change<T: Send>(
         &self,
         identity: &Identity,
-        likely: Option<Option<Cell>>,
+        likely: LikelyCell,
         decide: impl Fn(Option<&Record>, RecordTime) -> Result<(Option<Record>, T), StoreError> + Send + Sync,
     ) -> Result<T, StoreError> {
-        let mut is_likely = likely.is_some();
-        let mut known = match likely {
-            Some(likely) => likely,
-            None => self.cells.read(identity).await?,
+        let (mut known, mut is_likely) = match likely {
+            LikelyCell::Unknown => (self.cells.read(identity).await?, false),
+            LikelyCell::Absent => (None, true),
+            LikelyCell::Present(cell) => (Some(cell), true),
         };
         for _ in 0..TRIES {
             let now =
@@ -129,7 +136,8 @@ impl<C: Cells> CellStore<C> {
         decide: impl Fn(&Record, i64) -> Result<(Option<Record>, T), StoreError> + Send + Sync,
     ) -> Result<T, StoreError> {
         let decide = |known: Option<&Record>, now: RecordTime| decide(known.ok_or(StoreError::Lost)?, now.at);
-        self.change(&held.identity, self.recent.take(&held.identity).map(Some), decide).await
+        let likely = self.recent.take(&held.identity).map_or(LikelyCell::Unknown, LikelyCell::Present);
+        self.change(&held.identity, likely, decide).await
     }
 }
 
@@ -199,7 +207,7 @@ impl<C: Cells> LeaseStore for CellStore<C> {
     async fn claim(&self, claim: &Claim<'_>) -> Result<ClaimOutcome, StoreError> {
         check_claim(claim)?;
         // Most keys are new.
-        self.change(claim.identity, Some(None), |known, now| Ok(Record::claim(known, claim, now))).await
+        self.change(claim.identity, LikelyCell::Absent, |known, now| Ok(Record::claim(known, claim, now))).await
     }
 
     async fn complete(&self, held: &LeaseId, response: Option<&Value>) -> Result<(), StoreError> {

@@ -153,8 +153,16 @@ pub struct TenantLimits {
     pub letters: Option<(Option<i64>, Option<i64>)>,
     /// Maximum number and bytes of waiting events before those of clients are refused; `None` for the database's default.
     pub events: Option<(Option<i64>, Option<i64>)>,
-    /// The retention of its keys; `None` for that of each consumer.
-    pub retention: Option<Option<Duration>>,
+    /// The retention of its keys.
+    pub retention: Option<TenantRetention>,
+}
+
+/// The retention of a tenant's keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TenantRetention {
+    /// That of each consumer.
+    OfConsumers,
+    Own(Duration),
 }
 
 /// Sets a tenant's limits on behalf of an operator. Recorded in the same transaction.
@@ -177,7 +185,10 @@ pub async fn limit_tenant(
             .await?;
     }
     if let Some(retention) = limits.retention {
-        let retention = retention.map(interval);
+        let retention = match retention {
+            TenantRetention::OfConsumers => None,
+            TenantRetention::Own(own) => Some(interval(own)),
+        };
         sqlx::query!("select oncely.set_tenant_retention($1, $2, $3, $4)", tenant, retention, user, note)
             .fetch_one(&mut *transaction)
             .await?;

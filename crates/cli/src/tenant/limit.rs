@@ -12,7 +12,7 @@ use super::super::operator;
 use super::super::output::{self, List, Output, Row, Times, bytes, safe};
 use oncely_config::Config;
 use oncely_ops::exit;
-use oncely_postgres::{self as pg, EffectiveRetention, TenantLimits, TenantUsage};
+use oncely_postgres::{self as pg, EffectiveRetention, TenantLimits, TenantRetention, TenantUsage};
 use oncely_process::preflight::open_session;
 
 const LONGEST: Duration = Duration::from_secs(3_650 * 86_400);
@@ -47,7 +47,7 @@ pub(crate) struct LimitArguments {
     event_bytes: Option<i64>,
     /// Retention of its keys, such as 90d; 'default': that of each consumer
     #[arg(long, value_parser = retention)]
-    retention: Option<Retention>,
+    retention: Option<TenantRetention>,
     /// Reset to the limits and retention of the configuration and the consumers
     #[arg(long, conflicts_with_all = ["letters", "bytes", "events", "event_bytes", "retention"])]
     default: bool,
@@ -59,28 +59,13 @@ pub(crate) struct LimitArguments {
     json: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Retention {
-    Own(Duration),
-    OfConsumers,
-}
-
-impl Retention {
-    fn own(self) -> Option<Duration> {
-        match self {
-            Self::Own(own) => Some(own),
-            Self::OfConsumers => None,
-        }
-    }
-}
-
-fn retention(text: &str) -> Result<Retention, String> {
+fn retention(text: &str) -> Result<TenantRetention, String> {
     if text == "default" {
-        return Ok(Retention::OfConsumers);
+        return Ok(TenantRetention::OfConsumers);
     }
     let own = humantime::parse_duration(text).map_err(|error| error.to_string())?;
     if (Duration::from_secs(1)..=LONGEST).contains(&own) {
-        Ok(Retention::Own(own))
+        Ok(TenantRetention::Own(own))
     } else {
         Err("from 1s to 3650d, or 'default'".to_owned())
     }
@@ -168,10 +153,7 @@ pub(super) async fn limit(file: &Path, arguments: LimitArguments) -> crate::Verb
     let limits = TenantLimits {
         letters: (letters.is_some() || most.is_some() || default).then_some((letters, most)),
         events: (has_events || default && !tenant.is_empty()).then_some((events, event_bytes)),
-        retention: match retention {
-            Some(retention) => Some(retention.own()),
-            None => (default && had_retention).then_some(None),
-        },
+        retention: retention.or((default && had_retention).then_some(TenantRetention::OfConsumers)),
     };
     let (user, note) = (operator::name(), note.as_deref());
     pg::limit_tenant(&mut session.connection, &tenant, limits, &user, note).await?;
@@ -216,16 +198,18 @@ pub(super) async fn limit(file: &Path, arguments: LimitArguments) -> crate::Verb
 fn retention_notes(
     config: &Config,
     tenant: &str,
-    wish: Option<Duration>,
+    wish: TenantRetention,
     after: &TenantUsage,
 ) -> Vec<String> {
     let mut lines = vec![match wish {
-        Some(own) => format!(
+        TenantRetention::Own(own) => format!(
             "keys of the tenant {} are remembered for {}",
             safe(tenant),
             humantime::format_duration(own)
         ),
-        None => format!("keys of the tenant {} are remembered as each consumer says", safe(tenant)),
+        TenantRetention::OfConsumers => {
+            format!("keys of the tenant {} are remembered as each consumer says", safe(tenant))
+        }
     }];
     for EffectiveRetention { consumer, retention, because } in after.kept.iter() {
         let why = match because.as_str() {
@@ -236,13 +220,15 @@ fn retention_notes(
         };
         lines.push(format!("! of {} they are kept for {}: {why}", safe(consumer), span(*retention)));
     }
-    if let Some(own) = wish.filter(|own| *own > config.audit.retention) {
+    if let TenantRetention::Own(own) = wish
+        && own > config.audit.retention
+    {
         lines.push(format!(
             "! the trail is kept for {} only (audit.retention): of older keys it says nothing any more",
             humantime::format_duration(config.audit.retention.min(own))
         ));
     }
-    if wish.is_some() {
+    if wish != TenantRetention::OfConsumers {
         lines.push(
             "keys of oncely.claim that are there keep the end that they have; new ones get the longer of the two"
                 .to_owned(),
@@ -257,8 +243,8 @@ mod tests {
 
     #[test]
     fn a_retention_is_a_time_that_can_be_or_that_of_the_consumers() {
-        assert_eq!(retention("default"), Ok(Retention::OfConsumers));
-        assert_eq!(retention("90d"), Ok(Retention::Own(Duration::from_secs(90 * 86_400))));
+        assert_eq!(retention("default"), Ok(TenantRetention::OfConsumers));
+        assert_eq!(retention("90d"), Ok(TenantRetention::Own(Duration::from_secs(90 * 86_400))));
         assert!(["0s", "3651d", "soon", ""].iter().all(|text| retention(text).is_err()));
     }
 }

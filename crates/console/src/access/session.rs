@@ -16,7 +16,7 @@ pub(crate) struct LoginSession {
     /// Token of the session's forms: only a reader of its pages knows it.
     pub(crate) csrf: String,
     /// The session's cookie; `None` if a proxy names the user with each request.
-    cookie: Option<SessionCookie>,
+    pub(super) cookie: Option<SessionCookie>,
 }
 
 /// Content of a cookie.
@@ -102,12 +102,9 @@ impl LoginSessions {
             && !signed_out.nonces.contains_key(&cookie.nonce)
     }
 
-    /// Returns the cookie of a valid session; the inner `None` if the session has no cookie.
-    pub(crate) fn still(&self, session: &LoginSession, now: DateTime<Utc>) -> Option<Option<SessionCookie>> {
-        match &session.cookie {
-            None => Some(None),
-            Some(cookie) => self.holds(cookie, now).then(|| Some(cookie.clone())),
-        }
+    /// Returns whether a session is valid. One without a cookie is valid for its request.
+    pub(crate) fn is_valid(&self, session: &LoginSession, now: DateTime<Utc>) -> bool {
+        session.cookie.as_ref().is_none_or(|cookie| self.holds(cookie, now))
     }
 
     /// Returns the session of a user whom a proxy has authenticated.
@@ -233,7 +230,7 @@ mod tests {
         let ((session, cookie), (other, kept)) = (open(), open());
         sessions.close(&session, at(1));
         assert_eq!(sessions.read(&cookie, at(2)), None);
-        assert!(sessions.still(&session, at(2)).is_none() && sessions.still(&other, at(2)).is_some());
+        assert!(!sessions.is_valid(&session, at(2)) && sessions.is_valid(&other, at(2)));
         assert!(sessions.read(&kept, at(2)).is_some());
     }
 

@@ -53,7 +53,6 @@ pub(super) async fn publish_events(
     let mut backoff = Backoff::default();
     let mut total = EventReport::default();
     let mut reported = Instant::now();
-    let batch = config.events.batch;
     let mut lane = EventLane {
         config,
         name,
@@ -79,25 +78,9 @@ pub(super) async fn publish_events(
                 total.published += report.published;
                 total.failed += report.failed;
                 total.parked += report.parked;
-                let none_arrives = report.taken > 0 && report.undecided == report.taken;
-                if failed.is_none() {
-                    watched.pulse.succeeded(Target::Rabbitmq);
-                    if !none_arrives {
-                        backoff.reset();
-                    }
-                }
-                match (failed, report.taken, lane.cursor.is_some()) {
-                    (Some(error), ..) => lane.fail(&watched, &error.into(), &mut backoff),
-                    (None, taken, _) if none_arrives => {
-                        let error = "events fail (`oncely outbox list`); no attempt is spent".to_owned();
-                        watched.pulse.failed(Target::Rabbitmq, error);
-                        // Each of them waits by itself; behind a full batch others may arrive.
-                        let is_full = usize::try_from(batch).is_ok_and(|batch| taken >= batch);
-                        if is_full { BLOCKED } else { backoff.next_pause() }
-                    }
-                    // Many keys wait, and not all of them were read.
-                    (None, 0, true) => SHORTEST,
-                    (None, taken, _) => idle.after(taken, batch),
+                match failed {
+                    Some(error) => lane.fail(&watched, &error.into(), &mut backoff),
+                    None => lane.succeed(&watched, &report, &mut idle, &mut backoff),
                 }
             }
             Ok(None) => {
@@ -196,6 +179,31 @@ impl EventLane {
         }
         if let Some(connection) = self.connection {
             connection.close().await;
+        }
+    }
+
+    /// Reports a batch that the servers have answered; returns the time until the next one.
+    fn succeed(
+        &self,
+        watched: &LaneReporter,
+        report: &EventReport,
+        idle: &mut IdleBackoff,
+        backoff: &mut Backoff,
+    ) -> Duration {
+        let batch = self.config.events.batch;
+        watched.pulse.succeeded(Target::Rabbitmq);
+        if report.taken > 0 && report.undecided == report.taken {
+            let error = "events fail (`oncely outbox list`); no attempt is spent".to_owned();
+            watched.pulse.failed(Target::Rabbitmq, error);
+            // Each of them waits by itself; behind a full batch others may arrive.
+            let is_full = usize::try_from(batch).is_ok_and(|batch| report.taken >= batch);
+            return if is_full { BLOCKED } else { backoff.next_pause() };
+        }
+        backoff.reset();
+        match report.taken {
+            // Many keys wait, and not all of them were read.
+            0 if self.cursor.is_some() => SHORTEST,
+            taken => idle.after(taken, batch),
         }
     }
 

@@ -167,27 +167,16 @@ impl EventBatch<'_> {
             .filter(|(_, result)| **result == PublishResult::Arrived)
             .map(|(event, _)| event)
             .collect();
-        if !arrived.is_empty() {
-            step("events.delete.before");
-            let deleted = pg::within(client_timeout, pg::delete_events(&mut transaction, &arrived)).await?;
-            expect(deleted, arrived.len())?;
-            step("events.delete.after");
-            report.published = arrived.len();
-            report.oldest = arrived.iter().map(|event| event.created_at).min().map(|oldest| (oldest, now));
-        }
+        delete(&mut transaction, client_timeout, &arrived).await?;
+        report.published = arrived.len();
+        report.oldest = arrived.iter().map(|event| event.created_at).min().map(|oldest| (oldest, now));
         // Publishing may have taken longer than a pause.
         let now = session.clock.now();
         let judge = FailureJudge { settings, now, witnesses, began, has_arrived: !arrived.is_empty() };
         let failures = judge.failures(with_result(&events, &results));
-        if !failures.is_empty() {
-            step("events.fail.before");
-            let counted =
-                pg::within(client_timeout, pg::fail_events(&mut transaction, now, &failures)).await?;
-            expect(counted, failures.len())?;
-            step("events.fail.after");
-            report.count(&failures);
-            log_failures(&failures);
-        }
+        fail(&mut transaction, client_timeout, now, &failures).await?;
+        report.count(&failures);
+        log_failures(&failures);
         step("events.commit.before");
         pg::within(client_timeout, transaction.commit()).await?;
         step("events.commit.after");
@@ -196,6 +185,39 @@ impl EventBatch<'_> {
         witnesses.note(began, tokio::time::Instant::now(), said);
         Ok((report, failed))
     }
+}
+
+/// Deletes the events that have arrived.
+async fn delete(
+    connection: &mut PgConnection,
+    limit: Duration,
+    arrived: &[&TakenEvent],
+) -> Result<(), EventError> {
+    if arrived.is_empty() {
+        return Ok(());
+    }
+    step("events.delete.before");
+    let deleted = pg::within(limit, pg::delete_events(connection, arrived)).await?;
+    expect(deleted, arrived.len())?;
+    step("events.delete.after");
+    Ok(())
+}
+
+/// Records the failures of events.
+async fn fail(
+    connection: &mut PgConnection,
+    limit: Duration,
+    now: DateTime<Utc>,
+    failures: &[EventFailure<'_>],
+) -> Result<(), EventError> {
+    if failures.is_empty() {
+        return Ok(());
+    }
+    step("events.fail.before");
+    let counted = pg::within(limit, pg::fail_events(connection, now, failures)).await?;
+    expect(counted, failures.len())?;
+    step("events.fail.after");
+    Ok(())
 }
 
 fn expect(changed: u64, wanted: usize) -> Result<(), EventError> {

@@ -81,6 +81,11 @@ pub struct TriedBatch {
 }
 
 impl TriedMessage {
+    /// Returns whether it ran by itself and completed.
+    fn has_run(&self) -> bool {
+        self.leader.is_none() && self.outcome.completes() && self.effect.is_some()
+    }
+
     /// Creates the result of a message that did not run.
     fn unrun(known: PartialIdentity, outcome: Outcome) -> Self {
         Self { known, outcome, effect: None, leader: None, database: None, is_session_lost: false }
@@ -147,13 +152,9 @@ impl DryRun<'_> {
         let batches = match self.one_by_one {
             true => Vec::new(),
             false => {
-                let completed = |position: usize| {
-                    messages[position].as_ref().is_some_and(|one| {
-                        one.leader.is_none() && one.outcome.completes() && one.effect.is_some()
-                    })
-                };
+                let has_run = |position: usize| messages[position].as_ref().is_some_and(TriedMessage::has_run);
                 let good: Vec<usize> =
-                    (0..candidates.len()).filter(|&index| completed(positions[index])).collect();
+                    (0..candidates.len()).filter(|&index| has_run(positions[index])).collect();
                 self.batches(&mut rehearsal, &candidates, &positions, &good).await?
             }
         };

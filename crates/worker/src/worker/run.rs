@@ -53,6 +53,17 @@ struct InitialState {
     retentions: BTreeMap<String, Duration>,
 }
 
+/// Returns a consumer's use of the mirror.
+fn precheck(
+    config: &Config,
+    consumer: &ConsumerSettings,
+    mirror: Option<&Mirror>,
+    watch: &EpochWatch,
+) -> Option<Precheck> {
+    let mode = consumer.precheck.unwrap_or(config.mirror.as_ref()?.precheck);
+    Some(Precheck { mirror: mirror?.clone(), mode, watch: watch.clone() })
+}
+
 impl Worker {
     /// Consumes until `stop` resolves (a signal, a token's `cancelled_owned()`, any future); then finishes the work that has begun, settles
     /// it and returns. Waits for servers that are away, at the start too.
@@ -99,11 +110,7 @@ impl Worker {
         let mut traces = Traces::start("worker", config)?;
         let mut tasks = Tasks::default();
         for (consumer, run) in self.runnable() {
-            let precheck = config.mirror.as_ref().zip(mirror.clone()).map(|(settings, mirror)| Precheck {
-                mirror,
-                mode: consumer.precheck.unwrap_or(settings.precheck),
-                watch: watch.clone(),
-            });
+            let precheck = precheck(config, consumer, mirror.as_ref(), &watch);
             let metrics = vitals.with_registry(|| ConsumerMetrics::new(consumer));
             let mut shared = ConsumerContext::new(&common, consumer, run.clone(), precheck, metrics);
             shared.traces = traces.consumer(config, consumer, run, &common.timelines);

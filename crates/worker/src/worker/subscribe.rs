@@ -38,13 +38,8 @@ pub(crate) async fn subscribe(
             continue;
         }
         if !shared.budget.has_room() {
-            beat.idle();
-            tracing::warn!(%consumer, queue, buffer = shared.consumer.buffer,
-                "deliveries are paused: unsettled messages have reached consumers.buffer");
-            tokio::select! {
-                () = shared.stop.cancelled() => continue,
-                () = shared.budget.room() => {}
-            }
+            wait_for_room(&shared, &beat, &queue).await;
+            continue;
         }
         let opened = Subscription::open(
             &shared.rabbitmq,
@@ -72,13 +67,7 @@ pub(crate) async fn subscribe(
                         cancel(&mut subscription).await;
                         // It lasts until the batches are settled, the pause only until it is ended.
                         left.spawn(rest(Arc::clone(&shared), subscription, shared.gate.closings()));
-                        beat.idle();
-                        let mut pauses = shared.gate.watch();
-                        tokio::select! {
-                            () = shared.stop.cancelled() => {}
-                            () = pauses.open() => {}
-                            _ = left.join_next() => {}
-                        }
+                        wait_for_rest(&shared, &beat, &mut left).await;
                         continue;
                     }
                     SubscriptionEnd::Lost { reason, lived } => {
@@ -108,6 +97,28 @@ pub(crate) async fn subscribe(
     }
     beat.expect(LONGEST);
     while left.join_next().await.is_some() {}
+}
+
+/// Waits until fewer messages are unsettled, or the worker stops.
+async fn wait_for_room(shared: &ConsumerContext, beat: &LoopBeat, queue: &str) {
+    beat.idle();
+    tracing::warn!(consumer = %shared.consumer.name, queue, buffer = shared.consumer.buffer,
+        "deliveries are paused: unsettled messages have reached consumers.buffer");
+    tokio::select! {
+        () = shared.stop.cancelled() => {}
+        () = shared.budget.room() => {}
+    }
+}
+
+/// Waits until one of the channels from before a pause is closed, the pause is over, or the worker stops.
+async fn wait_for_rest(shared: &ConsumerContext, beat: &LoopBeat, left: &mut JoinSet<()>) {
+    beat.idle();
+    let mut pauses = shared.gate.watch();
+    tokio::select! {
+        () = shared.stop.cancelled() => {}
+        () = pauses.open() => {}
+        _ = left.join_next() => {}
+    }
 }
 
 /// Waits until the consumer is not paused any more, or the worker stops.

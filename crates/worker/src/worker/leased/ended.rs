@@ -120,16 +120,10 @@ impl Runner {
             }
             Blame::Batch | Blame::Nobody => fault.class,
         };
-        let reason = unknown.or(match class {
-            FaultClass::Rejected => Some(Reason::HandlerRejected),
-            FaultClass::Poison => Some(Reason::Poison),
-            FaultClass::NotJson => Some(Reason::InvalidJson),
-            _ => None,
-        });
         let delay = retry.after(attempt).unwrap_or_default();
         let failure = RunFailure {
             error: fault.to_string(),
-            reason,
+            reason: unknown.or(final_reason(class)),
             error_code: fault.code.clone(),
             max_attempts: retry.max_attempts,
             delay,
@@ -233,5 +227,15 @@ impl Runner {
         }
         let noted = self.note_rejected(Candidate::clone(candidate).decided(outcome)).await;
         noted.map_or(MessageDecision::Redelivery, |one| one.outcome.into())
+    }
+}
+
+/// Returns the reason for which a key is given up at once after such a fault.
+fn final_reason(class: FaultClass) -> Option<Reason> {
+    match class {
+        FaultClass::Rejected => Some(Reason::HandlerRejected),
+        FaultClass::Poison => Some(Reason::Poison),
+        FaultClass::NotJson => Some(Reason::InvalidJson),
+        _ => None,
     }
 }

@@ -7,6 +7,7 @@ use sqlx::PgConnection;
 
 use super::batch_run::BatchRun;
 use super::unconfirmed::UnconfirmedOutcomes;
+use crate::worker::candidate::Candidate;
 use crate::worker::interrupt::Interrupt;
 use crate::worker::prediction::ExpectedKeys;
 use oncely_core::decide::{EARLY, KeyDecision, decide, leased, wait};
@@ -84,35 +85,12 @@ pub(crate) async fn claim(
         for (&index, record) in open.iter().zip(records) {
             // Neither claimed nor found: collected in between, so it is claimed in the next round.
             let Some(record) = record else { continue };
-            match decide(&record, candidates[index].fingerprint.as_ref(), consumer.on_conflict) {
-                KeyDecision::Duplicate => claims[index] = Some(CandidateClaim::Duplicate),
-                KeyDecision::Reject(rejection) => claims[index] = Some(CandidateClaim::Reject(rejection)),
-                KeyDecision::Leased => {
-                    claims[index] = Some(match wait(&record, now) {
-                        None => CandidateClaim::Reject(leased()),
-                        Some(wait) => match consumer.retry.rung_for(wait) {
-                            Some(rung) => CandidateClaim::Early(rung),
-                            // Without a retry queue it waits here, as for a transaction that holds the key.
-                            None => return Err(Interrupt::Held(held_by_lease())),
-                        },
-                    });
+            match claim_known(run, &candidates[index], &record, unconfirmed)? {
+                Some(claim) => claims[index] = Some(claim),
+                None => {
+                    failed_before.push(index);
+                    failed_with.push(record.error_code);
                 }
-                KeyDecision::Retake => match unconfirmed.recorded(&candidates[index].identity, &record) {
-                    Some(outcome) => claims[index] = Some(CandidateClaim::Recorded(outcome)),
-                    None => match wait(&record, now).and_then(|wait| consumer.retry.rung_for(wait)) {
-                        Some(rung) => claims[index] = Some(CandidateClaim::Early(rung)),
-                        // Messages known as redelivered have been classified already.
-                        None if record.crash_attempts > 0
-                            && !candidates[index].delivery.message.redelivered =>
-                        {
-                            claims[index] = Some(CandidateClaim::Suspect);
-                        }
-                        None => {
-                            failed_before.push(index);
-                            failed_with.push(record.error_code);
-                        }
-                    },
-                },
             }
         }
         if !failed_before.is_empty() {
@@ -135,6 +113,37 @@ pub(crate) async fn claim(
         }
     }
     claims.into_iter().collect::<Option<Vec<_>>>().ok_or_else(too_quick)
+}
+
+/// Decides about a key that is known; `None` if it failed before and is to be retaken.
+fn claim_known(
+    run: &BatchRun<'_>,
+    candidate: &Candidate,
+    record: &KeyRecord,
+    unconfirmed: &mut UnconfirmedOutcomes,
+) -> Result<Option<CandidateClaim>, Interrupt> {
+    let (consumer, now) = (&run.shared.consumer, run.now);
+    let rung = |wait| consumer.retry.rung_for(wait);
+    Ok(Some(match decide(record, candidate.fingerprint.as_ref(), consumer.on_conflict) {
+        KeyDecision::Duplicate => CandidateClaim::Duplicate,
+        KeyDecision::Reject(rejection) => CandidateClaim::Reject(rejection),
+        KeyDecision::Leased => match wait(record, now) {
+            None => CandidateClaim::Reject(leased()),
+            // Without a retry queue it waits here, as for a transaction that holds the key.
+            Some(wait) => CandidateClaim::Early(rung(wait).ok_or_else(|| Interrupt::Held(held_by_lease()))?),
+        },
+        KeyDecision::Retake => match unconfirmed.recorded(&candidate.identity, record) {
+            Some(outcome) => CandidateClaim::Recorded(outcome),
+            None => match wait(record, now).and_then(rung) {
+                Some(rung) => CandidateClaim::Early(rung),
+                // Messages known as redelivered have been classified already.
+                None if record.crash_attempts > 0 && !candidate.delivery.message.redelivered => {
+                    CandidateClaim::Suspect
+                }
+                None => return Ok(None),
+            },
+        },
+    }))
 }
 
 /// Returns the fault of a key that a run under a lease holds.

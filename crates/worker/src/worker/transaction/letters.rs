@@ -97,6 +97,34 @@ fn came_back(
     Ok(letter.map(|letter| letter.id))
 }
 
+/// Returns a letter's body as it is stored; or the reason why it is left out.
+fn stored_body(
+    shared: &ConsumerContext,
+    given_up: &GivenUpDelivery<'_>,
+    letter: Uuid,
+) -> (Option<StoredValue>, Option<&'static str>) {
+    let GivenUpDelivery { delivery, known, .. } = given_up;
+    let message = &delivery.message;
+    if message.body.len() > shared.stored_body {
+        return (None, Some("max_body"));
+    }
+    let place = Place::LetterBody {
+        tenant: text(known.tenant.as_ref()),
+        consumer: shared.consumer.name.as_str(),
+        key: text(known.key.as_ref()),
+        queue: &message.queue,
+        letter,
+    };
+    match StoredValue::seal(shared.cipher.as_ref(), &place, &message.body) {
+        Ok(stored) => (Some(stored), None),
+        // Never stored unencrypted: the queue has it.
+        Err(error) => {
+            tracing::error!(%letter, %error, "body of a dead letter not stored: encryption failed");
+            (None, Some("cipher"))
+        }
+    }
+}
+
 fn row(shared: &ConsumerContext, given_up: &GivenUpDelivery<'_>) -> Option<DeadLetter> {
     let Outcome::DeadLettered { attempt, rejection, code, .. } = &*given_up.outcome else {
         return None;
@@ -129,30 +157,10 @@ fn row(shared: &ConsumerContext, given_up: &GivenUpDelivery<'_>) -> Option<DeadL
         Some(headers) => store_headers(&without_ours(headers)).map(Some),
         None => Some(None),
     };
-    let omitted = match stored.is_some() {
-        false => Some("headers"),
-        true => (message.body.len() > shared.stored_body).then_some("max_body"),
-    };
     let (tenant, key) = (text(known.tenant.as_ref()), text(known.key.as_ref()));
-    let (body, omitted) = match omitted {
-        Some(why) => (None, Some(why)),
-        None => {
-            let place = Place::LetterBody {
-                tenant,
-                consumer: shared.consumer.name.as_str(),
-                key,
-                queue: &message.queue,
-                letter: id,
-            };
-            match StoredValue::seal(shared.cipher.as_ref(), &place, &message.body) {
-                Ok(stored) => (Some(stored), None),
-                // Never stored unencrypted: the queue has it.
-                Err(error) => {
-                    tracing::error!(letter = %id, %error, "body of a dead letter not stored: encryption failed");
-                    (None, Some("cipher"))
-                }
-            }
-        }
+    let (body, omitted) = match &stored {
+        None => (None, Some("headers")),
+        Some(_) => stored_body(shared, given_up, id),
     };
     let clean = |text: &str| text.replace('\0', "\u{fffd}");
     Some(DeadLetter {
