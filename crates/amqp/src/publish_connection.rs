@@ -128,6 +128,18 @@ enum ChannelResult {
     Away { known: Vec<Option<PublishResult>>, error: AmqpError },
 }
 
+/// Returns the exchanges and routing keys of which no message is settled: a queue that has settled one is slow, not silent.
+fn silent_destinations(
+    messages: &[&OutgoingMessage<'_>],
+    confirms: &[Option<(bool, bool)>],
+) -> HashSet<(String, String)> {
+    let of = |is_settled: bool| -> HashSet<(String, String)> {
+        let those = messages.iter().zip(confirms).filter(|(_, settled)| settled.is_some() == is_settled);
+        those.map(|(message, _)| message.destination()).collect()
+    };
+    &of(false) - &of(true)
+}
+
 impl PublishConnection {
     /// Opens a connection.
     pub async fn open(settings: &RabbitSettings, purpose: &str) -> Result<Self, AmqpError> {
@@ -294,12 +306,7 @@ impl PublishConnection {
         let ChannelConfirms { confirms, returned, is_silent } =
             self.settle(confirms, messages, limits, &mut failed).await;
         let is_known = failed.is_none() && !is_silent;
-        // A queue that has confirmed a message is not silent, but slow.
-        let (slow, silent): (Vec<_>, Vec<_>) = messages
-            .iter()
-            .map(|message| message.destination())
-            .zip(&confirms)
-            .partition(|(_, settled)| settled.is_some());
+        let silent = is_silent.then(|| silent_destinations(messages, &confirms));
         let known = messages.iter().zip(confirms).map(|(message, settled)| match settled {
             _ if returned.contains(&message.name) => Some(PublishResult::Unroutable),
             Some((false, _)) => Some(PublishResult::Nacked),
@@ -323,13 +330,9 @@ impl PublishConnection {
             };
         }
         let Some(error) = failed else {
-            if is_silent {
-                let again = Instant::now() + limits.answer;
-                let slow: HashSet<_> = slow.into_iter().map(|(destination, _)| destination).collect();
-                let silent = silent.into_iter().map(|(destination, _)| destination);
-                let silent = silent.filter(|destination| !slow.contains(destination));
-                self.silent.lock().await.extend(silent.map(|destination| (destination, again)));
-            }
+            let again = Instant::now() + limits.answer;
+            let silent = silent.into_iter().flatten().map(|destination| (destination, again));
+            self.silent.lock().await.extend(silent);
             let known = known.into_iter().map(|result| result.unwrap_or(PublishResult::Unconfirmed));
             return ChannelResult::All(known.collect());
         };

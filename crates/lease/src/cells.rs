@@ -207,7 +207,8 @@ impl<C: Cells> LeaseStore for CellStore<C> {
     async fn claim(&self, claim: &Claim<'_>) -> Result<ClaimOutcome, StoreError> {
         check_claim(claim)?;
         // Most keys are new.
-        self.change(claim.identity, LikelyCell::Absent, |known, now| Ok(Record::claim(known, claim, now))).await
+        self.change(claim.identity, LikelyCell::Absent, |known, now| Ok(Record::claim(known, claim, now)))
+            .await
     }
 
     async fn complete(&self, held: &LeaseId, response: Option<&Value>) -> Result<(), StoreError> {

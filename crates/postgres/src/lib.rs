@@ -149,8 +149,8 @@ pub use letter_change::{
 pub use letter_list::{LetterFilter, LetterGroup, LetterRow, letter_groups, letters};
 pub use letter_list::{LetterTrend, letter_trends, open_letters};
 pub use letter_quota::{
-    EffectiveRetention, Quota, TenantLimits, TenantOverQuota, TenantRetention, TenantUsage, count_stored, limit_tenant,
-    over_quota, tenant_usages,
+    EffectiveRetention, Quota, TenantLimits, TenantOverQuota, TenantRetention, TenantUsage, count_stored,
+    limit_tenant, over_quota, tenant_usages,
 };
 pub use lock_holder::{LockHolder, lock_holders};
 pub use login::{LoginPrivileges, login_powers, missing_privileges};

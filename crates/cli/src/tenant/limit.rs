@@ -195,12 +195,7 @@ pub(super) async fn limit(file: &Path, arguments: LimitArguments) -> crate::Verb
 }
 
 /// Describes the effect of a retention that was set, including consumers that keep keys longer.
-fn retention_notes(
-    config: &Config,
-    tenant: &str,
-    wish: TenantRetention,
-    after: &TenantUsage,
-) -> Vec<String> {
+fn retention_notes(config: &Config, tenant: &str, wish: TenantRetention, after: &TenantUsage) -> Vec<String> {
     let mut lines = vec![match wish {
         TenantRetention::Own(own) => format!(
             "keys of the tenant {} are remembered for {}",

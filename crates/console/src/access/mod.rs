@@ -185,7 +185,10 @@ impl Access {
     /// Returns whether a session is still valid, for work that outlasts its request.
     pub(crate) fn still(&self, session: &LoginSession, now: DateTime<Utc>) -> bool {
         self.sessions.is_valid(session, now)
-            && session.cookie.as_ref().is_none_or(|cookie| self.person(cookie).as_ref() == Some(&session.person))
+            && session
+                .cookie
+                .as_ref()
+                .is_none_or(|cookie| self.person(cookie).as_ref() == Some(&session.person))
     }
 
     /// Returns the owner of a cookie, with the current role.

@@ -152,7 +152,8 @@ impl DryRun<'_> {
         let batches = match self.one_by_one {
             true => Vec::new(),
             false => {
-                let has_run = |position: usize| messages[position].as_ref().is_some_and(TriedMessage::has_run);
+                let has_run =
+                    |position: usize| messages[position].as_ref().is_some_and(TriedMessage::has_run);
                 let good: Vec<usize> =
                     (0..candidates.len()).filter(|&index| has_run(positions[index])).collect();
                 self.batches(&mut rehearsal, &candidates, &positions, &good).await?

@@ -10,7 +10,7 @@ use super::unconfirmed::UnconfirmedOutcomes;
 use crate::worker::candidate::Candidate;
 use crate::worker::interrupt::Interrupt;
 use crate::worker::prediction::ExpectedKeys;
-use oncely_core::decide::{EARLY, KeyDecision, decide, leased, wait};
+use oncely_core::decide::{EARLY, KeyDecision, KeyRecord, decide, leased, wait};
 use oncely_core::fault::{Fault, FaultClass};
 use oncely_core::fingerprint::Fingerprint;
 use oncely_core::identity::Identity;
@@ -85,7 +85,7 @@ pub(crate) async fn claim(
         for (&index, record) in open.iter().zip(records) {
             // Neither claimed nor found: collected in between, so it is claimed in the next round.
             let Some(record) = record else { continue };
-            match claim_known(run, &candidates[index], &record, unconfirmed)? {
+            match claim_known(run, candidates[index], &record, unconfirmed)? {
                 Some(claim) => claims[index] = Some(claim),
                 None => {
                     failed_before.push(index);
