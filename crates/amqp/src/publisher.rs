@@ -114,7 +114,7 @@ impl Publisher {
                 results.push(match (result, &failed) {
                     (Some(result), _) => copy_result(copy, result),
                     (None, Some(error)) => Err(clone_amqp(error).into()),
-                    (None, None) => Err(PublishError::HeldBack),
+                    (None, None) => Err(PublishError::Unconfirmed),
                 });
             }
             if let Some(error) = failed {

@@ -67,7 +67,7 @@ pub struct CellStore<C> {
     recent: RecentCells<Cell>,
 }
 
-/// A cell as it was before, or as it is expected to be.
+/// Assumed state of a cell.
 enum LikelyCell {
     Unknown,
     Absent,

@@ -266,6 +266,13 @@ impl<S: StepStore> Run<S> {
                     match again.state {
                         // An earlier run's outcome came late.
                         StepState::Done(result) => self.read(step, result),
+                        // This run has repeated the call, and nothing is said of that one: the next run may ask of both.
+                        StepState::Unknown if again.round == begun.round => {
+                            let step = step.name();
+                            Err(HandlerError::transient(format!(
+                                "it is unknown whether the step {step} happened"
+                            )))
+                        }
                         // Another try of this run has begun it since.
                         StepState::Unknown => Err(self.noted(step.unknown())),
                         StepState::Run | StepState::Repeat => {

@@ -273,6 +273,31 @@ async fn of_two_tries_that_ask_at_once_one_calls() {
 }
 
 #[tokio::test]
+async fn a_call_that_was_repeated_and_did_not_happen_is_made_by_the_next_run() {
+    let world = World::new().await;
+    let runner = LeaseRunner::new(PostgresStore::new(pool(world.database.url()).await));
+    let runner = runner.retry(vec![Duration::ZERO], 100, 3);
+    let window = Duration::from_secs(1);
+    let (key, step) = (identity("order 1"), Step::new("mail", Repeat::Within(window)));
+    let unknown = async |_: Call| Err::<String, _>(StepError::Unknown(anyhow::anyhow!("no answer")));
+    let ran = runner.run(&key, fingerprint(b"{}"), async |run| Ok(Some(run.step(&step, unknown).await?.into())));
+    assert!(matches!(ran.await.unwrap(), RunOutcome::Failed { .. }));
+    let call = async |_: Call| Ok::<_, StepError>("sent".to_owned());
+    let not_there = async |_: Call| Ok(None);
+    let ran = runner.run(&key, fingerprint(b"{}"), async |run| {
+        assert!(run.step_or_ask(&step, not_there, unknown).await.is_err());
+        tokio::time::sleep(window * 2).await;
+        Ok(Some(run.step_or_ask(&step, not_there, call).await?.into()))
+    });
+    let ran = ran.await.unwrap();
+    assert!(!matches!(ran, RunOutcome::GivenUp { .. }), "{ran:?}");
+    let ran = runner.run(&key, fingerprint(b"{}"), async |run| {
+        Ok(Some(run.step_or_ask(&step, not_there, call).await?.into()))
+    });
+    assert_eq!(ran.await.unwrap(), RunOutcome::Done(Some("sent".into())));
+}
+
+#[tokio::test]
 async fn a_server_that_refuses_a_client_is_not_away() {
     let mut world = World::new().await;
     let login = Login::create(&mut world, "oncely_consumer").await;

@@ -109,6 +109,7 @@ async fn maintain(
     session.close().await;
     // A failed step is repeated within the hour, and not a night later.
     let latest = has_failed.then(|| now + PARTITIONS * 9 / 10);
+    let latest = latest.or(next_collection.filter(|due| *due > now));
     let due = next(&config.gc, now).into_iter().chain(latest).min();
     *next_collection = due;
     let until = due.and_then(|due| (due - now).to_std().ok()).unwrap_or(PARTITIONS);

@@ -33,6 +33,9 @@ const PART_BYTES: usize = 512 << 10;
 /// Events of one ordering key in one batch: each is published and confirmed before the next.
 const IN_ROW: i64 = 50;
 
+/// Reason of an event that was not sent, as its queue is silent.
+const HELD_BACK: &str = "held_back";
+
 /// Ordering keys that are read for one batch, as a multiple of its events: many keys may wait.
 const KEYS: i64 = 10;
 
@@ -57,7 +60,8 @@ impl EventReport {
     fn count(&mut self, failures: &[EventFailure<'_>]) {
         self.parked = failures.iter().filter(|failure| failure.again_at.is_none()).count();
         self.failed = failures.len() - self.parked;
-        self.undecided = failures.iter().filter(|failure| !failure.is_charged()).count();
+        let undecided = failures.iter().filter(|failure| !failure.is_charged() && failure.reason != HELD_BACK);
+        self.undecided = undecided.count();
     }
 }
 
@@ -391,7 +395,7 @@ fn reason(event: &TakenEvent, result: &PublishResult) -> Option<(&'static str, S
         }
         PublishResult::HeldBack(_) => {
             let text = "not sent, as the broker did not confirm one before it with this exchange and routing key in time";
-            ("held_back", text.to_owned())
+            (HELD_BACK, text.to_owned())
         }
         PublishResult::Closed(404, text) => ("exchange_missing", text.clone()),
         PublishResult::Closed(403, text) => ("access_refused", text.clone()),

@@ -97,7 +97,7 @@ fn came_back(
     Ok(letter.map(|letter| letter.id))
 }
 
-/// Returns a letter's body as it is stored; or the reason why it is left out.
+/// Returns the stored form of a letter's body, or the reason for leaving it out.
 fn stored_body(
     shared: &ConsumerContext,
     given_up: &GivenUpDelivery<'_>,
