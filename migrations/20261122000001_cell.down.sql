@@ -12,7 +12,7 @@ drop function oncely.check_argument;
 drop function oncely.uuid_v7;
 drop function oncely.bounded;
 
--- The schema stays: it holds the list of applied migrations.
+-- Keeps the schema, which holds the list of migrations.
 drop function oncely.bucket;
 drop function oncely.epoch;
 drop function oncely.is_session_locked;

@@ -2,10 +2,10 @@ set local search_path = pg_catalog, pg_temp;
 
 -- Names this database and its history, so that a mirror entry, a backup or a wrong URL can't be taken for another's.
 --
--- Of all functions here: names are looked up along the session's search_path, and where types don't fit exactly an
--- object of any schema on it may win over pg_catalog's: a role that may create in one of them (in public, before
--- PostgreSQL 15) could have its functions run with the rights of whoever calls ours. So ours see pg_catalog alone, and
--- so does each migration; a handler sees what its role and database say, and the text that calls it qualifies every
+-- Sets the search_path of all functions: names are looked up along the session's path, and where types don't fit
+-- exactly an object of any schema on it may win over pg_catalog's: a role that may create in one of them (in public,
+-- before PostgreSQL 15) could have its functions run with the rights of Oncely's callers. So functions and migrations
+-- see pg_catalog alone; a handler sees the path of its role and database, and the text that calls it qualifies every
 -- name.
 create schema if not exists oncely;
 comment on schema oncely is 'Oncely: messages that take effect once. Idempotency keys, outbox and audit.';
@@ -63,8 +63,8 @@ comment on column oncely.cell.mirror_ttl_next is 'The longest of the shorter one
 insert into oncely.cell default values;
 
 -- from functions/epoch.sql
--- A server's identity is not enough: two databases of one server share the system identifier, a promoted standby
--- continues it on another timeline, and a restored copy may share all three, but gets a new history id.
+-- Combines four values: databases of one server share the system identifier, a promoted standby continues it on another
+-- timeline, and a restored copy may share all three (with the oid), but gets a new history id.
 create or replace function oncely.epoch() returns text
 language sql volatile
 set search_path = pg_catalog, pg_temp
@@ -83,9 +83,9 @@ comment on function oncely.epoch is
 
 -- end of functions
 
--- What one process at a time does. Rows, and no advisory locks: any login may take those, for as long as it likes. A
--- row of pid 0 is locked for a transaction; a session that takes a lock for longer adds a row, which counts as long as
--- the session is there. No role may write here: only functions do.
+-- Holds locks for the work of one process at a time. They are rows, not advisory locks: any login may take those, for
+-- as long as it likes. A row of pid 0 is locked for a transaction; a session that takes a lock for longer adds a row,
+-- which counts as long as the session exists. No role may write here: only functions do.
 create table oncely.locks (
     name text collate "C" not null,
     pid integer not null,
@@ -136,7 +136,7 @@ declare
     at timestamptz := clock_timestamp();
 begin
     perform oncely.take_lock(name, false);
-    -- A session that is gone holds nothing; nor does one whose number another session has got since.
+    -- A closed session holds nothing; nor does one with a pid that another session has got since.
     delete from oncely.locks as l
     where l.name = try_session_lock.name and l.pid <> 0
         and (
@@ -190,7 +190,7 @@ comment on function oncely.is_session_locked is 'Does a session hold this lock?'
 revoke execute on function oncely.is_session_locked from public;
 
 -- from functions/bucket.sql
--- Frozen for ever: the first two bytes of SHA-256 of the tenant, modulo 1,024. Cells will own buckets, not tenants.
+-- Maps a tenant to a bucket, for ever: first two bytes of SHA-256, modulo 1,024. Cells will own buckets, not tenants.
 create or replace function oncely.bucket(tenant text) returns integer
 language sql immutable strict parallel safe
 set search_path = pg_catalog, pg_temp
@@ -203,12 +203,12 @@ comment on function oncely.bucket is 'Bucket 0..1023 of a tenant; never changes.
 
 -- end of functions
 
--- Values that several tables and functions share: what is a time, an id, an argument, a body, an error.
+-- Defines values that several tables and functions share: times, ids, arguments, bodies, errors.
 
 -- from functions/bounded.sql
--- What comes in by SQL is bounded where it comes in, and once more by the tables: a time in the year 270,000 is fine
--- for PostgreSQL, and ends a program that reads it. Each table with a time has a constraint <table>_times; short, since
--- PostgreSQL reads a constraint's text anew with each statement that writes (greatest and least leave nulls out).
+-- Limits a time to a range that every program can hold. SQL input is bounded on arrival, and again by the tables: the
+-- year 270,000 is valid in PostgreSQL, and breaks a program that reads it. Each table with a time has a constraint
+-- <table>_times; short, since each writing statement parses a constraint's text anew (greatest and least ignore nulls).
 create or replace function oncely.bounded(at timestamptz) returns timestamptz
 language sql immutable parallel safe
 set search_path = pg_catalog, pg_temp
@@ -223,7 +223,7 @@ comment on function oncely.bounded is
     'A time as every program can hold it: between 1970 and 9999. For rows that came past the tables'' constraints.';
 
 -- from functions/uuid_v7.sql
--- PostgreSQL 18 brings its own uuidv7(). Time first, so that new rows lie together. Parsed now, once and for all: it
+-- Makes a UUID (PostgreSQL 18 has uuidv7()). Time first, so that new rows lie together. Parsed once, when created:
 -- needs no search_path of its own, which would cost more than the rest, once for each event.
 create or replace function oncely.uuid_v7(at timestamptz) returns uuid
 language sql volatile parallel safe
@@ -254,7 +254,7 @@ begin
             ),
             hint = 'It has 1 to 255 bytes.';
     end if;
-    -- A claimant under such a name would take what was observed for processed.
+    -- A claimant with such a name would treat observed messages as processed.
     if name = 'consumer' and value like '%.observe' then
         raise exception using errcode = 'ONC11',
             message = 'oncely: a name that ends with .observe is that of a consumer that only observes';
@@ -264,9 +264,9 @@ $$;
 comment on function oncely.check_argument is 'Refuses a name that can''t be one (SQLSTATE ONC11).';
 
 -- from functions/checked_time.sql
--- A month of an interval is compared as 30 days and added by the calendar, and a day is added in the session's time
--- zone, where it may have 23 or 25 hours. So a caller's interval becomes one of seconds: a lease of 24 hours ends after
--- 24. Settings are stored in days, because they are shown, and are read in seconds.
+-- Converts a caller's interval to seconds. A month of an interval is compared as 30 days and added by the calendar, and
+-- a day is added in the session's time zone, where it may have 23 or 25 hours. In seconds, a lease of 24 hours ends
+-- after 24. Settings are stored in days, for display, and are read in seconds.
 create or replace function oncely.checked_time(name text, given interval, least_time interval, most interval)
 returns interval
 language plpgsql immutable
@@ -286,7 +286,7 @@ comment on function oncely.checked_time is
     'Returns a time in seconds; refuses one that is out of bounds, or null (SQLSTATE ONC11).';
 
 -- from functions/try_jsonb.sql
--- A body as jsonb, or null where PostgreSQL can't hold it: NUL escapes, lone surrogates, huge numbers, deep nesting.
+-- Converts a body to jsonb; null where PostgreSQL can't hold it: NUL escapes, lone surrogates, huge numbers, nesting.
 create or replace function oncely.try_jsonb(body bytea) returns jsonb
 language plpgsql immutable
 set search_path = pg_catalog, pg_temp
@@ -310,9 +310,9 @@ comment on function oncely.worker_name is
     'it was stands in login.';
 
 -- from functions/error_class.sql
--- As the worker reads SQLSTATEs (class_of in crates/postgres/src/error.rs); a test goes through all of them with both.
--- 2200H (an exhausted sequence) strikes every message alike, so it is the environment's, and so is what another
--- transaction holds. A client that tells oncely.fail of a refusal (ONC07) wants the message given up; one that takes
+-- Classifies SQLSTATEs like the worker (class_of in crates/postgres/src/error.rs); a test compares all. 2200H (an
+-- exhausted sequence) strikes every message alike, so it belongs to the environment, as does an object that another
+-- transaction holds. A client that reports a refusal (ONC07) to oncely.fail wants the message given up; one that takes
 -- it for an answer completes its claim with it. ONC17 is reserved: not in this cell (see oncely.claim).
 create or replace function oncely.error_class(code text) returns text
 language sql immutable parallel safe
@@ -335,8 +335,8 @@ comment on function oncely.error_class is
     'the message up.';
 
 -- from functions/is_encrypted.sql
--- What a worker has encrypted stands in an object of its own (src/encryption/sealer.rs). What a handler returned that
--- looks so, or like this other object, stands in the other one.
+-- Recognises a value that a worker encrypted: an object of its own (crates/core/src/encryption/sealer.rs). A handler's
+-- value that looks like it, or like the wrapper oncely_plain, is stored in that wrapper.
 create or replace function oncely.is_encrypted(value jsonb) returns boolean
 language sql immutable parallel safe
 set search_path = pg_catalog, pg_temp
@@ -366,7 +366,7 @@ comment on function oncely.plain_json is
     'A stored response as a handler returned it; null where a worker has encrypted it.';
 
 -- from functions/json_limit.sql
--- 64 KiB of plain text. In base64, with a nonce, a tag, and the name of a key.
+-- Allows 64 KiB of plain text; encrypted: in base64, with a nonce, a tag, and a key's name.
 create or replace function oncely.json_limit(value jsonb) returns integer
 language sql immutable parallel safe
 set search_path = pg_catalog, pg_temp

@@ -1,23 +1,23 @@
 set local search_path = pg_catalog, pg_temp;
 
--- What states a key may be in. An enum reads like a text and takes four bytes; a new one is `alter type … add value`.
+-- Defines a key's states. An enum reads like a text and takes four bytes; `alter type … add value` adds a state.
 create type oncely.key_status as enum ('IN_PROGRESS', 'COMPLETED', 'FAILED');
 comment on type oncely.key_status is
     'COMPLETED: took effect. IN_PROGRESS: failed so far, may run again. FAILED: given up and dead-lettered.';
 
--- One row per message that took effect, written in the transaction of the effect.
+-- Holds a row per message that took effect, written in the transaction of the effect.
 --
--- How long a failed message waits stands with its key: known to its copy alone, each further copy (a producer's
--- repetition, an original that is redelivered beside its copy) would run at once and spend an attempt.
+-- A failed message's delay stands with its key: if only its copy knew it, each further copy (a producer's repetition,
+-- an original that is redelivered beside its copy) would run at once and spend an attempt.
 --
 -- A message that kills the process leaves no failure behind: its transaction is rolled back and its attempt uncounted.
--- So a redelivered message is marked before it runs, with the session that serves the run, and found out after a few
--- marks that nobody took back and whose sessions are gone.
+-- So a redelivered message is marked before it runs, with the session that serves the run, and identified after a few
+-- marks that were not removed, of sessions that are gone.
 --
--- There are more of these rows than of all others, so their bytes count: first what is always there and of a fixed
--- length, then the identity, then what most rows lack (a null takes a bit). For a key that is a UUID 141 bytes in the
--- heap and 97 in the primary key; as type uuid it would take 26 and 24 less. But keys are texts, compared byte for
--- byte, and `where key = 'order-1182'` shall find one.
+-- This table has more rows than all others, so their bytes count: first columns that are always set and of a fixed
+-- length, then the identity, then columns that most rows lack (a null takes a bit). For a key that is a UUID 141 bytes
+-- in the heap and 97 in the primary key; as type uuid it would take 26 and 24 less. But keys are texts, compared byte
+-- for byte, and `where key = 'order-1182'` must find one.
 create table oncely.idempotency_keys (
     created_at timestamptz not null,
     completed_at timestamptz,
@@ -54,20 +54,20 @@ create table oncely.idempotency_keys (
         and octet_length(consumer) between 1 and 255
         and octet_length(key) between 1 and 255
     ),
-    -- A worker that knows nothing of leases fails at a held key instead of running it, and a lease always has an end.
+    -- A worker that does not know leases fails at a held key instead of running it, and a lease always has an end.
     constraint idempotency_keys_lease check (
         (owner is null) = (run_ends_at is null)
         and (owner is null or (status = 'IN_PROGRESS' and not_before is not null and fencing_token is not null))
     ),
-    -- One more is always a number.
+    -- An incremented count always fits its type.
     constraint idempotency_keys_bounds check (
         least(attempts, crash_attempts) >= 0 and greatest(attempts, crash_attempts) <= 1000000
         and octet_length(fingerprint) = 16
         and octet_length(owner) between 1 and 255
-        -- A number that every language's JSON can hold.
+        -- An integer that every language's JSON holds.
         and fencing_token between 1 and 9007199254740991
     ),
-    -- What a request was answered with is whole, and final.
+    -- The answer to a request is complete and final.
     constraint idempotency_keys_http check (
         (http_status is null) = (http_headers is null) and (http_body is null or http_status is not null)
         and (http_status is null or (status = 'COMPLETED' and http_status between 200 and 599))
@@ -138,11 +138,11 @@ comment on column oncely.idempotency_keys.http_headers is
 comment on column oncely.idempotency_keys.http_body is
     'Of that answer: its bytes, which jsonb would not keep; null where it was too large to be stored.';
 
--- The rows of one batch share consumer and completed_at, so B-tree deduplication keeps these small.
+-- Rows of one batch share consumer and completed_at, so B-tree deduplication keeps these indexes small.
 create index idempotency_keys_completed on oncely.idempotency_keys (consumer, completed_at)
 where status = 'COMPLETED';
 comment on index oncely.idempotency_keys_completed is 'For the garbage collection.';
--- With the identity, so that a key that was given up is found without looking at all of them: not each is in the trail.
+-- Includes the identity, so that a key that was given up is found without a scan: not each is in the trail.
 create index idempotency_keys_failed on oncely.idempotency_keys (consumer, completed_at) include (tenant, key)
 where status = 'FAILED';
 comment on index oncely.idempotency_keys_failed is 'For the garbage collection and for lists of what was given up.';
@@ -152,25 +152,25 @@ comment on index oncely.idempotency_keys_in_progress is 'For the garbage collect
 create index idempotency_keys_expires_at on oncely.idempotency_keys (expires_at)
 where expires_at is not null;
 comment on index oncely.idempotency_keys_expires_at is 'For the garbage collection of keys that carry their own end.';
--- Neither the end of a lease nor its steps are in it: a renewal writes no index. Statements about one key say that it
--- is held in words that this does not suit (run_ends_at): the primary key finds it, however many dead entries are here.
+-- Contains neither the end of a lease nor steps: a renewal writes no index. Statements about one key test for a held
+-- key in words that this does not suit (run_ends_at): the primary key finds it, however many dead entries are here.
 create index idempotency_keys_held on oncely.idempotency_keys (consumer, fencing_token)
 where owner is not null;
 comment on index oncely.idempotency_keys_held is 'For lists and counts of what is held by leases, the oldest first.';
 
--- What was done stays done: who may change which row is said with the roles, in the last migration.
+-- Protects final rows: the last migration defines, with the roles, which rows a role may change.
 alter table oncely.idempotency_keys enable row level security;
 create policy keys_read on oncely.idempotency_keys for select using (true);
 create policy keys_claimed on oncely.idempotency_keys for insert with check (true);
 
 -- from functions/stored_fingerprint.sql
--- A fingerprint names the policy that made it: four bytes for the policy, twelve of the digest. Prints of different
--- policies can't be compared: that a consumer compares something else since its last release makes no payload another
--- one. 96 bits of digest: no payload can be made for a given print. A sender who makes two payloads with one print
+-- Converts a fingerprint to its stored form, which names its policy: four bytes for the policy, twelve of the digest.
+-- Fingerprints of different policies can't be compared: a consumer's new policy makes no payload another one. 96 bits
+-- of digest: no payload can be made for a given fingerprint. A sender that makes two payloads with one fingerprint
 -- (2^48 tries) has the second taken for a duplicate of the first, as if it had not been sent.
 --
--- What clients pass is sha256(body), the policy "body" (src/fingerprint/mod.rs; a test compares the two), or up to 64
--- bytes of another kind: a policy of its own, by whatever length.
+-- Clients pass sha256(body), the policy "body" (crates/core/src/fingerprint.rs; a test compares the two), or up to 64
+-- bytes of another kind: a policy of its own, by any length.
 create or replace function oncely.stored_fingerprint(fingerprint bytea) returns bytea
 language sql immutable parallel safe
 set search_path = pg_catalog, pg_temp
@@ -196,7 +196,7 @@ comment on function oncely.same_payload is
     'policies, which can''t be compared; null where one is missing.';
 
 -- from functions/decide.sql
--- The same rule as the worker's (crates/core/src/decide.rs); a test goes through all cases with both.
+-- Applies the worker's rule (crates/core/src/decide.rs); a test goes through all cases with both.
 create or replace function oncely.decide(
     status oncely.key_status, known bytea, fingerprint bytea, is_leased boolean, on_conflict text
 ) returns text
@@ -216,10 +216,10 @@ comment on function oncely.decide is
     'a run that has none waits for its end and does not run it.';
 
 -- from functions/is_at_work.sql
--- pg_stat_activity is read once a transaction: a session that has waited for a lock since would miss another one that
--- was opened meanwhile, and take its run for a dead one. Of another login's session it shows the process alone: one
--- that may be the marking session is taken for it, because a death too few costs a killer one more run, and a death
--- too many might cost an innocent message its place.
+-- Clears the snapshot of pg_stat_activity, which is read once a transaction: after a lock wait, a session opened
+-- meanwhile would be missing, and its run would look dead. For another login's session only the process is shown: a
+-- session that may be the marking one counts as it, because a missed death costs a killer one more run, and a false
+-- death might cost an innocent message its place.
 create or replace function oncely.is_at_work(pid integer, backend_start timestamptz) returns boolean
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp

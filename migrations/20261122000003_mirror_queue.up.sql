@@ -1,6 +1,6 @@
 set local search_path = pg_catalog, pg_temp;
 
--- Records on their way to Redis, written in the transaction that decided them. The relay takes rows by SKIP LOCKED.
+-- Holds records on their way to Redis, written in the transaction that decided them. The relay uses SKIP LOCKED.
 --
 -- A worker writes a batch's tags, made with the key of the mirror. No client of oncely.claim should hold that key,
 -- since it could forge tags: oncely.complete writes the identity instead, and the relay makes the tag.
@@ -30,8 +30,7 @@ create table oncely.mirror_queue (
         and greatest(created_at, expires_at, completed_at) <= '9999-12-31 00:00:00+00'
     )
 );
--- Tags are random bytes: compressing them and cutting them into chunks for another table is work for nothing, up to a
--- page.
+-- Tags are random bytes: compressing them, or cutting them into chunks for another table, is useless, up to a page.
 alter table oncely.mirror_queue alter column tags set storage external;
 alter table oncely.mirror_queue set (toast_tuple_target = 8160);
 comment on table oncely.mirror_queue is 'Records on their way to Redis; a row goes when it has arrived.';
@@ -59,7 +58,7 @@ comment on index oncely.mirror_queue_protects is
     'For the garbage collection: no key that is not older than the oldest of these.';
 
 -- from functions/delete_mirrored.sql
--- Who deletes has a function, and no right to the table: with one to delete a login may lock all of it.
+-- Deletes records for logins without a right to the table: with a right to delete, a login may lock all of it.
 create or replace function oncely.delete_mirrored(tenants text[], ids uuid[]) returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp

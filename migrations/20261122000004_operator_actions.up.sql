@@ -1,7 +1,7 @@
 set local search_path = pg_catalog, pg_temp;
 
--- What people did. Who did what is for the database to say: nobody inserts rows here but by record_action and the
--- functions that act themselves, under the session's user and at the database's time.
+-- Holds operators' actions. The database decides about the actor: only record_action and the functions that act
+-- themselves insert rows, with the session's user and the database's time.
 create table oncely.operator_actions (
     tenant text collate "C" not null,
     id uuid not null,

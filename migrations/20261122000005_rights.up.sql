@@ -1,8 +1,8 @@
 set local search_path = pg_catalog, pg_temp;
 
--- Who may consume and emit what, and read whose rows. The roles oncely_consumer and oncely_emitter open the functions'
--- door, oncely_tenant_auditor that of the tables; behind it a login may do what is written here, and nothing else. By
--- the session's user: whoever SET ROLE or a function of the application makes of it stays the same.
+-- Holds rights to consume, to emit, and to read rows. The roles oncely_consumer and oncely_emitter open the functions,
+-- oncely_tenant_auditor the rows; with them a login has only the rights listed here. Rights belong to the session's
+-- user, which neither SET ROLE nor a function of the application changes.
 create table oncely.rights (
     tenant text collate "C" not null,
     verb text collate "C" not null,
@@ -12,7 +12,7 @@ create table oncely.rights (
     granted_by text collate "C" not null,
     constraint rights_pkey primary key (tenant, verb, object, login),
     constraint rights_verb check (verb in ('consume', 'requeue', 'emit', 'read')),
-    -- The default exchange has no name. Who may read all tenants has the role oncely_auditor instead.
+    -- The default exchange has no name. A login that may read all tenants has the role oncely_auditor instead.
     constraint rights_object check (
         octet_length(tenant) between 1 and 255 and octet_length(object) <= 255
         and case
@@ -43,13 +43,13 @@ comment on column oncely.rights.granted_at is 'When, by the database''s clock.';
 comment on column oncely.rights.granted_by is 'The session''s user who granted it.';
 
 -- from functions/has_right.sql
--- Only for functions that run with their owner's rights: there current_user is the owner.
+-- Checks a right, in functions that run with their owner's rights: there current_user is the owner.
 create or replace function oncely.has_right(verb text, object text, tenant text) returns boolean
 language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
-    -- What runs inside a worker is the operator's own code, and a worker writes keys, effects and events of every
-    -- tenant anyway. No role of that name: null.
+    -- Code that runs inside a worker is the operator's own, and a worker writes keys, effects and events of every
+    -- tenant anyway. Null if the role does not exist.
     select coalesce(pg_has_role(session_user, to_regrole('oncely_worker'), 'member'), false)
         or pg_has_role(session_user, current_user, 'member')
         or exists (
@@ -95,7 +95,7 @@ comment on function oncely.check_right is 'Refuses (SQLSTATE ONC16) a session''s
 revoke execute on function oncely.check_right from public;
 
 -- from functions/readable_tenants.sql
--- Whose rows the session's user may see; asked once a statement by the policies of all tables with tenants' rows.
+-- Returns the tenants that the session's user may read; called once a statement by the policies of tenants' tables.
 create or replace function oncely.readable_tenants() returns setof text
 language sql stable security definer rows 10
 set search_path = pg_catalog, pg_temp
@@ -111,11 +111,11 @@ comment on function oncely.readable_tenants is
 revoke execute on function oncely.readable_tenants from public;
 
 -- from functions/visible_tenants.sql
--- Who must not see rows must not plan over them: estimates come from samples of all rows, so that EXPLAIN tells a login
--- with a right to a table which values are in it and how often, whatever the policies hide. So members of
--- oncely_tenant_auditor have no right to a table with tenants' rows. They read by functions (oncely.list_audit and its
--- like), by which operators and auditors read, too: EXPLAIN sees a function with a fixed estimate. A session could
--- still have the plans inside printed, so each of them pins debug_print_plan.
+-- Returns the tenants that the session's user may see. A login that must not see rows must not plan over them:
+-- estimates come from samples of all rows, so EXPLAIN tells a login with a right to a table its values and their
+-- frequency, whatever the policies hide. So members of oncely_tenant_auditor have no right to a table with tenants'
+-- rows. They read by functions (oncely.list_audit and its like), as do operators and auditors: EXPLAIN sees a function
+-- with a fixed estimate. A session could still have the plans inside printed, so each function pins debug_print_plan.
 create or replace function oncely.visible_tenants() returns text[]
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
@@ -124,7 +124,7 @@ as $$
     select case
         -- The schema's owner, and superusers, are members of every role.
         when pg_has_role(session_user, current_user, 'member') then null
-        -- Whatever else it is a member of: the narrower role wins.
+        -- The narrower role wins over all other memberships.
         when pg_has_role(session_user, to_regrole('oncely_tenant_auditor'), 'member')
             then array(select oncely.readable_tenants())
     end

@@ -1,7 +1,7 @@
 set local search_path = pg_catalog, pg_temp;
 
--- What decides about a key stands here, where every process sees the same: a collection that believed its own file
--- deleted what a worker with another file still had to remember.
+-- Holds the settings that decide about a key, the same for every process: a collection that relied on its own file
+-- deleted keys that a worker with another file still needed.
 create table oncely.consumers (
     consumer text collate "C" not null,
     retention interval not null,
@@ -22,7 +22,7 @@ create table oncely.consumers (
         redelivery_horizon between interval '1 second' and interval '3650 days'
     ),
     constraint consumers_former check ((former_retention is null) = (former_until is null)),
-    -- One with months is another time when it is compared than when it is added.
+    -- An interval with months has another length when it is compared than when it is added.
     constraint consumers_have_no_months check (
         (extract(year from retention), extract(month from retention)) = (0, 0)
         and (extract(year from longest_retention), extract(month from longest_retention)) = (0, 0)
@@ -64,7 +64,7 @@ comment on column oncely.consumers.paused is
     'When it was paused, as far back as any memory reaches (3650 days), and is: the last range is open where the pause '
     'has no end yet.';
 
--- A table of its own: a batch holds its consumer's row until it commits, and nothing else may wait for that.
+-- Holds a row for each consumer's batches to lock until they commit, in a table that no other session waits for.
 create table oncely.turns (
     consumer text collate "C" not null,
     constraint turns_pkey primary key (consumer)
@@ -74,19 +74,19 @@ comment on table oncely.turns is
 comment on column oncely.turns.consumer is 'The consumer.';
 
 -- from functions/forgotten_before.sql
--- A copy of a message that comes in a pause waits until it is over, so what would recognise the copy waits, too.
--- Counted pause by pause: one that ended long ago does not hold back what was decided after it.
+-- Extends a retention by pauses: a copy that comes in a pause waits until its end, so the key that recognises it waits,
+-- too. Counts pause by pause: a pause that ended long ago does not hold back later decisions.
 create or replace function oncely.forgotten_before(at timestamptz, retention interval, paused tstzmultirange)
 returns timestamptz
 language plpgsql immutable strict
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    -- In seconds: a day is one of 24 hours, whatever the session's time zone says. Between 0 and 1000 years: no stored
-    -- row may make a collection fail.
+    -- In seconds: a day has 24 hours in every time zone. Between 0 and 1000 years: no stored row may make a collection
+    -- fail.
     seconds constant double precision := least(greatest(extract(epoch from retention), 0), 31557600000);
     before timestamptz := at - make_interval(secs => seconds);
-    -- Looked at from here on: a collection asks for each key, and years of pauses are not sorted each time.
+    -- Reads pauses from here on: a collection calls this for each key, and does not sort years of pauses each time.
     horizon timestamptz := at - make_interval(secs => 2 * seconds);
     span record;
 begin
@@ -103,7 +103,7 @@ begin
             exit when span.ended <= before;
             before := before - make_interval(secs => extract(epoch from span.ended - span.began)::double precision);
         end loop;
-        -- A pause that the horizon cuts moves it beyond the horizon, if it counts at all.
+        -- A pause cut by the horizon moves the result beyond it, if it counts at all.
         exit when before > horizon or horizon <= lower(paused);
         horizon := at - make_interval(
             secs => 1 + 2 * extract(epoch from at - least(before, horizon))::double precision
@@ -118,8 +118,8 @@ comment on function oncely.forgotten_before is
 revoke execute on function oncely.forgotten_before from public;
 
 -- from functions/effective_retention.sql
--- After a retention was shortened, mirror entries of before live on for a while; their keys must, too.
--- (In PL/pgSQL, as what follows: asked for each key, and a function in SQL that sets a path is planned each time.)
+-- Returns the retention in effect: after a reduction, earlier mirror entries live on for a while, and their keys must,
+-- too. (In PL/pgSQL, like the next ones: called for each key, and SQL functions with a path are planned each time.)
 create or replace function oncely.effective_retention(
     at timestamptz, retention interval, former_retention interval, former_until timestamptz
 ) returns interval
@@ -136,9 +136,9 @@ comment on function oncely.effective_retention is
 revoke execute on function oncely.effective_retention from public;
 
 -- from functions/tenant_retention.sql
--- A tenant may have a retention of its own (oncely.tenant_limits), longer or shorter than its consumers'. Reckoned when
--- it is asked for, and not written with the keys: so it counts for those that are there, and no lane has to know of it.
--- A shorter one never reaches below what a copy may still come in, or a mirror entry live.
+-- Returns a tenant's retention, its own (oncely.tenant_limits) or its consumer's, longer or shorter. Computed on
+-- demand, and not stored with the keys: so it counts for existing keys, and no lane has to know of it. A shorter one
+-- never falls below the redelivery horizon or the lifetime of a mirror entry.
 create or replace function oncely.tenant_retention(
     at timestamptz, of_consumer interval, redelivery_horizon interval, mirror_ttl interval, retention interval,
     former_retention interval, former_until timestamptz
@@ -148,9 +148,9 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
     return case
-        -- The consumer is not registered: nothing of it is collected.
+        -- The consumer is not registered: no key of it is collected.
         when of_consumer is null then null
-        -- Greatest leaves nulls out.
+        -- greatest ignores nulls.
         when former_until > at
             then greatest(of_consumer, retention, former_retention, redelivery_horizon, mirror_ttl)
         when retention is null then of_consumer
@@ -166,8 +166,8 @@ comment on function oncely.tenant_retention is
 revoke execute on function oncely.tenant_retention from public;
 
 -- from functions/register_consumer.sql
--- A worker may lengthen a retention and a horizon, and never shorten one: while a deployment rolls, workers of both
--- configurations have copies to recognise, and a worker's login can't have keys deleted.
+-- Registers a consumer. A worker may lengthen a retention and a horizon, never shorten one: during a deployment,
+-- workers of both configurations have copies to recognise, and a worker's login can't have keys deleted.
 create or replace function oncely.register_consumer(
     consumer text, retention interval, redelivery_horizon interval, fingerprint text, on_conflict text, worker text,
     out known_retention interval, out known_redelivery_horizon interval, out former_fingerprint text
@@ -183,7 +183,7 @@ begin
     redelivery_horizon := justify_hours(oncely.checked_time(
         'the redelivery horizon', register_consumer.redelivery_horizon, interval '1 second', interval '3650 days'
     ));
-    -- Shorter than the horizon, a copy that may still come would not be recognised. The longest of each stays, so the
+    -- With a retention shorter than the horizon, a late copy would not be recognised. The longest of each stays, so the
     -- stored retention is not shorter than the stored horizon either.
     retention := justify_hours(oncely.checked_time(
         'the retention (at least the redelivery horizon)', register_consumer.retention,
@@ -229,8 +229,8 @@ comment on function oncely.register_consumer is
 revoke execute on function oncely.register_consumer from public;
 
 -- from functions/register_mirror_ttl.sql
--- Relays write the entries, each with the lifetime of its own configuration. Each tells it before it writes and every
--- hour, so that the longest of those at work counts.
+-- Registers a relay's lifetime of mirror entries. Each relay has its own configuration, and registers before it writes
+-- and every hour, so that the longest of those at work counts.
 create or replace function oncely.register_mirror_ttl(ttl interval) returns void
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -248,10 +248,10 @@ begin
     ) then
         return;
     end if;
-    -- In turn with set_retention, which counts on what is said here.
+    -- Takes turns with set_retention, which relies on this value.
     perform from oncely.cell for update;
     at := clock_timestamp();
-    -- The longer one is over: the longest of those at work replaces it.
+    -- The longer one is over: the longest of the relays at work replaces it.
     update oncely.cell as c
     set mirror_ttl = greatest(c.mirror_ttl_next, register_mirror_ttl.ttl), mirror_ttl_until = null,
         mirror_ttl_next = null
@@ -260,8 +260,8 @@ begin
     set mirror_ttl = register_mirror_ttl.ttl, mirror_ttl_until = null, mirror_ttl_next = null
     where c.mirror_ttl <= register_mirror_ttl.ttl;
     if not found then
-        -- Entries of the longer one live on for as long as it is, and a relay that has it writes some until it tells it
-        -- again.
+        -- Entries of the longer lifetime live on until it is over, and a relay that has it writes some until it
+        -- registers again.
         update oncely.cell as c
         set mirror_ttl_until = coalesce(c.mirror_ttl_until, at + c.mirror_ttl + interval '2 hours'),
             mirror_ttl_next = greatest(c.mirror_ttl_next, register_mirror_ttl.ttl);
@@ -287,7 +287,7 @@ declare
     longest_entry interval;
     at timestamptz;
 begin
-    -- In turn with register_mirror_ttl: a relay that is not counted here has yet to read what is set here.
+    -- Takes turns with register_mirror_ttl: a relay not counted here has yet to read the value set here.
     select c.mirror_ttl into longest_entry from oncely.cell as c for update;
     select c.retention, c.redelivery_horizon, c.former_retention, c.former_until into known
     from oncely.consumers as c
@@ -316,8 +316,8 @@ begin
                 'as much time has passed as it was, and three hours.';
     end if;
     at := clock_timestamp();
-    -- The collection goes by the longest that entries may have been written under, until they are over: those, too, of
-    -- a relay that has read its records and sees this a moment later.
+    -- The collection uses the longest retention that entries may have been written under, until they are over: also
+    -- those of a relay that has read its records and sees this a moment later.
     if set_retention.retention < known.retention and longest_entry > interval '0' then
         update oncely.consumers as c
         set former_retention = oncely.effective_retention(

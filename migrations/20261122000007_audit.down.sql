@@ -21,5 +21,5 @@ drop function oncely.summarize_audit;
 drop function oncely.make_audit_partitions;
 drop function oncely.make_audit_partition;
 drop view oncely.processed_keys;
--- With its partitions.
+-- Drops its partitions, too.
 drop table oncely.audit;

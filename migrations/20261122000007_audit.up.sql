@@ -1,8 +1,8 @@
 set local search_path = pg_catalog, pg_temp;
 
--- The trail: one row per decision about a message, in the transaction of the decision, kept longer than the keys.
--- Appended to, and read by time or by key, never row by row: it has no primary key, which would be its dearest part
--- (1.9 of 8.0 microseconds and 126 of 388 bytes of WAL a row, measured).
+-- Holds the trail: one row per decision about a message, in the transaction of the decision, kept longer than the keys.
+-- Appended to, and read by time or by key, never row by row: a primary key would be its most expensive part (1.9 of 8.0
+-- microseconds and 126 of 388 bytes of WAL a row, measured).
 create table oncely.audit (
     tenant text collate "C" not null,
     occurred_at timestamptz not null,
@@ -27,9 +27,9 @@ create table oncely.audit (
         least(occurred_at) >= '1970-01-01 00:00:00+00' and greatest(occurred_at) <= '9999-12-31 00:00:00+00'
     )
 ) partition by range (occurred_at);
--- Where somebody has made a publication for all tables, PostgreSQL refuses to delete from one without a replica
--- identity; rows are moved between partitions, and dropped from the default one. Not inherited: each partition has its
--- own. It costs nothing while rows are only added.
+-- Sets a replica identity: with a publication for all tables, PostgreSQL refuses to delete from a table without one;
+-- rows are moved between partitions, and dropped from the default one. Not inherited: each partition has its own. It
+-- costs nothing while rows are only added.
 alter table oncely.audit replica identity full;
 comment on table oncely.audit is
     'Append-only: what was decided about which message, when and by whom. Weekly partitions.';
@@ -57,36 +57,36 @@ comment on column oncely.audit.login is
     'The session''s user, where oncely.complete or oncely.fail wrote the row; null where a worker process did (role '
     'oncely_worker).';
 
--- Summarised as it fills: whoever reads the last seconds would else read all that came since the last vacuum.
+-- Summarised as it fills: a reader of the last seconds would else read all rows since the last vacuum.
 create index audit_occurred_at on oncely.audit
 using brin (occurred_at) with (pages_per_range = 128, autosummarize = on);
 comment on index oncely.audit_occurred_at is
     'For spans of time: 209 bytes of WAL a row all told, where a B-tree would double that.';
--- 8 bytes a row instead of the whole key: +6 % WAL a message, and a look-up by key still takes microseconds.
+-- Takes 8 bytes a row, not the whole key: +6 % WAL a message; a look-up by key still takes microseconds.
 create index audit_key on oncely.audit (hashtextextended(key, 0));
 comment on index oncely.audit_key is 'For "oncely explain KEY": compare hashtextextended(key, 0), then the key.';
 
--- Views see what their reader may see.
+-- Shows only rows that the view's reader may see.
 create view oncely.processed_keys with (security_invoker = true) as
 select tenant, consumer, key, occurred_at as processed_at, attempt, duration_us, queue, worker, trace_id, login
 from oncely.audit
 where outcome = 'completed';
 comment on view oncely.processed_keys is 'What took effect, from the audit trail: outlives the idempotency keys.';
 
--- A missing partition must never stop work: rows wait here until their partition is made.
+-- Holds rows until their partition is made: a missing one must never stop work.
 create table oncely.audit_default partition of oncely.audit default;
 alter table oncely.audit_default replica identity full;
 comment on table oncely.audit_default is 'Rows whose week has no partition yet.';
 
 -- from functions/make_audit_partition.sql
--- Rows of a week without a partition wait in the default one. While they are moved others come after them, and ATTACH
--- would refuse: so whoever writes waits for a moment. One week is one transaction: one that can't be made keeps no
--- other from being made, nor an old one from being dropped. (security definer, because making a partition takes the
--- owner of the table, and the relay is not.)
+-- Makes a week's partition. Rows without one wait in the default one; while they are moved others arrive, and ATTACH
+-- would fail, so writers wait for a moment. A week is a transaction: one that fails keeps no other week from being
+-- made, nor an old one from being dropped. (security definer, because making a partition takes the owner of the table,
+-- and the relay is not.)
 create or replace function oncely.make_audit_partition(day timestamptz) returns text
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
--- Shorter than deadlock_timeout: who gives way where somebody waits for us is we.
+-- Shorter than deadlock_timeout: of two waiting sessions, this one gives way.
 set lock_timeout = '900ms'
 as $$
 declare
@@ -107,18 +107,18 @@ begin
         'insert into oncely.%I select * from moved',
         partition
     );
-    -- Two relays at once: the second waits, then finds it made.
+    -- Of two relays at once, the second waits, then finds it.
     perform oncely.take_lock('audit_partitions', false);
     if to_regclass(format('oncely.%I', partition)) is not null then
         return null;
     end if;
     execute format('create table oncely.%I (like oncely.audit including defaults including constraints)', partition);
     execute format('alter table oncely.%I replica identity full', partition);
-    -- Most of what waits, however much it is, while others go on writing.
+    -- Moves most waiting rows, however many, while others go on writing.
     execute move using first, last;
     get diagnostics waited = row_count;
-    -- The rest while nobody writes. Writers wait at the parent, before they choose a partition: one that waited at the
-    -- default partition would come too late, and fail. A week to come that nothing waits for is nobody's at the moment.
+    -- Moves the rest without writers. Writers wait at the parent, before they choose a partition: one that waited at
+    -- the default partition would come too late, and fail. A week to come without waiting rows has no writers yet.
     if waited > 0 or first <= clock_timestamp() then
         lock table only oncely.audit in share row exclusive mode;
         lock table oncely.audit_default in access exclusive mode;
@@ -167,25 +167,25 @@ comment on function oncely.make_audit_partitions is
 revoke execute on function oncely.make_audit_partitions from public;
 
 -- from functions/summarize_audit.sql
--- Autovacuum summarises what it was asked to once a minute, and drops requests when there are many: up to then whoever
--- reads the last seconds reads all that came since. Full ranges alone: one that still fills would have its summary
--- changed with each transaction that comes. 64 ranges are half a million rows.
+-- Summarises the trail's end. Autovacuum handles requests once a minute, and drops some when there are many: until then
+-- a reader of the last seconds reads all rows since. Covers full ranges only: a range that still fills would have its
+-- summary changed with each transaction. 64 ranges are half a million rows.
 --
--- Summarising that is broken off (by a time limit, a shutdown, whoever needs the lock of autovacuum) leaves a mark on
--- its range that only desummarising takes away, and from that range to the partition's end the index rules nothing out
--- any more. What is cancelled here is taken back at once; what ended with its session is found by nobody, so all of the
--- last 1,024 ranges (eight million rows) are made anew where that is wanted. Two at once do no harm: each step holds
--- the lock of a vacuum, and a range between two steps is read.
+-- An interrupted summarisation (by a time limit, a shutdown, a session that needs autovacuum's lock) leaves a mark on
+-- its range that only desummarising removes, and from that range to the partition's end the index rules nothing out any
+-- more. A cancelled one is undone here at once; one that ended with its session can't be detected, so the last 1,024
+-- ranges (eight million rows) are made anew on request. Two sessions at once do no harm: each step holds the lock of a
+-- vacuum, and a range between two steps is read.
 create or replace function oncely.summarize_audit(anew boolean default false, skip integer default 0) returns integer
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
--- A vacuum summarises, too, and gives up for whoever waits as long as deadlock_timeout.
+-- A vacuum summarises, too, and gives way to a session that waits as long as deadlock_timeout.
 set lock_timeout = '100ms'
--- PostgreSQL warns of each mark that is taken away.
+-- PostgreSQL warns of each mark removed.
 set client_min_messages = error
 as $$
 declare
-    -- Long before a statement_timeout.
+    -- Well before a statement_timeout.
     deadline timestamptz := clock_timestamp() + interval '200 milliseconds';
     first_range integer := greatest(coalesce(skip, 0), 0);
     next_range integer := first_range;
@@ -207,12 +207,12 @@ begin
                 to_regclass(format('oncely.audit_%s', to_char(
                     date_trunc('week', clock_timestamp() at time zone 'UTC'), 'YYYYMMDD'
                 ))),
-                -- For an hour the week before.
+                -- For an hour, last week's, too.
                 to_regclass(format('oncely.audit_%s', to_char(
                     date_trunc('week', (clock_timestamp() - interval '1 hour') at time zone 'UTC'), 'YYYYMMDD'
                 )))
             )
-        -- What waits for a partition first, then the newest week.
+        -- Rows without a partition first, then the newest week.
         order by i.indrelid::regclass::text desc, range desc
         offset first_range
     loop
@@ -249,13 +249,13 @@ revoke execute on function oncely.summarize_audit from public;
 
 -- end of functions
 
--- So that a database has partitions before the first relay runs.
+-- Makes partitions before the first relay runs.
 do $$ begin perform oncely.make_audit_partitions(now(), now() + interval '4 weeks'); end $$;
 
 -- from functions/list_audit.sql
--- What lists rows, for the command line, the console and psql (see oncely.visible_tenants). Each filter is off where
--- its parameter is null. The key goes through the index on its hash; else the caller chooses a span that holds few
--- rows. The trail has no key, and rows of one batch have one time: the place in the table tells them apart.
+-- Lists decisions, for the command line, the console and psql (see oncely.visible_tenants). A null parameter turns its
+-- filter off. A key is found through the index on its hash; else the caller chooses a span with few rows. The trail has
+-- no key, and rows of one batch share a time: their place in the table tells them apart.
 create or replace function oncely.list_audit(
     of_tenant text default null, of_consumer text default null, of_key text default null,
     of_outcome text default null, of_reason text default null, of_worker text default null,
@@ -270,7 +270,7 @@ returns table (
 )
 language plpgsql stable security definer rows 100
 set search_path = pg_catalog, pg_temp
--- So that a filter that is null costs nothing, and an index serves the others.
+-- Plans with the arguments: a null filter costs nothing, and an index serves the others.
 set plan_cache_mode = force_custom_plan
 set debug_print_plan = off
 as $$
@@ -304,7 +304,7 @@ revoke execute on function oncely.list_audit from public;
 create or replace function oncely.count_audit(since timestamptz, until timestamptz, most bigint) returns bigint
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
--- So that a filter that is null costs nothing, and an index serves the others.
+-- Plans with the arguments: a null filter costs nothing, and an index serves the others.
 set plan_cache_mode = force_custom_plan
 set debug_print_plan = off
 as $$
@@ -330,7 +330,7 @@ create or replace function oncely.oldest_audit(since timestamptz default null, u
 returns timestamptz
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
--- So that a filter that is null costs nothing, and an index serves the others.
+-- Plans with the arguments: a null filter costs nothing, and an index serves the others.
 set plan_cache_mode = force_custom_plan
 set debug_print_plan = off
 as $$
@@ -376,9 +376,9 @@ revoke execute on function oncely.record_decision from public;
 
 -- end of functions
 
--- One forward jump of the database's clock (a failover to a skewed host, say) makes every key look old, and the next
--- collection deletes them all. A clock that goes right leaves a trace: the maintenance looks at it every hour,
--- and decisions carry its time.
+-- Holds the maintenance's state. One forward jump of the database's clock (such as a failover to a skewed host) makes
+-- every key look old, and the next collection deletes them all. A correct clock leaves a trace: the maintenance reads
+-- it every hour, and decisions carry its time.
 create table oncely.maintenance (
     only_row boolean not null default true,
     clock_seen_at timestamptz not null,
@@ -417,7 +417,7 @@ declare
 begin
     select u.clock_seen_at into seen_at from oncely.maintenance as u for update;
     at := clock_timestamp();
-    -- A jump of twice as much leaves what may still come back in the shortest memory.
+    -- After a jump of twice as much, the shortest retention still covers the redelivery horizon.
     select greatest(
         interval '1 day',
         min(
@@ -430,7 +430,7 @@ begin
     from oncely.consumers as c
     cross join (select min(t.retention) as retention from oncely.tenant_limits as t) as l;
     reached := seen_at;
-    -- Over a time in which no relay ran, from decision to decision.
+    -- Crosses a time without relays, from decision to decision.
     while reached + bound < at loop
         exit when not exists (
             select from oncely.audit as a where a.occurred_at > reached and a.occurred_at <= reached + bound
@@ -473,10 +473,10 @@ revoke execute on function oncely.accept_clock from public;
 
 -- end of functions
 
--- The trail is evidence only where nobody can change it without a trace. Rows are written by everybody's transactions,
--- so they can't be chained one by one; the maintenance seals closed spans of time instead: the hash of what they
--- hold, and of the seal before. Whoever changes a row afterwards must forge all later seals, and the last hash that
--- somebody has written down elsewhere (the relay logs it).
+-- Holds seals. The trail is evidence only if no login can change it without a trace. All transactions write rows, so
+-- they can't be chained one by one; the maintenance seals closed spans of time instead, with the hash of their rows and
+-- of the seal before. A login that changes a row afterwards must forge all later seals, and the last hash that was
+-- written down elsewhere (the relay logs it).
 create table oncely.audit_seals (
     place bigint not null,
     kind text collate "C" not null,
@@ -510,9 +510,9 @@ comment on column oncely.audit_seals.hash is 'Hash of all this (oncely.seal_hash
 comment on column oncely.audit_seals.sealed_at is 'When it was sealed, by the database''s clock.';
 
 -- from functions/audit_digest.sql
--- As a row's text without the nulls at its end: a column that is added later changes no hash of before. (What ends in a
--- comma or a bracket stands in quotes there.) Second by second, so that no text grows too long, and in the order of the
--- hashes, since the rows have none.
+-- Hashes each row's text without its trailing nulls: a column that is added later changes no earlier hash. (A value
+-- that ends in a comma or a bracket is quoted there.) Hashes second by second, so that no text grows too long, and in
+-- the order of the hashes, since the rows have none.
 create or replace function oncely.audit_digest(
     from_time timestamptz, until_time timestamptz, out row_count bigint, out digest bytea
 )
@@ -564,7 +564,7 @@ declare
     last record;
     seal oncely.audit_seals;
 begin
-    -- One appends at a time.
+    -- Only one session appends at a time.
     perform from oncely.maintenance for update;
     select s.place, s.hash into last from oncely.audit_seals as s order by s.place desc limit 1;
     seal.place := coalesce(last.place, 0) + 1;
@@ -589,9 +589,9 @@ comment on function oncely.append_seal is 'Appends a seal to the chain.';
 revoke execute on function oncely.append_seal from public;
 
 -- from functions/seal_audit.sql
--- A row's time is taken before its transaction commits, and a span is closed only when nobody can still add to it: when
--- every transaction is over that was there at a mark, and ten minutes more for a time that was taken before its
--- transaction began to write.
+-- Seals a span. A row's time is taken before its transaction commits, so a span is closed when no session can still add
+-- to it: when every transaction that existed at a mark is over, and ten minutes more for a time that was taken before
+-- its transaction began to write.
 create or replace function oncely.seal_audit(out until_time timestamptz, out row_count bigint, out hash bytea)
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -605,10 +605,10 @@ declare
     seal oncely.audit_seals;
 begin
     select u.seal_mark_at, u.seal_mark_xid into held from oncely.maintenance as u for update;
-    -- A restored copy counts its transactions anew.
+    -- A restored copy counts transactions anew.
     if held.seal_mark_xid is null or held.seal_mark_xid > pg_snapshot_xmax(pg_current_snapshot()) then
         held.seal_mark_at := clock_timestamp();
-        -- Our own: a snapshot's xmax may lie below transactions that run, as long as no later one has ended.
+        -- This transaction's: a snapshot's xmax may lie below running transactions, as long as no later one has ended.
         held.seal_mark_xid := pg_current_xact_id();
         update oncely.maintenance set seal_mark_at = held.seal_mark_at, seal_mark_xid = held.seal_mark_xid;
     end if;
@@ -624,12 +624,12 @@ begin
         where i.inhparent = 'oncely.audit'::regclass and c.relname ~ '^audit_[0-9]{8}$';
     end if;
     if begins is null or begins >= closed then
-        -- All is sealed up to the mark: the next one.
+        -- Sealed up to the mark: sets the next one.
         update oncely.maintenance
         set seal_mark_at = clock_timestamp(), seal_mark_xid = pg_current_xact_id();
         return;
     end if;
-    -- As much as one statement hashes in a moment; a day at most, so that no span reaches into another week's
+    -- Seals as much as one statement hashes in a moment; a day at most, so that no span reaches into another week's
     -- partition.
     foreach step in array array[
         interval '1 day', interval '1 hour', interval '10 minutes', interval '1 minute', interval '1 second'
@@ -652,10 +652,10 @@ comment on function oncely.seal_audit is
 revoke execute on function oncely.seal_audit from public;
 
 -- from functions/erase_trail.sql
--- Takes a tenant out of the trail, one sealed span after another, each call in a transaction of its own. What is sealed
--- changes, so the span gets another seal, which says why. A span that is not as it was sealed gets none: an erasure
--- must not hide what another session has changed. Whose rows they were can't be found out from what stays: the
--- pseudonym says nothing, and the salt is kept nowhere. For the schema's owner alone.
+-- Erases a tenant from the trail, one sealed span after another, each call in a transaction of its own. Sealed rows
+-- change, so the span gets another seal, which says why. A span that does not match its seal gets none: an erasure must
+-- not hide changes by another session. The remaining rows do not reveal the tenant: the pseudonym says nothing, and the
+-- salt is stored nowhere. For the schema's owner alone.
 create or replace function oncely.erase_trail(
     tenant text, pseudonym text, salt bytea, inout place bigint, out rows_erased bigint, out was_whole boolean
 )
@@ -669,14 +669,14 @@ declare
 begin
     rows_erased := 0;
     was_whole := true;
-    -- Nothing is sealed meanwhile.
+    -- No session seals meanwhile.
     perform from oncely.maintenance for update;
     select s.place, s.from_time, s.until_time into span
     from oncely.audit_seals as s
     where s.kind = 'rows' and s.place > erase_trail.place
     order by s.place
     limit 1;
-    -- What no seal covers comes last.
+    -- Rows that no seal covers come last.
     place := span.place;
     if span.place is not null then
         begins := span.from_time;
@@ -700,13 +700,13 @@ begin
     else
         update oncely.audit as a
         set tenant = erase_trail.pseudonym,
-            -- Rows of one key stay together.
+            -- Rows of one key keep a common key.
             key = case
                 when a.key = '' then ''
                 else 'erased-' || encode(substr(sha256(erase_trail.salt || convert_to(a.key, 'UTF8')), 1, 16), 'hex')
             end,
             detail = null, trace_id = null,
-            -- Names that say whose it was.
+            -- Removes names that contain the tenant's.
             queue = case when strpos(a.queue, erase_trail.tenant) > 0 then '' else a.queue end,
             worker = case when strpos(a.worker, erase_trail.tenant) > 0 then '' else a.worker end,
             login = case when strpos(a.login, erase_trail.tenant) > 0 then null else a.login end
@@ -738,7 +738,7 @@ declare
     gone bigint;
 begin
     select c.audit_floor into least_age from oncely.cell as c;
-    -- A clock that has jumped makes nothing old (oncely.observe_clock).
+    -- A clock that has jumped makes no row old (oncely.observe_clock).
     select least(u.clock_seen_at, clock_timestamp()) into known from oncely.maintenance as u;
     if before_time is null or before_time > known - least_age then
         raise exception using errcode = 'ONC20',

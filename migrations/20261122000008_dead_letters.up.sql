@@ -1,6 +1,6 @@
 set local search_path = pg_catalog, pg_temp;
 
--- A searchable copy of each dead letter: looking into a dead-letter queue can empty it (each look counts against a
+-- Holds a searchable copy of each dead letter: reading a dead-letter queue can empty it (each read counts against a
 -- quorum queue's delivery limit), so lists come from here. The queue stays the truth of "nothing is lost".
 create table oncely.dead_letters (
     tenant text collate "C" not null,
@@ -114,8 +114,8 @@ comment on index oncely.dead_letters_dead_lettered_at is 'For lists of all, by p
 create index dead_letters_closed on oncely.dead_letters (updated_at)
 where state in ('requeued', 'discarded');
 comment on index oncely.dead_letters_closed is 'For the garbage collection, and for the sweep of the queues.';
--- Oncely makes no copy of a message that is older than the memory that would recognise it. A letter that is being
--- requeued may have been published already: its key stays until it is known.
+-- Oncely makes no copy of a message that is older than the retention that would recognise it. A letter being requeued
+-- may have been published already: its key stays until that is known.
 create index dead_letters_requeueing on oncely.dead_letters (tenant, consumer, key)
 where state = 'requeueing';
 comment on index oncely.dead_letters_requeueing is 'For the garbage collection: the keys of these letters stay.';
@@ -135,14 +135,13 @@ create index dead_letters_left_out on oncely.dead_letters (tenant)
 where omitted = 'quota' and state in ('waiting', 'requeueing');
 comment on index oncely.dead_letters_left_out is 'For the count of open letters that are not stored for their quota.';
 
--- How much of a tenant's letters is stored, so that one that sends what nobody can process fills its own quota, and not
--- the database. Over it a letter keeps its row, and only the dead-letter queue has its message: nothing is lost, and
--- nobody else's letters make room.
--- Counting on a message's path would cost what is counted, and one row a tenant that every batch changes would make
--- lanes wait for each other, until a commit. So a transaction that stores letters adds a row of its own, in the same
--- statement, and nobody waits; relays count what there is every minute, and take the rows away that are counted with
--- it, by one snapshot. What batches store at the same time they don't see of each other: by that much, one batch a
--- lane, a quota may be passed.
+-- Limits how much of a tenant's letters is stored, so that a tenant that sends unprocessable messages fills its own
+-- quota, and not the database. Beyond it a letter keeps its row, and only the dead-letter queue has its message:
+-- nothing is lost, and no other tenant's letters make room. Counting on a message's path would cost as much as the rows
+-- counted, and one row a tenant that every batch changes would make lanes wait for each other, until a commit. So a
+-- transaction that stores letters adds a row of its own, in the same statement, and no session waits; relays count the
+-- letters every minute, and remove the rows counted with them, by one snapshot. Concurrent batches don't see each
+-- other's letters: by that much, one batch a lane, a quota may be passed.
 create table oncely.tenant_limits (
     tenant text collate "C" not null,
     letters bigint,
@@ -228,7 +227,7 @@ create table oncely.letter_growth (
     letters bigint not null,
     bytes bigint not null,
     constraint letter_growth_pkey primary key (tenant, id),
-    -- A batch's, whatever a login says.
+    -- Bounds the growth of a batch, whatever a login says.
     constraint letter_growth_letters check (letters between 0 and 1000000000),
     constraint letter_growth_bytes check (bytes between 0 and 1000000000000)
 );
@@ -249,13 +248,13 @@ declare
     at timestamptz := clock_timestamp();
     room bigint;
 begin
-    -- One at a time: of two counts the older one might be written last, without what the newer one took away.
+    -- One count at a time: of two counts, the older might be written last, without the growth that the newer removed.
     perform from oncely.locks as k where k.name = 'count_letters' and k.pid = 0 for update skip locked;
     if not found then
         return null;
     end if;
     update oncely.locks as k set since = at where k.name = 'count_letters' and k.pid = 0;
-    -- By one snapshot: a row of growth is seen, and taken away, exactly where its letters are.
+    -- Uses one snapshot: a row of growth is seen, and removed, exactly where its letters are.
     with counted as (
         select d.tenant, count(*) as letters, sum(d.stored_size) as bytes
         from oncely.dead_letters as d
@@ -284,7 +283,7 @@ begin
     set letters = excluded.letters, bytes = excluded.bytes, left_out = excluded.left_out, events = excluded.events,
         event_bytes = excluded.event_bytes, counted_at = excluded.counted_at;
     delete from oncely.letter_usage as u where u.counted_at <> at;
-    -- Whoever is about to have no more room gets some from letters that are closed: a thousand a time, the oldest ones.
+    -- A tenant that is about to run out of room gets some from closed letters: a thousand a time, oldest first.
     with crowded as (
         select u.tenant
         from oncely.letter_usage as u
@@ -318,8 +317,8 @@ comment on function oncely.count_letters is
 revoke execute on function oncely.count_letters from public;
 
 -- from functions/collect_dead_letters.sql
--- Letters are kept for as long as the trail is at least: the floor is the schema owner's to set, and neither the
--- caller's time nor a clock that jumped brings it nearer.
+-- Keeps letters at least as long as the trail: the floor is the schema owner's to set, and neither the caller's time
+-- nor a clock that jumped brings it nearer.
 create or replace function oncely.collect_dead_letters(closed_before timestamptz, most bigint) returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -334,8 +333,7 @@ begin
     into before
     from oncely.maintenance as u
     cross join oncely.cell as c;
-    -- Never one that waits, and never one whose queue has not been gone through since: its copy there would be a
-    -- stranger's.
+    -- Skips letters that wait, and letters without a later sweep of their queue: a copy left there would be unknown.
     with old as (
         select d.tenant, d.id
         from oncely.dead_letters as d
@@ -450,7 +448,7 @@ begin
             'a retention', set_tenant_retention.retention, interval '1 second', interval '3650 days'
         ));
     end if;
-    -- In turn with register_mirror_ttl: a relay that is not counted here has yet to read what is set here.
+    -- Takes turns with register_mirror_ttl: a relay not counted here has yet to read the value set here.
     select c.mirror_ttl into longest_entry from oncely.cell as c for update;
     at := clock_timestamp();
     insert into oncely.tenant_limits as l (tenant, changed_at, changed_by)
@@ -460,7 +458,7 @@ begin
     from oncely.tenant_limits as l
     where l.tenant = set_tenant_retention.tenant
     for update;
-    -- Entries of before live on; and whether "as the consumers say" is shorter is another thing for each of them.
+    -- Earlier entries live on; and whether null ("as the consumers say") is shorter depends on the consumer.
     if (set_tenant_retention.retention >= known.retention) is not true and longest_entry > interval '0'
         and set_tenant_retention.retention is distinct from known.retention
     then
@@ -509,7 +507,7 @@ comment on view oncely.dead_letter_groups is
     'Dead letters by what failed alike: how many wait, were requeued, were discarded, and came back after that.';
 
 -- from functions/list_letters.sql
--- What lists letters (see oncely.visible_tenants). Not the message itself: an auditor may not read that.
+-- Lists letters (see oncely.visible_tenants), without messages, which an auditor may not read.
 create or replace function oncely.list_letters(
     of_tenant text default null, of_consumer text default null, of_queue text default null,
     of_reason text default null, of_group text default null, of_key text default null,
@@ -525,7 +523,7 @@ returns table (
 )
 language plpgsql stable security definer rows 100
 set search_path = pg_catalog, pg_temp
--- So that a filter that is null costs nothing, and an index serves the others.
+-- Plans with the arguments: a null filter costs nothing, and an index serves the others.
 set plan_cache_mode = force_custom_plan
 set debug_print_plan = off
 as $$
@@ -571,14 +569,14 @@ returns table (
 )
 language plpgsql stable security definer rows 100
 set search_path = pg_catalog, pg_temp
--- So that a filter that is null costs nothing, and an index serves the others.
+-- Plans with the arguments: a null filter costs nothing, and an index serves the others.
 set plan_cache_mode = force_custom_plan
 set debug_print_plan = off
 as $$
 declare
     visible constant text[] := oncely.visible_tenants();
 begin
-    -- Of the newest 100,000 that match. Only the groups that are told have their last letter looked at for its detail.
+    -- Groups the newest 100,000 that match. Reads the last letter's detail only for groups that are returned.
     return query
     with groups as (
         select n.consumer, n.failure_group, n.reason, n.error_code,
@@ -629,9 +627,9 @@ comment on function oncely.list_letter_groups is
 revoke execute on function oncely.list_letter_groups from public;
 
 -- from functions/may_be_forgotten.sql
--- The one place that says which keys may go: the garbage collection and the erasure of a tenant ask it. A key is needed
--- for as long as a copy of its message may come: for its retention after the last word on it (a claim, a failure, a
--- requeue), pauses left out, and for as long as a letter or a mirror record stands for it.
+-- Decides whether a key may go, for the garbage collection and the erasure of a tenant. A key is needed for as long as
+-- a copy of its message may come: for its retention after the last event on it (a claim, a failure, a requeue), pauses
+-- left out, and for as long as a letter or a mirror record refers to it.
 create or replace function oncely.may_be_forgotten(
     tenant text,
     consumer text,
@@ -644,14 +642,14 @@ create or replace function oncely.may_be_forgotten(
     expires_at timestamptz,
     fencing_token bigint,
     at timestamptz,
-    -- How far its memory reaches back at that time: oncely.forgotten_before.
+    -- Where the key's retention begins at that time: oncely.forgotten_before.
     before timestamptz,
-    -- Its letters are being closed.
+    -- The key's letters are being closed.
     without_letters boolean default false
 ) returns boolean
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
--- Asked for each key: planned once.
+-- Called for each key: planned once.
 set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_variable
@@ -659,16 +657,16 @@ declare
     last_word constant timestamptz := case
         when expires_at is not null then created_at
         when status = 'IN_PROGRESS'
-            -- A lease's token is the time of its claim.
+            -- The token of a lease is the time of its claim.
             then greatest(created_at, not_before, to_timestamp(fencing_token / 1000000.0))
         else completed_at
     end;
 begin
-    -- Also where before is not known: nothing of the consumer is collected.
+    -- A null before keeps all keys of the consumer, too.
     if (last_word <= before) is not true or not_before > at then
         return false;
     end if;
-    -- Its entry would outlive it; or a copy of it may be on its way, and only the key would recognise it.
+    -- A mirror entry would outlive the key; or a copy may be on its way that only the key recognises.
     if status = 'COMPLETED' and exists (
         select from oncely.mirror_queue as q
         where coalesce(q.completed_at, q.created_at) <= may_be_forgotten.completed_at
@@ -682,7 +680,7 @@ begin
     if without_letters then
         return true;
     end if;
-    -- What its steps have called outside stands in the key alone, and its letter may ask for it.
+    -- Only the key records its steps' external calls, and its letter may need them.
     if status <> 'COMPLETED' and fencing_token is not null and exists (
         select from oncely.dead_letters as d
         where hashtextextended(d.key, 0) = hashtextextended(may_be_forgotten.key, 0)
@@ -691,7 +689,7 @@ begin
     ) then
         return false;
     end if;
-    -- Set aside by hand: its message may come at any time, and then must not run. Once it has, its letter speaks.
+    -- Set aside by hand: the message may come at any time, and must not run then. Afterwards its letter decides.
     if status = 'FAILED' and reason = 'parked' then
         return exists (
             select from oncely.dead_letters as d
@@ -709,13 +707,13 @@ comment on function oncely.may_be_forgotten is
 revoke execute on function oncely.may_be_forgotten from public;
 
 -- from functions/delete_keys.sql
--- Who collects has this instead of a right to delete: a key that is gone too early is a message that runs again, and
--- with a right to delete a login may lock the whole table. By the clock as far as it is explained
--- (oncely.observe_clock). Never what a run holds, and nothing that may not be forgotten.
+-- Deletes keys for logins without a right to delete: a key deleted too early is a message that runs again, and with
+-- that right a login may lock the whole table. Uses the clock as far as it is explained (oncely.observe_clock). Keeps
+-- keys that a run holds, and keys that may not be forgotten.
 create or replace function oncely.delete_keys(places tid[], status oncely.key_status default null) returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
--- Planned as for a few places, so that the table is not read as a whole for many.
+-- Planned as for a few places, so that many do not cause a scan of the table.
 set plan_cache_mode = force_generic_plan
 as $$
 declare
@@ -728,7 +726,7 @@ begin
     cross join oncely.cell as e;
     delete from oncely.idempotency_keys as i
     where i.ctid = any (places)
-        -- Asked again of the new version of a row that this had to wait for.
+        -- Rechecked for the new version of a row after a lock wait.
         and i.status = coalesce(delete_keys.status, i.status)
         and (i.owner is null or i.not_before <= clock_timestamp())
         and oncely.may_be_forgotten(
@@ -761,9 +759,9 @@ comment on function oncely.delete_keys is
 revoke execute on function oncely.delete_keys from public;
 
 -- from functions/letter_memories.sql
--- What waited longer than its key is remembered is published again only where the trail, which is kept longer, says
--- that it never took effect. Of all letters in one statement, by index probes whatever the tables' sizes (hence the
--- limit and the offset: nothing else may come of them): planned for each letter, the trail's partitions took a
+-- Classifies the keys of letters. A letter that waited longer than its key is remembered is published again only if the
+-- trail, kept longer, shows no effect. Reads all letters in one statement, by index probes whatever the tables' sizes
+-- (hence limit and offset, which leave no other plan): planned for each letter, the trail's partitions took a
 -- millisecond each time.
 create or replace function oncely.letter_memories(tenants text[], letters uuid[], at timestamptz)
 returns table (tenant text, id uuid, memory text)
@@ -774,9 +772,8 @@ as $$
         case
             when d.tenant = '' or d.key = '' then 'NONE'
             when i.status is not null then i.status::text
-            -- Asked whatever the letter's age: a key may have been collected by a retention that was shorter than
-            -- today's, or by its claim's own. What took effect longer before than a key is remembered is nobody's
-            -- promise.
+            -- Checked for letters of any age: a key may have been collected under a shorter retention than the present
+            -- one, or under its claim's own. No guarantee covers an effect older than the key's retention.
             when exists (
                 select from oncely.audit as a
                 where hashtextextended(a.key, 0) = hashtextextended(d.key, 0) and a.key = d.key
@@ -785,7 +782,7 @@ as $$
                 offset 0
             ) then 'TOOK_EFFECT'
             when s.until_time <= m.began then 'NONE'
-            -- Before it became a dead letter its key was not known; since then the trail knows of nothing.
+            -- Before the message became a dead letter its key was unknown; since then the trail shows no effect.
             when s.until_time <= d.dead_lettered_at and d.dead_lettered_at > oncely.forgotten_before(
                 letter_memories.at,
                 oncely.tenant_retention(
@@ -810,13 +807,13 @@ as $$
     cross join lateral (
         select case
                 when i.status is not null then null
-                -- Claimed anew: what was completed before is another message's. Of a consumer that is not registered, a
-                -- client's, each key says itself how long it is remembered: it was when the letter was stored.
+                -- Claimed anew: an earlier completion belongs to another message. For an unregistered consumer (of a
+                -- client), each key has its own retention, and was remembered when the letter was stored.
                 when d.reason = 'incomplete_claim' or c.retention is null then d.dead_lettered_at
-                -- Under a retention of before its key was known for longer; a clock may have been ahead.
+                -- Under a former retention the key was known for longer; a clock may have been ahead.
                 else oncely.forgotten_before(
                     least(d.dead_lettered_at, letter_memories.at),
-                    -- Greatest leaves nulls out, and here there is none: no consumer, no such question.
+                    -- greatest ignores nulls, and here is none: without a consumer, the branch above applies.
                     greatest(c.longest_retention, t.longest_retention),
                     c.paused
                 )
@@ -834,8 +831,8 @@ comment on function oncely.letter_memories is
 revoke execute on function oncely.letter_memories from public;
 
 -- from functions/reopen_steps.sql
--- What began may have happened, and keeps its key for the other side until that call is known to have been done or
--- refused. open: an operator allows one more call. An operator's certain no is worth a call's: the next round begins.
+-- Reopens steps. A begun step may have happened, and keeps its key for the other side until its call is known as done
+-- or refused. open: an operator allows one more call. An operator's no is a refusal: the next round begins.
 create or replace function oncely.reopen_steps(steps jsonb, may_have_happened boolean) returns jsonb
 language sql immutable
 set search_path = pg_catalog, pg_temp
@@ -878,7 +875,7 @@ as $$
     )
     update oncely.dead_letters as d
     set state = 'requeued', updated_at = at,
-        -- No dead-letter queue has a copy of what a client stored.
+        -- No dead-letter queue has a copy of a client's letter.
         swept_at = case when d.from_client then at end
     from open as o
     where d.tenant = o.tenant and d.id = o.id
@@ -908,13 +905,13 @@ declare
 begin
     update oncely.idempotency_keys as i
     set status = 'IN_PROGRESS', attempts = 0, crash_attempts = 0, completed_at = null, reason = null, error_code = null,
-        -- Its memory begins again.
+        -- The retention of the key starts again.
         not_before = clock_timestamp(),
         expires_at = oncely.bounded(clock_timestamp() + (i.expires_at - i.completed_at)),
         steps = case when i.reason = 'outcome_unknown' then oncely.reopen_steps(i.steps, true) else i.steps end
     from unnest(tenants, letters) as l (tenant, id)
     join oncely.dead_letters as d on d.tenant = l.tenant and d.id = l.id
-    -- oncely.decide_letters has recorded that it is requeued.
+    -- oncely.decide_letters has recorded the requeue.
     where d.state = 'requeueing'
       and i.tenant = d.tenant and i.consumer = d.consumer and i.key = d.key and i.status = 'FAILED'
       and coalesce(oncely.same_payload(i.fingerprint, d.fingerprint), true)
@@ -930,8 +927,8 @@ comment on function oncely.free_keys is
 revoke execute on function oncely.free_keys from public;
 
 -- from functions/decide_letters.sql
--- What an operator decides about letters is recorded: no login may change their state but by this, and by what a
--- decision leads to (oncely.finish_requeue).
+-- Records an operator's decisions about letters: a login may change their state only by this function, and by the
+-- consequences of a decision (oncely.finish_requeue).
 create or replace function oncely.decide_letters(
     verb text, tenants text[], ids uuid[], generations integer[], filter jsonb, reason text, os_user text
 )
@@ -952,7 +949,7 @@ begin
     if becomes is null then
         raise exception using errcode = 'ONC11', message = 'oncely: letters are changed by requeue and discard';
     end if;
-    -- Each only in the generation that was meant: one that has come back since is another case.
+    -- Changes a letter only in the given generation: one that has come back since is another case.
     with meant as materialized (
         select d.tenant, d.id
         from unnest(decide_letters.tenants, decide_letters.ids, decide_letters.generations)
@@ -964,7 +961,7 @@ begin
     ), changed as (
         update oncely.dead_letters as d
         set state = becomes, updated_at = at,
-            -- No dead-letter queue has a copy of what a client stored.
+            -- No dead-letter queue has a copy of a client's letter.
             swept_at = case when d.from_client and becomes = 'discarded' then at end
         from meant as m
         where d.tenant = m.tenant and d.id = m.id
@@ -1009,7 +1006,7 @@ begin
     )
     update oncely.dead_letters as d
     set state = 'requeued', updated_at = at,
-        -- No dead-letter queue has a copy of what a client stored.
+        -- No dead-letter queue has a copy of a client's letter.
         swept_at = case when d.from_client then at end
     from meant as m
     where d.tenant = m.tenant and d.id = m.id

@@ -22,6 +22,6 @@ drop table oncely.events;
 
 drop function oncely.refuse;
 drop function oncely.reject;
--- Refused while functions of users take them.
+-- Fails while functions of users take these types.
 drop type oncely.result;
 drop type oncely.message;

@@ -1,7 +1,7 @@
 set local search_path = pg_catalog, pg_temp;
 
--- How a message reaches a handler that is a SQL function, so that a worker needs no Rust from its user, and what a
--- handler may say of it. The types are an interface: functions of users take them.
+-- Defines how a message reaches a handler that is a SQL function, so that a worker needs no Rust from its user, and the
+-- handler's answers. The types are an interface: functions of users take them.
 create type oncely.message as (
     seq integer,
     attempt integer,
@@ -53,8 +53,8 @@ comment on function oncely.reject is
     '(SQLSTATE ONC01).';
 
 -- from functions/refuse.sql
--- A business "no" (sold out, account closed) is no failure: nothing is to be mended, and it is not requeued. It is
--- recorded like an effect, with its answer, and makes no dead letter.
+-- Refuses a message for business reasons (sold out, account closed). This is no failure: nothing needs repair, and no
+-- requeue follows. A refusal is recorded like an effect, with its answer, and makes no dead letter.
 create or replace function oncely.refuse(reason text) returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -70,8 +70,8 @@ comment on function oncely.refuse is
 
 -- end of functions
 
--- Events on their way to RabbitMQ, written in the transaction that decided them. A table of its own beside the queue of
--- mirror records: it has other columns, other life times, and must not hold back the garbage collection of keys.
+-- Holds events on their way to RabbitMQ, written in the transaction that decided them. Separate from the queue of
+-- mirror records: events have other columns and lifetimes, and must not hold back the garbage collection of keys.
 create table oncely.events (
     tenant text collate "C" not null,
     id uuid not null,
@@ -100,7 +100,7 @@ create table oncely.events (
     constraint events_ordered check ((ordering_key is null) = (ordering_number is null)),
     constraint events_tenant check (octet_length(tenant) between 1 and 255),
     constraint events_ordering_key check (octet_length(ordering_key) between 1 and 255),
-    -- AMQP's short strings. A null passes.
+    -- Limits AMQP's short strings. A null passes.
     constraint events_short_strings check (
         octet_length(exchange) <= 255
         and octet_length(routing_key) <= 255
@@ -111,14 +111,14 @@ create table oncely.events (
         and (reply_to is null or octet_length(reply_to) <= 255)
         and (app_id is null or octet_length(app_id) <= 255)
     ),
-    -- Far more than a frame holds. As it is written it is not compressed.
+    -- Far more than a frame holds. Checked before compression.
     constraint events_headers_size check (pg_column_size(headers) <= 1048576),
     constraint events_times check (
         least(created_at, available_at) >= '1970-01-01 00:00:00+00'
         and greatest(created_at, available_at) <= '9999-12-31 00:00:00+00'
     )
 );
--- Rows live for moments: without this the dead ones would pile up until a fifth of a large table is dead.
+-- Vacuums early: rows live for moments, and dead ones would pile up until a fifth of a large table is dead.
 alter table oncely.events set (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_insert_scale_factor = 0.2);
 comment on table oncely.events is
     'Events on their way to RabbitMQ; a row goes when the broker has confirmed it. Write them with oncely.emit.';
@@ -182,7 +182,7 @@ comment on column oncely.ordering_keys.last_number is 'The number of the last ev
 comment on column oncely.ordering_keys.used_at is 'When it was given out.';
 
 -- from functions/delete_events.sql
--- Who deletes has functions, and no right to the tables: with one to delete a login may lock all of them.
+-- Deletes events for logins without a right to the table: with a right to delete, a login may lock all of it.
 create or replace function oncely.delete_events(tenants text[], ids uuid[]) returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -192,7 +192,7 @@ declare
 begin
     delete from oncely.events as e
     using unnest(tenants, ids) as d (tenant, id)
-    -- What is parked waits for a person.
+    -- A parked event waits for an operator.
     where e.tenant = d.tenant and e.id = d.id and e.state = 'pending';
     get diagnostics gone = row_count;
     return gone;
@@ -218,7 +218,7 @@ begin
         raise exception using errcode = 'ONC11',
             message = 'oncely: events are changed by retry_events and discard_events';
     end if;
-    -- What a relay holds is being published, and is left alone.
+    -- Skips events that a relay holds, because it is publishing them.
     select coalesce(array_agg(f.tenant), '{}'), coalesce(array_agg(f.id), '{}') into free_tenants, free_ids
     from (
         select e.tenant, e.id
@@ -274,9 +274,9 @@ begin
     ) as i;
     last_tenant := tenants[cardinality(tenants)];
     last_key := keys[cardinality(keys)];
-    -- A statement of its own, whose snapshot is taken under the locks: a transaction that emitted under one of these
-    -- keys held its row until the commit, so that event is seen here. In one statement it would not be, and numbers
-    -- would begin again behind it.
+    -- A separate statement, with a snapshot taken under the locks: a transaction that emitted under one of these keys
+    -- held its row until the commit, so its event is visible here. In one statement it would not be, and numbering
+    -- would restart behind it.
     delete from oncely.ordering_keys as k
     using unnest(tenants, keys) as i (tenant, ordering_key)
     where k.tenant = i.tenant and k.ordering_key = i.ordering_key
@@ -291,7 +291,7 @@ comment on function oncely.collect_ordering_keys is
 revoke execute on function oncely.collect_ordering_keys from public;
 
 -- from functions/list_events.sql
--- What lists events (see oncely.visible_tenants). Not the message itself: an auditor may not read that.
+-- Lists events (see oncely.visible_tenants), without messages, which an auditor may not read.
 create or replace function oncely.list_events(
     of_tenant text default null, of_exchange text default null, of_routing_key text default null,
     of_ordering_key text default null, of_reason text default null, until timestamptz default null,
@@ -304,7 +304,7 @@ returns table (
 )
 language plpgsql stable security definer rows 100
 set search_path = pg_catalog, pg_temp
--- So that a filter that is null costs nothing, and an index serves the others.
+-- Plans with the arguments: a null filter costs nothing, and an index serves the others.
 set plan_cache_mode = force_custom_plan
 set debug_print_plan = off
 as $$
@@ -347,18 +347,18 @@ revoke execute on function oncely.list_events from public;
 
 -- end of functions
 
--- The one way to write an event, for any client in any language: a row in the caller's transaction, refused at once
--- where no broker would take it. Runs with its owner's rights, so that an application needs no right on the tables.
+-- Writes an event, for any client in any language: as a row in the caller's transaction, refused at once if no broker
+-- would take it. Runs with its owner's rights, so that an application needs no right on the tables.
 --
--- Each event is some tenant's, or all that nobody named would lie in one bucket, which can never be spread. Whose: the
--- one that the call names; else the one of the message that caused it; else the one of the claim in this transaction
--- (oncely.claimed, which oncely.claim sets: "=" and the tenant, or "*" for claims of several); else the application's,
--- where its role or database has one: alter role shop set oncely.tenant = 'acme'.
+-- Each event belongs to a tenant; else all events without one would lie in one bucket, which can never be spread. The
+-- tenant is the one that the call names; else that of the message that caused it; else that of the claim in this
+-- transaction (oncely.claimed, set by oncely.claim: "=" and the tenant, or "*" for claims of several); else the setting
+-- of the application's role or database: alter role shop set oncely.tenant = 'acme'.
 
 -- from functions/check_room.sql
--- Relays count what waits once a minute (oncely.count_letters), so that no emit waits for another one's count: by what
--- is written in between a limit may be passed. It stops a client that stores without bound, and is none that an
--- application meets while its broker is away for a day.
+-- Checks the counts that relays take once a minute (oncely.count_letters), so that no emit waits for another one's
+-- count: events written in between may exceed a limit. The limit stops a client that stores without bound, and is too
+-- high for an application to reach while its broker is away for a day.
 create or replace function oncely.check_room(tenant text) returns void
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
@@ -440,7 +440,7 @@ begin
             message = 'an event needs an exchange, a routing key and a payload: one of them is null',
             hint = 'The default exchange is an empty text; JSON''s null is ''null''::jsonb.';
     end if;
-    -- Nulls don't count.
+    -- greatest ignores nulls.
     if greatest(
         octet_length(exchange), octet_length(routing_key), octet_length(message_id), octet_length(content_type),
         octet_length(type), octet_length(correlation_id), octet_length(reply_to), octet_length(app_id),
@@ -467,7 +467,7 @@ begin
         raise exception using errcode = 'ONC05',
             message = 'the message_id and the ordering_key of an event must not be empty: leave them out';
     end if;
-    -- Any session may set it: it lowers the limit. No relay reads what is larger than 16 MiB
+    -- Any session may set this, to lower the limit. No relay reads payloads over 16 MiB
     -- (crates/postgres/src/event_relay.rs).
     most := least(coalesce(nullif(current_setting('oncely.max_event_bytes', true), ''), '16777216')::bigint, 16777216);
     if octet_length(payload) > most then
@@ -477,15 +477,15 @@ begin
     end if;
     due := at;
     if delay is not null then
-        -- In seconds: see oncely.checked_time.
+        -- Compares seconds: see oncely.checked_time.
         if extract(epoch from delay) not between 0 and extract(epoch from interval '366 days') then
             raise exception using errcode = 'ONC05',
                 message = format('the delay of an event is negative or longer than 366 days: %s', delay);
         end if;
         due := at + make_interval(secs => extract(epoch from delay)::double precision);
     end if;
-    -- What runs inside a worker is the operator's own code: asked for here, because a call of another function costs
-    -- more than the answer.
+    -- Code that runs inside a worker is the operator's own. Checked here, because a function call costs more than the
+    -- check.
     if pg_has_role(session_user, to_regrole('oncely_worker'), 'member') is not true then
         perform oncely.check_right('emit', exchange, tenant), oncely.check_room(tenant);
     end if;
@@ -494,7 +494,7 @@ begin
             message = 'an event has either a delay or an ordering_key',
             hint = 'A delayed event would hold up all later ones of its key.';
     end if;
-    -- CloudEvents, AMQP binding, binary mode.
+    -- Follows the AMQP binding of CloudEvents, binary mode.
     if source is not null then
         if coalesce(type, '') = '' or source = '' then
             raise exception using errcode = 'ONC05',
@@ -508,7 +508,7 @@ begin
             'cloudEvents:time', to_char(at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
         );
     end if;
-    -- W3C trace context: what the delivery that caused it carries, unless the caller says otherwise.
+    -- Copies the W3C trace context of the delivery that caused the event, unless the caller sets one.
     if cause.headers ? 'traceparent' and not coalesce(headers ? 'traceparent', false) then
         headers := coalesce(headers, '{}')
             || jsonb_strip_nulls(jsonb_build_object(
@@ -520,7 +520,7 @@ begin
             message = format('the headers of an event must be a JSON object, not %s', jsonb_typeof(headers));
     end if;
     if headers is not null then
-        -- As on the wire: name, type, length, text; a number takes 8 bytes.
+        -- Counts as on the wire: name, type, length, text; a number takes 8 bytes.
         select
             sum(octet_length(h.key) + 2 + case jsonb_typeof(h.value)
                 when 'string' then 4 + octet_length(h.value #>> '{}')
@@ -531,7 +531,7 @@ begin
                     or h.value::numeric not between -9223372036854775808 and 9223372036854775807
                 when 'object' then true
                 when 'array' then true
-                -- RabbitMQ takes these two for lists of routing keys, and closes the channel on anything else.
+                -- RabbitMQ takes CC and BCC as lists of routing keys, and closes the channel on any other value.
                 else h.key in ('CC', 'BCC')
             end or octet_length(h.key) not between 1 and 255),
             count(*)
@@ -557,7 +557,7 @@ begin
         number := null;
     end if;
     if ordering_key is not null then
-        -- The row stays locked until the caller's commit: who comes next under this key waits, and gets a higher
+        -- The row stays locked until the caller's commit: the next transaction with this key waits, and gets a higher
         -- number.
         insert into oncely.ordering_keys as k (tenant, ordering_key, last_number, used_at)
         values (tenant, ordering_key, 1, at)
@@ -580,7 +580,7 @@ comment on function oncely.add_event is 'What the forms of oncely.emit have in c
 revoke execute on function oncely.add_event from public;
 
 -- from functions/emit.sql
--- As it is. What was written as a literal, or sent by a driver without a type, arrives here.
+-- Emits a text as it is. Literals, and values that a driver sends without a type, arrive here.
 create or replace function oncely.emit(
     exchange text,
     routing_key text,
@@ -602,7 +602,7 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-    -- As it is. What was written as a literal, or sent by a driver without a type, arrives here.
+    -- Keeps the text. Literals, and values that a driver sends without a type, arrive here.
     if content_type is null then
         content_type := case
             when ltrim(payload, E' \t\r\n') ~ '^[[{]' and oncely.try_jsonb(convert_to(payload, 'UTF8')) is not null
@@ -699,7 +699,7 @@ revoke execute on function oncely.emit(
 ) from public;
 
 -- from functions/write_replies.sql
--- A worker writes replies by this alone: what runs as it can't write straight into the table of events.
+-- Writes replies for workers, which can't insert into the table of events themselves.
 create or replace function oncely.write_replies(
     consumer text, at timestamptz, tenants text[], keys text[], ids uuid[], reply_tos text[], message_ids text[],
     correlation_ids text[], headers jsonb[]
@@ -712,15 +712,15 @@ as $$
 declare
     written bigint;
 begin
-    -- As in oncely.emit: RabbitMQ takes these two for lists of routing keys.
+    -- As in oncely.emit: RabbitMQ takes CC and BCC as lists of routing keys.
     if exists (
         select from unnest(headers) as h (value)
         where jsonb_typeof(h.value) <> 'object' or h.value ?| array['CC', 'BCC']
     ) then
         raise exception using errcode = 'ONC05', message = 'the headers of a reply can''t be sent';
     end if;
-    -- A reply's body is rendered here, from the stored response, for the first run and for a duplicate alike: the same
-    -- bytes. One that was encrypted before replies were turned on is nothing for a requester.
+    -- Renders a reply's body from the stored response, for the first run and for a duplicate alike: the same bytes. A
+    -- response encrypted before replies were turned on is sent as null.
     insert into oncely.events (
         tenant, id, created_at, available_at, exchange, routing_key, reply, message_id, correlation_id, content_type,
         app_id, headers, payload

@@ -1,11 +1,11 @@
 set local search_path = pg_catalog, pg_temp;
 
--- How a worker runs a handler that is a SQL function. EXECUTE parses and plans its statement anew with each batch, 0.25
--- ms, half of what a batch of one message cost: so the server writes the statement once, with the handler's name in it,
--- and the worker prepares it.
+-- Runs handlers that are SQL functions. EXECUTE parses and plans its statement anew with each batch, 0.25 ms, half the
+-- cost of a batch of one message: so the server writes the statement once, with the handler's name in it, and the
+-- worker prepares it.
 
 -- from functions/handler_name.sql
--- The quoted name of a handler, found by name and argument type; undefined_function (42883) where there is none.
+-- Returns a handler's quoted name, found by name and argument type; raises undefined_function (42883) without one.
 create or replace function oncely.handler_name(handler text, batch boolean) returns text
 language sql stable
 set search_path = pg_catalog, pg_temp
@@ -19,9 +19,9 @@ comment on function oncely.handler_name is
     'Resolves a configured handler to a quoted name, so that no identifier is ever pasted.';
 
 -- from functions/claim_fresh.sql
--- A key that another transaction holds is left for later, and so are rows that a batch and its neighbours both want: a
--- batch holds many locks, so that waiting for one may close a circle. A message alone in its transaction waits for the
--- handler's locks as long as its session may.
+-- Claims the keys of a batch. Leaves for later a key that another transaction holds, and rows that a batch and its
+-- neighbours both want: a batch holds many locks, so waiting for one may deadlock. A message alone in its transaction
+-- waits for the handler's locks as long as its session may.
 create or replace function oncely.claim_fresh(
     messages oncely.message[], fingerprints bytea[], consumer text, at timestamptz, patient boolean
 )
@@ -57,7 +57,7 @@ comment on function oncely.claim_fresh is
     'locks, or as long as the session may where the batch is one message, or patient.';
 
 -- from functions/record_fresh.sql
--- The statement is a transaction of its own: what is wrong with the handler's answers must end it here.
+-- Records a batch. The statement is a transaction of its own: an invalid answer must end it here.
 create or replace function oncely.record_fresh(
     messages oncely.message[], consumer text, at timestamptz, worker text, waited_us bigint, record_id uuid, tags bytea,
     expires_at timestamptz, response_limit bigint, seqs integer[], responses jsonb[]
@@ -76,7 +76,7 @@ begin
         end if;
     end loop;
     if responses is not null then
-        -- Whose it is, is found out message by message.
+        -- The message is identified by running messages one by one.
         if exists (
             select from unnest(responses) as r (response)
             where octet_length(convert_to(r.response::text, 'UTF8')) > response_limit
@@ -121,12 +121,12 @@ comment on function oncely.record_fresh is
     'Refuses answers that don''t fit the messages (ONC03), and responses over the limit (ONC06; null: none).';
 
 -- from functions/handler_calls.sql
--- The order is a matter of the data: the handler's argument is what the claim returns, and a list of results that holds
--- aggregates is made up when the last row has come.
+-- Returns statements ordered by their data: the handler's argument is the result of the claim, and a list of results
+-- with aggregates is computed after the last row.
 --
--- Parsed and planned while the handler's search_path is set (a handler that is a plain expression becomes part of the
--- plan), so nothing in it is looked up along that. After the handler's last row our own path is set for what follows in
--- the transaction. After "fresh" nothing does: COMMIT runs what the handler deferred.
+-- Parsed and planned under the handler's search_path (a handler that is a plain expression becomes part of the plan),
+-- so they look up nothing along it. After the handler's last row, Oncely's path is set for the rest of the transaction.
+-- "fresh" has no rest: COMMIT runs the handler's deferred work.
 create or replace function oncely.handler_calls(handler text, batch boolean, out together text, out fresh text)
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
@@ -135,7 +135,7 @@ declare
     answers text := 'pg_catalog.array_agg(r.seq), '
         'case when pg_catalog.count(r.response) operator(pg_catalog.>) 0 then pg_catalog.array_agg(r.response%s) end';
     pinned text := 'pg_catalog.set_config(''search_path'', ''pg_catalog, pg_temp'', true)';
-    -- OFFSET 0: what a handler that is declared stable returns would otherwise be made up anew for each mention of it.
+    -- OFFSET 0: otherwise the result of a handler declared stable would be computed anew for each reference to it.
     call text := case
         when batch
             then ' from (select b.seq, b.response from %s(%s) as b (seq, response) offset 0) as r (seq, response)'
@@ -153,8 +153,8 @@ comment on function oncely.handler_calls is
     'its own with the claim before it and the responses, the trail and the mirror record after it.';
 
 -- from functions/take_turn.sql
--- While the batches of a consumer collide they run one at a time, over all processes: the one that holds this row. Only
--- how fast they are depends on it.
+-- Locks the consumer's row: while its batches collide, they run one at a time, over all processes. Only their speed
+-- depends on it.
 create or replace function oncely.take_turn(consumer text) returns boolean
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -174,9 +174,9 @@ comment on function oncely.take_turn is
 revoke execute on function oncely.take_turn from public;
 
 -- from functions/handle_each.sql
--- Each message in a subtransaction of its own: one that fails takes back its own effect and leaves its neighbours
--- theirs. A cancelled statement (statement_timeout) is not caught: "others" leaves query_canceled out.
--- error_place: names of the schema, which hold nothing of the message; the text may.
+-- Runs each message in a subtransaction of its own: a failing message undoes its own effect and leaves its neighbours
+-- theirs. Does not catch a cancelled statement (statement_timeout): "others" excludes query_canceled. error_place holds
+-- names of the schema, without data of the message; error_message may have some.
 create or replace function oncely.handle_each(
     handler text, batch boolean, needs_json boolean, messages oncely.message[]
 ) returns table (seq integer, response jsonb, error_code text, error_message text, error_place text)
@@ -211,7 +211,7 @@ begin
                 raise exception using errcode = 'ONC02', message = 'the body is not JSON that PostgreSQL can hold';
             end if;
             answers := 0;
-            -- The handler's own; an error takes it back.
+            -- Uses the handler's own search_path; an error restores the previous one.
             set local search_path to default;
             execute call into answered, response, answers using message;
             set local search_path = pg_catalog, pg_temp;
@@ -220,8 +220,7 @@ begin
                     message = format('the batch handler returned %s rows for one message', coalesce(answers, 0));
             end if;
         exception
-            -- A lost deadlock, or a lock that is not to be had: other transactions wait for what this one holds, so it
-            -- ends at once.
+            -- After a deadlock or a lock timeout, other transactions wait for locks of this one, so it ends at once.
             when transaction_rollback or lock_not_available then
                 raise;
             when others then
@@ -234,8 +233,7 @@ begin
                     ', ', 'constraint ' || nullif(constraint_name, ''), 'table ' || nullif(table_name, ''),
                     'column ' || nullif(column_name, '')
                 );
-                -- What a handler says on purpose. Other errors' details hold data, such as the values of a violated
-                -- key.
+                -- The handler's intended text. Details of other errors hold data, such as the values of a violated key.
                 if sqlstate = 'ONC01' then
                     get stacked diagnostics detail = pg_exception_detail;
                     error_message := concat_ws(': ', nullif(sqlerrm, ''), nullif(detail, ''));
@@ -249,10 +247,10 @@ comment on function oncely.handle_each is
     'Runs the handler on each message in a subtransaction of its own and returns errors as rows.';
 
 -- from functions/handle_parts.sql
--- One bad message in a hundred must not bring back one subtransaction per message: a batch of 256 with two bad ones
--- runs in sixteen parts; a part that fails in four quarters, and in a quarter that fails each message. A failed
--- subtransaction leaves PostgreSQL's list of running ones (64 a backend; beyond that every reader gets slower) and a
--- good one stays in it, so eight bad messages cost at most 16 + 8 * (3 + 3) of them.
+-- Runs a batch in parts: one bad message in a hundred must not cause one subtransaction per message. A batch of 256
+-- with two bad ones runs in sixteen parts; a failing part in four quarters, a failing quarter message by message. A
+-- failed subtransaction leaves PostgreSQL's list of running ones (64 a backend; beyond that every reader gets slower),
+-- a good one stays in it, so eight bad messages cost at most 16 + 8 * (3 + 3) of them.
 create or replace function oncely.handle_parts(
     handler text, batch boolean, needs_json boolean, messages oncely.message[], parts integer default 16
 )
@@ -279,14 +277,14 @@ declare
 begin
     for head in 1 .. cardinality(messages) by size loop
         part := messages[head : head + size - 1];
-        -- A handler that needs JSON gets nothing else: such a message fails by itself, in handle_each.
+        -- A handler that needs JSON gets only JSON: other messages fail by themselves, in handle_each.
         failed := needs_json and exists (select from unnest(part) as m where m.payload is null);
         if not failed then
             begin
-                -- The handler's own; an error takes it back.
+                -- Uses the handler's own search_path; an error restores the previous one.
                 set local search_path to default;
-                -- Kept in a variable: rows that RETURN QUERY has returned stay returned when the subtransaction is
-                -- rolled back.
+                -- Kept in a variable: rows returned by RETURN QUERY stay returned after a rollback of the
+                -- subtransaction.
                 execute call into answers using part;
                 set local search_path = pg_catalog, pg_temp;
             exception

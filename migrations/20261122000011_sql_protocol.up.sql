@@ -1,20 +1,19 @@
 set local search_path = pg_catalog, pg_temp;
 
--- For teams that consume with a client of their own, in whatever language: the worker's claim, in SQL, in their
--- transaction.
+-- Provides the worker's claim in SQL, for clients in any language that consume in their own transaction.
 --
 -- A claim is written as FAILED with the reason incomplete_claim, and complete() turns it into COMPLETED. Both are in
--- one transaction, so nobody ever sees the first, unless it was used wrongly: committed without complete(), or claimed
--- outside of a transaction (autocommit). Then whether the effect happened is not known, and of the three things that
--- could be said of the key, COMPLETED may lose it, IN_PROGRESS may double it, and FAILED does neither: no worker and no
--- client runs it again, and its reason says why. Dearer than the worker's claim, which is born COMPLETED, by one
--- version of the row; but here the code between the two is not ours. complete() wants the claim of its very transaction
--- (claimed_in is its number), so that autocommit is found out with the first message.
+-- one transaction, so no other session ever sees the first, unless it was used wrongly: committed without complete(),
+-- or claimed outside of a transaction (autocommit). Then it is unknown whether the effect happened, and of the three
+-- possible states, COMPLETED may lose it, IN_PROGRESS may double it, and FAILED does neither: no worker and no client
+-- runs the key again, and its reason says why. This costs one row version more than the worker's claim, which is
+-- inserted as COMPLETED; but here foreign code runs between the two. complete() requires the claim of its very
+-- transaction (claimed_in is its number), so that autocommit is found out with the first message.
 --
--- Reserved for the day when tenants are spread over cells, and said by nothing yet: the outcome "elsewhere" of claim
--- and fail, and SQLSTATE ONC17 of whatever takes a tenant. This cell does not hold the tenant: nothing was done, and
--- nothing is counted. A client does nothing but requeue the message (ROLLBACK; no fail, no dead letter, no
--- acknowledgement): its next delivery may meet the right cell. A client that knows this needs no change on that day.
+-- Reserved for tenants that are spread over cells, and not returned yet: the outcome "elsewhere" of claim and fail, and
+-- SQLSTATE ONC17 of every function that takes a tenant. This cell does not hold the tenant: nothing was done, and
+-- nothing is counted. A client only requeues the message (ROLLBACK; no fail, no dead letter, no acknowledgement): its
+-- next delivery may meet the right cell. A client that knows this needs no change on that day.
 
 -- from functions/protocol_version.sql
 create or replace function oncely.protocol_version() returns integer
@@ -26,7 +25,7 @@ comment on function oncely.protocol_version is
     'added. Reserved: the outcome elsewhere and SQLSTATE ONC17, not in this cell: do nothing, requeue.';
 
 -- from functions/check_isolation.sql
--- On an older snapshot a session that had to wait would not see what the one before has done.
+-- Requires READ COMMITTED: on an older snapshot, a session that had to wait would miss the previous session's work.
 create or replace function oncely.check_isolation() returns void
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
@@ -60,7 +59,7 @@ begin
             message = format('oncely: fingerprint has %s bytes', octet_length(fingerprint)),
             hint = 'It is sha256(body), or up to 64 bytes of another kind, or null where nothing is compared.';
     end if;
-    -- In seconds: see oncely.checked_time.
+    -- Compares seconds: see oncely.checked_time.
     if (
         seconds > 0 and (
             seconds <= extract(epoch from interval '366 days')
@@ -116,9 +115,9 @@ $$;
 comment on function oncely.check_failure is 'Refuses a failure of no known kind (SQLSTATE ONC11).';
 
 -- from functions/await_standby.sql
--- A commit whose wait for the synchronous standby was cut short is visible, and would be lost by a failover all the
--- same. A transaction that relies on it must wait for the standby, too, by its own commit, which waits only if it has
--- written something.
+-- Makes COMMIT wait for the standby. A commit with an interrupted wait for the standby is visible, and would still be
+-- lost by a failover. A transaction that relies on it must wait by its own commit, which waits only if the transaction
+-- has written something.
 create or replace function oncely.await_standby() returns void
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
@@ -133,7 +132,7 @@ comment on function oncely.await_standby is
     'Makes the COMMIT of this transaction wait for the synchronous standby, where there is one.';
 
 -- from functions/note_claim.sql
--- A savepoint's claim is forgotten with it, as the setting is.
+-- Notes the claim in a setting, which a rollback to a savepoint undoes together with the claim.
 create or replace function oncely.note_claim(tenant text) returns void
 language sql volatile
 set search_path = pg_catalog, pg_temp
@@ -151,8 +150,8 @@ comment on function oncely.note_claim is 'Notes for oncely.emit whose message th
 revoke execute on function oncely.note_claim from public;
 
 -- from functions/claimed_retention.sql
--- A claimant knows how old a copy may come, so a tenant's own retention lengthens what a claim says, and shortens
--- none. Security definer: this function alone is asked.
+-- Returns a claim's retention. A claimant knows how old a copy may be, so a tenant's own retention lengthens the
+-- claim's, and never shortens it. Security definer: callers read the limit through this function only.
 create or replace function oncely.claimed_retention(tenant text, retention interval) returns interval
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
@@ -216,20 +215,20 @@ begin
             perform oncely.note_claim(tenant);
             return;
         end if;
-        -- A statement of its own, with a snapshot of its own: it sees the winner's row.
+        -- A separate statement, with a snapshot of its own, sees the winner's row.
         select i.status, i.fingerprint, i.reason, i.last_error, i.response, i.claimed_in, i.not_before,
             i.fencing_token is not null as is_leased
         into known
         from oncely.idempotency_keys as i
         where i.tenant = tenant and i.consumer = consumer and i.key = key;
-        -- Neither claimed nor there: collected in between.
+        -- Neither claimed nor found: the key was collected in between.
         continue when not found;
         if known.claimed_in = own and known.reason = 'incomplete_claim' then
             raise exception using errcode = 'ONC13', message = 'oncely: this transaction has claimed the key already',
                 hint = 'Complete a key before the next message with the same key is claimed.';
         end if;
-        -- A caller without a fingerprint does not show that it knows the payload: a key that came with one is not given
-        -- to it, nor is its response.
+        -- A caller without a fingerprint does not prove that it knows the payload: a key stored with a fingerprint is
+        -- not granted to it, nor is its response returned.
         decision := case
             when known.fingerprint is not null and print is null and on_conflict = 'dead_letter'
                 then 'conflict'
@@ -244,7 +243,7 @@ begin
             when 'duplicate' then
                 perform oncely.await_standby();
                 outcome := 'duplicate';
-                -- For a claimant that knows the payload, or says that it does not matter which one of its own it was.
+                -- For a claimant with a fingerprint: of this payload, or of another if on_conflict = duplicate.
                 if known.fingerprint is null or print is not null then
                     response := known.response;
                 end if;
@@ -255,7 +254,7 @@ begin
                 detail := concat_ws(': ', 'given up before', known.last_error);
                 return;
             when 'leased' then
-                -- What a run under a lease has called outside may have happened, and this claim knows nothing of it.
+                -- External calls of a run under a lease may have happened, and this claim does not know of them.
                 if known.not_before > clock_timestamp() then
                     outcome := 'retry';
                     delay := known.not_before - clock_timestamp();
@@ -266,24 +265,24 @@ begin
                 end if;
                 return;
             when 'retake' then
-                -- The wait is the key's: a copy that comes early spends no attempt.
+                -- The delay belongs to the key: an early copy spends no attempt.
                 if known.not_before > clock_timestamp() + interval '100 milliseconds' then
                     outcome := 'retry';
                     delay := known.not_before - clock_timestamp();
                     return;
                 end if;
-                -- Nothing updated: another session has completed it meanwhile, so it is looked at again.
+                -- If no row is updated, another session has completed the key meanwhile: the loop reads it again.
                 update oncely.idempotency_keys as i
                 set status = 'FAILED', attempts = i.attempts + 1, completed_at = at,
                     fingerprint = coalesce(print, i.fingerprint), not_before = null,
                     claimed_in = own, reason = 'incomplete_claim', last_error = incomplete, expires_at = ends,
                     marked_pid = null, marked_backend_start = null
                 where i.tenant = tenant and i.consumer = consumer and i.key = key
-                    -- IN_PROGRESS, in words that suit none of the partial indexes: they are long, and the primary key
-                    -- finds one row.
+                    -- Matches IN_PROGRESS, worded to suit no partial index: those are long, and the primary key finds
+                    -- one row.
                     and i.completed_at is null
                     and i.fencing_token is null
-                    -- The session that held the row meanwhile may have failed: the wait is read again.
+                    -- The session that held the row meanwhile may have failed: the delay is checked again.
                     and (i.not_before is null or i.not_before <= clock_timestamp() + interval '100 milliseconds')
                 returning i.attempts into attempt;
                 if found then
@@ -324,8 +323,8 @@ declare
     now timestamptz := clock_timestamp();
     done record;
 begin
-    -- Asked for by the claim, too. But in a restored database a claim of the old one may bear the number of this
-    -- transaction.
+    -- The claim has checked this, too. But in a restored database, a claim of the original may have this transaction's
+    -- number.
     perform oncely.check_right('consume', consumer, tenant);
     perform oncely.check_short(queue, worker, trace_id);
     if octet_length(response::text) > 65536 then
@@ -336,7 +335,7 @@ begin
     update oncely.idempotency_keys as i
     set status = 'COMPLETED', response = response, reason = null, last_error = null
     where i.tenant = tenant and i.consumer = consumer and i.key = key
-      -- Not by status: that would suit a partial index, which is long, and the primary key finds one row.
+      -- Does not compare the status: that would suit a partial index, which is long; the primary key finds one row.
       and i.reason = 'incomplete_claim' and i.claimed_in = pg_current_xact_id()::text::bigint
     returning i.attempts, i.completed_at, i.expires_at, i.fingerprint into done;
     if not found then
@@ -344,7 +343,7 @@ begin
             hint = 'oncely.claim must have granted it, in this very transaction (BEGIN, not autocommit), and not have '
                 'been rolled back to a savepoint.';
     end if;
-    -- The insert of oncely.record_decision without the call: each message of a client comes here.
+    -- Inlines the insert of oncely.record_decision: it runs for each message of a client.
     insert into oncely.audit (
         tenant, occurred_at, attempt, duration_us, consumer, key, queue, outcome, worker, login, trace_id
     )
@@ -353,7 +352,7 @@ begin
         coalesce(queue, ''), 'completed', oncely.worker_name(worker), session_user, trace_id
     );
     if mirror then
-        -- Created when the key was completed, and not later: the collection keeps what is not older than the oldest
+        -- Created with the key's completion time, not later: the collection keeps keys not older than the oldest
         -- record.
         insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, consumer, key, fingerprint)
         values (
@@ -369,10 +368,10 @@ revoke execute on function oncely.complete from public;
 
 -- end of functions
 
--- A message that a client gives up is stored as a worker stores it, and lives on as that one does: in its group, until
--- an operator has it requeued or discarded. In the transaction of the verdict, so that both are there or neither is: a
--- client that dies before it acknowledges gets the message again, is told that it was given up, and stores the same
--- row. From then on the row alone is the message, and the client acknowledges: a copy in its own dead-letter queue
+-- Stores a message that a client gives up like a worker does, and keeps it like that one: in its group, until an
+-- operator has it requeued or discarded. Stores it in the transaction of the verdict, so that both exist or neither
+-- does: a client that dies before it acknowledges gets the message again, is told that it was given up, and stores the
+-- same row. From then on only the row has the message, and the client acknowledges: a copy in its own dead-letter queue
 -- could not be told from another message.
 
 -- from functions/letter_id.sql
@@ -399,7 +398,7 @@ comment on function oncely.letter_id is
 revoke execute on function oncely.letter_id from public;
 
 -- from functions/failure_group.sql
--- As letter.rs does it, but for rare signs.
+-- Groups failures like crates/core/src/letter.rs, except for rare characters.
 create or replace function oncely.failure_group(reason text, error_code text, detail text) returns text
 language sql immutable parallel safe
 set search_path = pg_catalog, pg_temp
@@ -431,7 +430,7 @@ language plpgsql immutable
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-    -- As deep as workers store them (amqp/stored.rs).
+    -- The same depth as in workers (crates/amqp/src/stored.rs).
     if depth > 40 then
         raise exception using errcode = 'program_limit_exceeded', message = 'oncely: headers nest too deep';
     end if;
@@ -519,9 +518,9 @@ comment on function oncely.check_message is
 revoke execute on function oncely.check_message from public;
 
 -- from functions/store_letter.sql
--- The quota and max_body are those of an unchanged configuration ([dead_letters]), which the database does not know, or
--- what an operator has said of the tenant (oncely tenant limit). As keep_dead_letters.sql has it: what does not fit is
--- kept without body and headers; where nothing ran this time, why it failed stays.
+-- Stores a client's letter. The quota and max_body are those of an unchanged configuration ([dead_letters]), which the
+-- database does not know, or an operator's for the tenant (oncely tenant limit). As in keep_dead_letters.sql, a letter
+-- that does not fit is kept without body and headers; if no handler ran this time, the cause stays.
 create or replace function oncely.store_letter(
     tenant text, consumer text, key text, fingerprint bytea, reason text, error_code text, detail text,
     attempt integer, at timestamptz, queue text, worker text, trace_id text, body bytea, properties json,
@@ -547,18 +546,18 @@ declare
 begin
     begin
         if json_typeof(store_letter.properties) = 'object' then
-            -- The publisher's user is the broker's word, and signed as such when a letter is requeued.
+            -- user_id is the broker's statement, and signed as such when a letter is requeued.
             kept_properties := jsonb_strip_nulls(store_letter.properties::jsonb) - 'user_id';
         end if;
         if json_typeof(store_letter.headers) = 'object' then
             kept_headers := oncely.stored_headers(store_letter.headers::jsonb);
         end if;
-        -- Ten short strings and three numbers.
+        -- AMQP properties are ten short strings and three numbers.
         if octet_length(kept_properties::text) > 16384 then
             raise exception using errcode = 'program_limit_exceeded', message = 'oncely: properties are too long';
         end if;
     exception
-        -- What no jsonb holds (a NUL), or what nests too deep: the publisher's doing, and no reason to fail.
+        -- A value that jsonb can't hold (a NUL), or nests too deep: the publisher's fault, and no reason to fail.
         when program_limit_exceeded or untranslatable_character or statement_too_complex
             or numeric_value_out_of_range or invalid_text_representation
         then
@@ -576,7 +575,7 @@ begin
     from oncely.dead_letters as d
     where d.tenant = store_letter.tenant and d.id = letter
     for no key update;
-    -- Nobody but a worker changes a worker's letter, and who may not say where it goes none.
+    -- Only a worker changes a worker's letter, and a login without the right to requeue none.
     if found and (known.is_workers or left_out = 'right') then
         return known.whole and known.queue = store_letter.queue;
     end if;
@@ -624,7 +623,7 @@ begin
             ) as n (has_run, error_code, detail, attempt, failure_group)
             where n.has_run = (excluded.attempt > 0 or excluded.reason <> d.reason)
         ),
-        -- The same body. What a worker stored of it may be encrypted, and knows who published it.
+        -- The same body. A worker's copy of it may be encrypted, and knows its publisher.
         (properties, headers, body, encrypted_by, omitted) = (
             select n.properties, n.headers, n.body, n.encrypted_by, n.omitted
             from (
@@ -685,7 +684,7 @@ declare
     at timestamptz := clock_timestamp();
     known record;
     print bytea := oncely.stored_fingerprint(fingerprint);
-    -- For people: as much of it as they read.
+    -- Cut to the length that people read.
     detail text := left(error, 8000);
     ends timestamptz;
     again timestamptz;
@@ -729,8 +728,8 @@ begin
             continue;
         end if;
         if known.claimed_in = own and known.reason = 'incomplete_claim' then
-            -- Claimed in this transaction, whose work was rolled back to a savepoint: the claim is given back, whatever
-            -- follows.
+            -- Claimed in this transaction, with its work rolled back to a savepoint: the claim is given back in any
+            -- case.
             update oncely.idempotency_keys as i
             set status = 'IN_PROGRESS', attempts = i.attempts - 1, completed_at = null, reason = null,
                 last_error = null, claimed_in = null
@@ -760,7 +759,7 @@ begin
             final_reason := known.reason;
             detail := concat_ws(': ', 'given up before', known.last_error);
         when 'leased' then
-            -- The run under a lease answers for it, as long as there is one.
+            -- The run under a lease reports the outcome, as long as it exists.
             if known.not_before > at then
                 outcome := 'retry';
                 return;
@@ -771,8 +770,8 @@ begin
         when 'retake' then
             is_charged := true;
             outcome := case when given_up then 'given_up' else 'retry' end;
-            -- Not the message's fault; or recorded already, by an earlier call whose reply was lost. A final verdict
-            -- that was recorded reads as given up: one that meets such a count comes after the attempt of a copy.
+            -- Not the message's fault; or recorded already, by an earlier call with a lost reply. A recorded final
+            -- verdict reads as given up: a final verdict that meets such a count comes after the attempt of a copy.
             if (known.attempts >= attempt and not given_up) or (class = 'environment' and reason is null) then
                 outcome := 'retry';
                 return;
@@ -784,14 +783,14 @@ begin
                 attempts = fail.attempts, completed_at = case when given_up then at end, reason = final_reason,
                 last_error = detail, claimed_in = null, fingerprint = coalesce(print, i.fingerprint),
                 not_before = case when not given_up then again end, expires_at = ends,
-                -- The process lives: it reports this failure.
+                -- The process is alive: it reports this failure.
                 crash_attempts = case when given_up then i.crash_attempts else 0 end,
                 marked_pid = null, marked_backend_start = null
             where i.tenant = tenant and i.consumer = consumer and i.key = key;
     end case;
     perform oncely.record_decision(
         tenant, consumer, key, case when outcome = 'retry' then 'retried' else 'dead_lettered' end, at,
-        -- A final verdict that comes after a copy's attempt is the next one, as in the row.
+        -- A final verdict after a copy's attempt is the next attempt, as in the row.
         case when is_charged and outcome = 'given_up' and attempt > 0 then attempts else attempt end,
         queue, worker, trace_id, reason => final_reason, error_code => error_code, detail => detail
     );
@@ -812,12 +811,12 @@ revoke execute on function oncely.fail from public;
 
 -- end of functions
 
--- What a person may do to a key, beside freeing it with its dead letter.
+-- Defines operators' actions on a key, beside freeing it with its dead letter.
 
 -- from functions/settle_claim.sql
 create or replace function oncely.settle_claim(
     tenant text, consumer text, key text, took_effect boolean, note text default null, os_user text default null,
-    -- What the operator has seen of the key; null: it is not compared.
+    -- The state that the operator has seen; null: not compared.
     seen_attempts integer default null, seen_token bigint default null
 ) returns boolean
 language plpgsql security definer
@@ -837,7 +836,7 @@ begin
     set status = case when took_effect then 'COMPLETED' else 'IN_PROGRESS' end::oncely.key_status,
         completed_at = case when took_effect then coalesce(i.completed_at, at) end, reason = null, last_error = null,
         owner = null, run_ends_at = null,
-        -- A no is worth a call's: it begins afresh, in the next round, and is remembered from now on.
+        -- A no counts like a refused call: the key begins afresh, in the next round, with a new retention.
         attempts = case when took_effect then i.attempts else 0 end,
         crash_attempts = case when took_effect then i.crash_attempts else 0 end,
         error_code = case when took_effect then i.error_code end,
@@ -847,12 +846,12 @@ begin
             else oncely.bounded(at + (i.expires_at - coalesce(i.completed_at, i.created_at)))
         end,
         steps = case when took_effect then i.steps else oncely.reopen_steps(i.steps, false) end,
-        -- Where nothing is known to have been done, it may run without a lease, too.
+        -- With no step known to be done, the key may run without a lease, too.
         fencing_token = case when took_effect or oncely.has_done(i.steps) then i.fencing_token end
     where i.tenant = settle_claim.tenant and i.consumer = settle_claim.consumer and i.key = settle_claim.key
       and (
           i.status = 'FAILED'
-          -- Ran under a lease, and is not held any more.
+          -- Ran under a lease, and is no longer held.
           or (
               i.status = 'IN_PROGRESS' and i.fencing_token is not null
               and (i.owner is null or i.not_before <= clock_timestamp())
@@ -866,8 +865,8 @@ begin
     returning i.attempts into run;
     settled := found;
     if settled then
-        -- When the key is collected, the trail alone remembers it: a letter of it must not run then. Who it was stands
-        -- in operator_actions, which not everybody reads who reads the trail.
+        -- Once the key is collected, only the trail remembers it: then a letter of it must not run. The operator's name
+        -- is in operator_actions, which not every reader of the trail may read.
         if settle_claim.took_effect then
             insert into oncely.audit (
                 tenant, occurred_at, attempt, consumer, key, queue, outcome, detail, worker
@@ -895,8 +894,8 @@ comment on function oncely.settle_claim is
 revoke execute on function oncely.settle_claim from public;
 
 -- from functions/park.sql
--- A message that does harm is set aside by hand: its key is given up before the message comes again, which then becomes
--- a dead letter without having run.
+-- Sets a harmful message aside by hand: gives its key up before the message comes again, so that it becomes a dead
+-- letter without having run.
 create or replace function oncely.park(
     tenant text, consumer text, key text, why text, os_user text, out outcome text, out known_reason text
 )
@@ -933,7 +932,7 @@ begin
                 outcome := 'completed';
             when known.status = 'FAILED' then
                 outcome := 'given_up';
-            -- Its run may be calling outside at this moment: take the lease from it first (oncely.revoke_lease).
+            -- The run may be making an external call: revoke its lease first (oncely.revoke_lease).
             when known.owner is not null then
                 outcome := 'held';
             else
@@ -965,10 +964,10 @@ comment on function oncely.park is
 revoke execute on function oncely.park from public;
 
 -- from functions/mirror_again.sql
--- A Redis that was emptied or replaced, or an epoch that changed, leaves completed keys to PostgreSQL alone. They are
--- said again as oncely.complete says them: the relay makes the tags, so nobody needs the mirror's key for it. Said
--- twice, nothing changes. created_at is now, behind what has just been completed; completed_at keeps the key as long as
--- its record is pending; expires_at is the key's own end, so no entry outlives its key.
+-- Writes mirror records again for completed keys that only PostgreSQL knows, after Redis was emptied or replaced, or an
+-- epoch changed. Writes them like oncely.complete: the relay makes the tags, so no caller needs the mirror's key. A
+-- repetition changes nothing. created_at is now, behind keys just completed; completed_at keeps the key as long as its
+-- record is pending; expires_at is the key's own end, so no entry outlives its key.
 create or replace function oncely.mirror_again(
     consumer text, since timestamptz, most integer, inout place_time timestamptz, inout place_tenant text,
     inout place_key text, out records bigint
@@ -981,7 +980,7 @@ declare
     at constant timestamptz := clock_timestamp();
     remembered interval;
 begin
-    -- In turn with an erasure: what it deletes is not said again behind it.
+    -- Takes turns with an erasure: keys that it deletes are not written again.
     perform from oncely.cell for share;
     select c.retention into remembered from oncely.consumers as c where c.consumer = mirror_again.consumer;
     if not found then
@@ -1041,12 +1040,12 @@ comment on function oncely.mirror_again is
 revoke execute on function oncely.mirror_again from public;
 
 -- from functions/seed_keys.sql
--- Keys that a consumer had processed before it had Oncely, by the thousand. Born COMPLETED, without a fingerprint:
--- their payloads are unknown, so the key alone decides. A row of the trail for each, at the time of the
--- seeding (what is sealed is sealed), because the trail is asked once the key is collected. No record for the mirror:
--- PostgreSQL knows them, and oncely.mirror_again says them to Redis.
+-- Inserts keys that a consumer had processed before it had Oncely, by the thousand: as COMPLETED, without a fingerprint
+-- (payloads are unknown, so the key alone decides). Adds a trail row for each, at the time of the seeding (sealed spans
+-- stay sealed), because the trail is read once the key is collected. Adds no mirror record: PostgreSQL knows the keys,
+-- and oncely.mirror_again writes them.
 --
--- Arrays, and no temporary table: a function that runs as its owner must not read what the caller may have made a view.
+-- Takes arrays, no temporary table: a function that runs as its owner must not read a name that may be a caller's view.
 create or replace function oncely.seed_keys(
     consumer text, tenants text[], keys text[], completed timestamptz[], retention interval default null,
     out seeded bigint, out known bigint, out too_old bigint, out conflicts jsonb
@@ -1058,11 +1057,11 @@ as $$
 declare
     at constant timestamptz := clock_timestamp();
     asked constant integer := cardinality(seed_keys.tenants);
-    -- Those that are still remembered.
+    -- Keys that are still remembered.
     of_tenants text[];
     their_keys text[];
     their_times timestamptz[];
-    -- Another database's clock may be ahead by a little: what has just been processed was processed now.
+    -- Another database's clock may be slightly ahead: a time just ahead counts as now.
     times constant timestamptz[] := array(
         select case when c.completed > at + interval '15 minutes' then c.completed else least(c.completed, at) end
         from unnest(seed_keys.completed) with ordinality as c (completed, place)
@@ -1122,7 +1121,7 @@ begin
     join memories as m on m.tenant = u.tenant
     where (u.completed <= m.forgotten) is not true;
     too_old := asked - coalesce(cardinality(of_tenants), 0);
-    -- In the order of the keys, as workers claim them.
+    -- In key order, as workers claim them.
     with given as (
         select distinct on (u.tenant collate "C", u.key collate "C") u.tenant, u.key, u.completed
         from unnest(of_tenants, their_keys, their_times) as u (tenant, key, completed)
@@ -1150,7 +1149,7 @@ begin
         from fresh as f
     )
     select count(*) into seeded from fresh;
-    -- A statement of its own, with a snapshot of its own: it sees what others have.
+    -- A separate statement, with a snapshot of its own, sees other sessions' keys.
     select count(*),
         coalesce(
             jsonb_agg(
@@ -1180,8 +1179,8 @@ comment on function oncely.seed_keys is
 revoke execute on function oncely.seed_keys from public;
 
 -- from functions/list_keys.sql
--- What lists keys (see oncely.visible_tenants), page by page along an index. Not what a handler answered: an auditor
--- may not read that.
+-- Lists keys (see oncely.visible_tenants), page by page along an index, without responses, which an auditor may not
+-- read.
 create or replace function oncely.list_keys(
     of_tenant text default null, of_consumer text default null, of_status oncely.key_status default null,
     since timestamptz default null, until timestamptz default null, behind timestamptz default null,
@@ -1195,9 +1194,9 @@ returns table (
 )
 language plpgsql stable security definer rows 100
 set search_path = pg_catalog, pg_temp
--- Planned with the status, whose partial index serves it.
+-- Plans with the status, to use its partial index.
 set plan_cache_mode = force_custom_plan
--- Statistics that are out of date must not have a big table read as a whole.
+-- Prevents a scan of a large table under outdated statistics.
 set enable_seqscan = off
 set enable_bitmapscan = off
 set debug_print_plan = off
@@ -1271,7 +1270,7 @@ returns table (
 )
 language plpgsql stable security definer rows 10
 set search_path = pg_catalog, pg_temp
--- So that a filter that is null costs nothing, and an index serves the others.
+-- Plans with the arguments: a null filter costs nothing, and an index serves the others.
 set plan_cache_mode = force_custom_plan
 set debug_print_plan = off
 as $$
@@ -1283,12 +1282,12 @@ begin
         oncely.bounded(i.completed_at), oncely.bounded(i.expires_at), i.fingerprint, i.http_status, i.reason,
         i.last_error, oncely.bounded(i.not_before), i.owner, i.fencing_token
     from (
-        -- The primary key begins with the tenant: where it is not known, the trail's index on the key's hash tells it.
+        -- The primary key begins with the tenant: an unknown one is found through the trail's index on the key's hash.
         select a.tenant, a.consumer
         from oncely.audit as a
         where of_tenant is null and hashtextextended(a.key, 0) = hashtextextended(of_key, 0) and a.key = of_key
             and (visible is null or a.tenant = any (visible))
-        -- Not decided, so not in the trail: claimed and left, at work, parked. Few, and the partial indexes hold them.
+        -- Undecided keys are not in the trail: claimed and left, at work, parked. They are few, in the partial indexes.
         union
         select k.tenant, k.consumer from oncely.idempotency_keys as k
         where of_tenant is null and k.status = 'FAILED' and k.key = of_key
@@ -1298,7 +1297,7 @@ begin
         union
         select k.tenant, k.consumer from oncely.idempotency_keys as k
         where k.tenant = of_tenant and k.key = of_key
-            -- Asked before the index is read: the session's counters would tell whether the key exists.
+            -- Checked before the index is read: the session's counters would reveal whether the key exists.
             and (visible is null or of_tenant = any (visible))
     ) as n
     join oncely.idempotency_keys as i on i.tenant = n.tenant and i.consumer = n.consumer and i.key = of_key
@@ -1317,7 +1316,7 @@ create or replace function oncely.list_retentions(at timestamptz, of_tenants tex
 returns table (tenant text, consumer text, retention interval)
 language plpgsql stable security definer rows 100
 set search_path = pg_catalog, pg_temp
--- So that a filter that is null costs nothing, and an index serves the others.
+-- Plans with the arguments: a null filter costs nothing, and an index serves the others.
 set plan_cache_mode = force_custom_plan
 set debug_print_plan = off
 as $$

@@ -1,7 +1,7 @@
 set local search_path = pg_catalog, pg_temp;
 
--- Who is alive, and how it fares: a person at night asks the database, not the log of each process. One small row a
--- process, written anew every few seconds by a connection of its own.
+-- Holds the state of live processes: an operator at night asks the database, not the log of each process. One small row
+-- a process, written anew every few seconds by a connection of its own.
 create table oncely.processes (
     id uuid not null,
     kind text collate "C" not null,
@@ -18,17 +18,17 @@ create table oncely.processes (
     has_succeeded boolean not null default false,
     consumers jsonb not null,
     constraint processes_pkey primary key (id),
-    -- It names all processes together in oncely.stats.
+    -- This id means all processes in oncely.stats.
     constraint processes_id check (id <> '00000000-0000-0000-0000-000000000000'),
     constraint processes_kind check (kind in ('worker', 'relay', 'gateway')),
     constraint processes_state check (state in ('starting', 'ready', 'unready', 'stopping')),
-    -- Whoever may beat fills no disk with it.
+    -- A login that may write heartbeats can't fill the disk with them.
     constraint processes_size check (
         octet_length(name) <= 255 and octet_length(version) <= 64 and octet_length(host) <= 255
         and octet_length(config_digest) <= 64 and octet_length(reason) <= 1000
         and octet_length(consumers::text) <= 262144
     ),
-    -- Counts of a process, which others add up.
+    -- Bounds a process's counts, which readers add up.
     constraint processes_numbers check (
         not jsonb_path_exists(consumers, 'strict $.** ? (@ > 1000000000000000 || @ < -1000000000000000)')
     ),
@@ -66,7 +66,7 @@ create or replace function oncely.is_kind(kind text) returns boolean
 language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
-    -- By what the user may do, so that it holds where the roles have other names, and for one that sets its role.
+    -- Checks the user's privileges: that works if roles have other names, and for a user that sets its role.
     select coalesce(
         case
             -- A gateway claims keys as a worker does.
@@ -84,8 +84,8 @@ comment on function oncely.is_kind is 'May the session''s user be a worker, a re
 revoke execute on function oncely.is_kind from public;
 
 -- from functions/succeed.sql
--- Killed and started again: the row of the one before is removed by the one that came after it, on the same host and
--- under the same name. One for one: where two were killed and one came back, the other is still missed.
+-- Removes the row of a process that was killed and restarted: its successor has the same host and the same name.
+-- Removes one for one: where two were killed and one came back, the other is still missed.
 create or replace function oncely.succeed(id uuid, at timestamptz) returns void
 language sql volatile
 set search_path = pg_catalog, pg_temp
@@ -126,7 +126,7 @@ as $$
 declare
     at timestamptz := clock_timestamp();
 begin
-    -- Hundreds of consumers have room; whoever looks at all processes reads all of it.
+    -- Leaves room for hundreds of consumers; a reader of all processes reads all of it.
     if octet_length(consumers::text) > 262144 then
         raise exception using errcode = 'ONC15',
             message = 'oncely: a heartbeat may have 256 kB at most';
@@ -138,11 +138,11 @@ begin
         perform oncely.succeed(beat.id, at);
         return;
     end if;
-    -- A worker that says it were a relay hides that none lives.
+    -- A worker registered as a relay would hide that no relay is alive.
     if not oncely.is_kind(beat.kind) then
         raise exception using errcode = 'ONC16', message = format('oncely: this user is no %s', beat.kind);
     end if;
-    -- Those that ended without a word make room.
+    -- Removes a process that ended without a report, to make room.
     if (select count(*) from oncely.processes as p where p.login = session_user) >= 100 then
         delete from oncely.processes as p
         where p.id = (
@@ -157,7 +157,7 @@ begin
             raise exception using errcode = '53400', message = 'oncely: this user has a hundred processes already';
         end if;
     end if;
-    -- With another user's id: a violation of the primary key.
+    -- Another user's id violates the primary key.
     insert into oncely.processes (
         id, kind, name, version, host, pid, config_digest, state, reason, login, started_at, last_seen_at, consumers
     )
@@ -190,9 +190,9 @@ as $$
         where p.id in (
             select o.id
             from oncely.processes as o
-            -- Whoever asks: what is seen is not buried.
+            -- Keeps a row seen within the last minute, whatever time the caller passes.
             where o.last_seen_at < least(bury_processes.before_time, clock_timestamp() - interval '1 minute')
-            -- What its own user holds stays until the next time.
+            -- A row locked by its own user stays until the next call.
             for update skip locked
         )
         returning 1
@@ -204,7 +204,7 @@ comment on function oncely.bury_processes is
 revoke execute on function oncely.bury_processes from public;
 
 -- from functions/forget_processes.sql
--- A host that is gone for good has no successor.
+-- Removes processes by hand: a host that is gone for good has no successor.
 create or replace function oncely.forget_processes(host text, name text, pid integer, os_user text, reason text)
 returns bigint
 language plpgsql security definer
@@ -238,9 +238,9 @@ revoke execute on function oncely.forget_processes from public;
 
 -- end of functions
 
--- How much was done, and how fast: what screens show comes from here and never from counting keys or the trail, which
--- hold millions of rows. Each process adds up for itself and writes one row a consumer every ten seconds, outside of
--- every transaction that does work. After two hours the rows of all processes become one a minute.
+-- Holds amounts and durations of work: screens read them here, and never count keys or the trail, which hold millions
+-- of rows. Each process adds up for itself and writes one row a consumer every ten seconds, outside of every
+-- transaction that does work. After two hours the rows of all processes become one a minute.
 create table oncely.stats (
     at timestamptz not null,
     consumer text collate "C" not null,
@@ -257,7 +257,7 @@ create table oncely.stats (
     durations bigint[] not null,
     login text,
     constraint stats_pkey primary key (at, consumer, process),
-    -- More than any process counts, and so little that sums have room.
+    -- More than any process counts, and so little that sums fit.
     constraint stats_counts check (
         least(
             delivered, completed, refused, duplicates, retried, postponed, dead_lettered, fallbacks, outages
@@ -297,7 +297,7 @@ comment on column oncely.stats.durations is
 comment on column oncely.stats.login is
     'The database''s user whose process wrote it; null for a minute of all processes.';
 
--- The same of relays, by where they bring things.
+-- Holds the same for relays, by target.
 create table oncely.relay_stats (
     at timestamptz not null,
     target text collate "C" not null,
@@ -310,7 +310,7 @@ create table oncely.relay_stats (
     login text,
     constraint relay_stats_pkey primary key (at, target, process),
     constraint relay_stats_target check (target in ('redis', 'rabbitmq')),
-    -- NaN is more than any number.
+    -- NaN is greater than any number.
     constraint relay_stats_counts check (
         least(relayed, failed, parked, records) >= 0 and greatest(relayed, failed, parked, records) <= 1000000000000
         and oldest_age between 0 and 10000000000
@@ -359,8 +359,8 @@ comment on function oncely.check_stats is
 revoke execute on function oncely.check_stats from public;
 
 -- from functions/record_stats.sql
--- Written again for the same span, the last word counts: a process whose reply was lost says it once more. A user that
--- comes and goes under new ids writes of a hundred processes in a span, as many as it may have.
+-- Records a span's stats. A repeated call replaces the row: a process repeats it after a lost reply. A user that comes
+-- and goes under new ids writes for a hundred processes in a span, as many as it may have.
 create or replace function oncely.record_stats(process uuid, at timestamptz, consumers jsonb) returns void
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -386,7 +386,7 @@ begin
         consumer text, delivered bigint, completed bigint, refused bigint, duplicates bigint, retried bigint,
         postponed bigint, dead_lettered bigint, fallbacks bigint, outages bigint, durations bigint[]
     )
-    -- A name that no worker has registered would be a row that nobody asked for.
+    -- A name that no worker has registered would add an unwanted row.
     where exists (select from oncely.consumers as k where k.consumer = c.consumer)
     on conflict (at, consumer, process) do update
     set delivered = excluded.delivered, completed = excluded.completed, refused = excluded.refused,
@@ -432,9 +432,9 @@ comment on function oncely.record_relay_stats is
 revoke execute on function oncely.record_relay_stats from public;
 
 -- from functions/roll_up_stats.sql
--- No process may write into a span that is older than an hour (check_stats), so a minute that is made here is complete.
--- What is written is held within the bounds: one span that says too much must not end this for all. What somebody's
--- transaction holds is left for the next time.
+-- Combines old spans into minutes. No process may write a span older than an hour (check_stats), so a minute made here
+-- is complete. Caps sums at the bounds: one excessive span must not end this for all. Leaves rows that another
+-- transaction holds for the next call.
 create or replace function oncely.roll_up_stats() returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -442,7 +442,7 @@ as $$
 #variable_conflict use_column
 declare
     nobody constant uuid := '00000000-0000-0000-0000-000000000000';
-    -- As in the constraints. Sums are numeric, which has room for all.
+    -- As in the constraints. Sums are numeric, with room for all.
     most constant bigint := 1000000000000;
     before_time constant timestamptz :=
         date_bin(interval '1 minute', clock_timestamp() - interval '2 hours', timestamptz 'epoch');
@@ -479,7 +479,7 @@ begin
         ]::bigint[]
     from spans as s
     group by s.minute, s.consumer
-    -- Another relay has made it, and spans came in between: added.
+    -- Another relay has made the minute, and spans came in since: adds them.
     on conflict (at, consumer, process) do update
     set
         delivered = least(m.delivered + excluded.delivered, most),
@@ -528,7 +528,7 @@ comment on function oncely.roll_up_stats is
 revoke execute on function oncely.roll_up_stats from public;
 
 -- from functions/prune_stats.sql
--- Apart from the roll-up, so that whatever ends that one keeps nothing here.
+-- Removes old rows apart from the roll-up, so that a failure of the roll-up keeps none.
 create or replace function oncely.prune_stats() returns bigint
 language sql security definer
 set search_path = pg_catalog, pg_temp
@@ -561,8 +561,8 @@ revoke execute on function oncely.prune_stats from public;
 
 -- end of functions
 
--- What people have told consumers to do. Every worker reads it every two seconds; while the database does not answer,
--- what a worker read last holds.
+-- Holds operators' commands to consumers. Every worker reads them every two seconds; while the database does not
+-- answer, the last ones read hold.
 create table oncely.controls (
     consumer text collate "C" not null,
     paused_at timestamptz not null,
@@ -591,14 +591,14 @@ create or replace function oncely.pause_consumer(consumer text, paused_until tim
 returns void
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
--- Below each client's own limits: a session that waits for another's transaction is told so.
+-- Below each client's own limits: a session that waits for another transaction gets an error.
 set lock_timeout = '1500ms'
 as $$
 #variable_conflict use_column
 declare
     at timestamptz := clock_timestamp();
 begin
-    -- A typo would pause nobody, and look as if it had.
+    -- A misspelt name would pause no consumer, and look as if it had.
     if not exists (select from oncely.consumers as k where k.consumer = pause_consumer.consumer) then
         raise exception using errcode = 'ONC11',
             message = format('oncely: no worker of the consumer %s has started here', pause_consumer.consumer);
@@ -617,7 +617,7 @@ begin
     on conflict (consumer) do update
     set paused_at = excluded.paused_at, paused_until = excluded.paused_until, paused_by = excluded.paused_by,
         reason = excluded.reason;
-    -- Ranges that no memory reaches back to are dropped: a claim's own may be longer than the consumer's.
+    -- Drops ranges that no retention reaches back to: a claim's own may be longer than the consumer's.
     update oncely.consumers as k
     set paused = k.paused * tstzmultirange(tstzrange(
             oncely.forgotten_before(at, interval '3650 days', k.paused), at

@@ -1,15 +1,15 @@
 set local search_path = pg_catalog, pg_temp;
 
--- For effects outside PostgreSQL, which no transaction covers: a charge, an e-mail. A client holds the key for a time,
--- in a transaction that commits before the work begins, and completes it in another one after it.
+-- Adds leases for effects outside PostgreSQL, which no transaction covers: a charge, an e-mail. A client holds the key
+-- for a time, in a transaction that commits before the work begins, and completes it in another one after it.
 --
--- The lease is the key's own row: IN_PROGRESS, with an owner, a fencing token and the time at which it ends
--- (not_before, which every other consumer of the key heeds already). That a lease has run out takes nothing from its
--- holder; somebody else's claim does, by a greater token. All times are the server's.
+-- The lease is the key's own row: IN_PROGRESS, with an owner, a fencing token and its end (not_before, which every
+-- other consumer of the key heeds already). The end of a lease takes nothing from its holder; another run's claim does,
+-- by a greater token. All times are the server's.
 --
--- What has begun may have happened. So a step says before its first call whether it may be called again, and its key
--- for the other side is the same in each run: where the other side deduplicates by it, a repeated call has no second
--- effect, for as long as the other side remembers.
+-- A call that has begun may have happened. So a step says before its first call whether it may be called again, and its
+-- key for the other side is the same in each run: where the other side deduplicates by it, a repeated call has no
+-- second effect, for as long as the other side remembers.
 
 -- from functions/lease_protocol_version.sql
 create or replace function oncely.lease_protocol_version() returns integer
@@ -21,7 +21,7 @@ comment on function oncely.lease_protocol_version is
     'and columns are only added.';
 
 -- from functions/hold_lease.sql
--- Two runs at once of one key: the second waits here until the first one's statement is over, then reads the row anew.
+-- Locks a key for a run: a second run at once waits for the end of the first one's statement, then rereads the row.
 create or replace function oncely.hold_lease(tenant text, consumer text, key text, token bigint)
 returns oncely.idempotency_keys
 language plpgsql volatile
@@ -35,7 +35,7 @@ begin
     perform oncely.check_argument('tenant', tenant), oncely.check_argument('consumer', consumer),
         oncely.check_argument('key', key);
     perform oncely.check_right('consume', consumer, tenant);
-    -- Numbers only grow: whose number is not there has no lease, and locks nothing that others wait for.
+    -- Tokens only grow: a run with another token has no lease, and locks no row that others wait for.
     select i.* into held
     from oncely.idempotency_keys as i
     where i.tenant = tenant and i.consumer = consumer and i.key = key;
@@ -93,7 +93,7 @@ $$;
 comment on function oncely.steps_begun is 'Names of the steps that began and may have happened; null where none did.';
 
 -- from functions/lease_end.sql
--- A lease of now, or the one that there is, but no longer than the run may take.
+-- Returns a renewed lease's end: not before its present end, nor after the run's.
 create or replace function oncely.lease_end(ends timestamptz, lease interval, run_ends_at timestamptz)
 returns timestamptz
 language sql volatile
@@ -102,14 +102,14 @@ as 'select least(greatest(ends, clock_timestamp() + lease), run_ends_at)';
 comment on function oncely.lease_end is 'When a lease ends that is renewed now.';
 
 -- from functions/lease_retention.sql
--- The retention of a key that carries its own end counts from its last word, and the token is the time of the claim
--- that said it, unless the clock was set back.
+-- Returns the retention of a key with its own end, counted from the last claim, which set it: the token is the time of
+-- that claim, unless the clock was set back.
 create or replace function oncely.lease_retention(held oncely.idempotency_keys) returns interval
 language sql immutable
 set search_path = pg_catalog, pg_temp
 as $$
     select case
-        -- greatest leaves nulls out.
+        -- greatest ignores nulls.
         when held.expires_at is not null
         then greatest(held.expires_at - to_timestamp(held.fencing_token / 1000000.0), interval '0')
     end
@@ -117,8 +117,8 @@ $$;
 comment on function oncely.lease_retention is 'How long a held key is remembered; null where its consumer says that.';
 
 -- from functions/hold_in_doubt.sql
--- The outcome of a call belongs to its step, even after the lease is over: its run may have lost the key while the
--- server could not be reached, and learn the answer when another run has the key, or when the key is given up.
+-- Locks a key with a call in doubt. A call's outcome belongs to its step, even after the lease: the run may have lost
+-- the key while the server was unreachable, and learn the outcome when another run has it, or it is given up.
 create or replace function oncely.hold_in_doubt(tenant text, consumer text, key text, token bigint)
 returns oncely.idempotency_keys
 language sql volatile
@@ -159,7 +159,7 @@ begin
         return;
     end if;
     is_open := held.status = 'FAILED' and held.reason = 'outcome_unknown' and oncely.steps_begun(all_steps) is null;
-    -- oncely.begin_step has answered the run that holds the key that this outcome is unknown: that run loses its lease,
+    -- oncely.begin_step has reported this outcome as unknown to the run that holds the key: that run loses its lease,
     -- and no attempt is counted.
     is_doubted := coalesce(
         held.owner is not null and (held.steps -> step ->> 'doubted_by')::bigint = held.fencing_token, false
@@ -169,7 +169,7 @@ begin
         owner = case when not is_doubted then i.owner end,
         run_ends_at = case when not is_doubted then i.run_ends_at end,
         not_before = case when is_doubted then clock_timestamp() else i.not_before end,
-        -- It runs again, and goes on behind the step.
+        -- The key runs again, from behind the step.
         status = case when is_open then 'IN_PROGRESS' else i.status end,
         completed_at = case when not is_open then i.completed_at end,
         reason = case when not is_open then i.reason end,
@@ -192,7 +192,7 @@ comment on function oncely.store_step is
 revoke execute on function oncely.store_step from public;
 
 -- from functions/asking_since.sql
--- Remembered in the session.
+-- Keeps the time in a session setting.
 create or replace function oncely.asking_since() returns timestamptz
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
@@ -288,16 +288,16 @@ begin
         on conflict on constraint idempotency_keys_pkey do nothing
         returning i.fencing_token, i.attempts, i.crash_attempts, i.steps into granted;
         exit when found;
-        -- A statement of its own, with a snapshot of its own: it sees the winner's row.
+        -- A separate statement, with a snapshot of its own, sees the winner's row.
         select i.status, i.fingerprint, i.reason, i.last_error, i.response, i.owner, i.fencing_token, i.not_before,
             i.run_ends_at, i.grace_ends_at
         into known
         from oncely.idempotency_keys as i
         where i.tenant = tenant and i.consumer = consumer and i.key = key;
-        -- Neither claimed nor there: collected in between.
+        -- Neither claimed nor found: the key was collected in between.
         continue when not found;
         decision := case
-            -- As in oncely.claim: who shows no payload is not given a key that came with one.
+            -- As in oncely.claim: a caller without a fingerprint is not granted a key that has one.
             when not knows_payload and known.fingerprint is not null
                 and (on_conflict = 'dead_letter' or known.status = 'IN_PROGRESS')
                 then 'conflict'
@@ -312,7 +312,7 @@ begin
             when 'duplicate' then
                 perform oncely.await_standby();
                 outcome := 'duplicate';
-                -- Prints of two policies say nothing of who asks: it is done, and its response is told to nobody.
+                -- Fingerprints of two policies prove nothing of the caller: the key is done, its response is withheld.
                 if knows_payload and on_conflict = 'dead_letter'
                     and substr(known.fingerprint, 1, 4) <> substr(print, 1, 4)
                 then
@@ -329,7 +329,7 @@ begin
             else
                 null;
         end case;
-        -- The same acquisition, whose reply was lost: its run has not begun, and gets its whole time.
+        -- The same acquisition, after a lost reply: its run has not begun, and gets its whole time.
         if known.owner = owner then
             update oncely.idempotency_keys as i
             set not_before = oncely.lease_end(i.not_before, lease, clock_timestamp() + max_run),
@@ -339,7 +339,7 @@ begin
             exit when found;
             continue;
         end if;
-        -- No lease is longer than a day: one that is was granted by a clock that was ahead.
+        -- No lease is longer than a day: a longer one was granted by a clock that was ahead.
         if known.owner is not null and known.not_before > clock_timestamp()
             and known.not_before <= clock_timestamp() + interval '24 hours'
         then
@@ -347,16 +347,16 @@ begin
             delay := known.not_before - clock_timestamp();
             return;
         end if;
-        -- Of a client that was just cut off: so may have been the holder, who lives and could not renew. Whether it
-        -- does is not known, so the key is not called in flight.
+        -- A client that was just cut off asks: the holder may have been, too, alive but unable to renew. Its state is
+        -- unknown, so the key is not called in flight.
         if known.owner is not null and not may_take_over then
             outcome := 'retry';
             delay := lease;
             detail := 'the holder of the key may have been cut off, too';
             return;
         end if;
-        -- Nor can a session of now know for how long the server could not be reached: a holder that lives renews, or
-        -- ends, within one more lease. It gets that once, and within its run.
+        -- Nor can a new session know how long the server was unreachable: a live holder renews, or ends, within one
+        -- more lease. The holder gets that once, and within its run.
         if known.owner is not null and known.not_before is distinct from known.grace_ends_at
             and known.run_ends_at > clock_timestamp()
             and oncely.asking_since() > clock_timestamp() - lease / 2
@@ -370,13 +370,13 @@ begin
                 and i.not_before is not distinct from known.not_before;
             continue;
         end if;
-        -- Not of a lease: a copy may come a little early, as in oncely.claim.
+        -- Without a lease, a copy may come slightly early, as in oncely.claim.
         if known.owner is null and known.not_before > clock_timestamp() + interval '100 milliseconds' then
             outcome := 'retry';
             delay := known.not_before - clock_timestamp();
             return;
         end if;
-        -- Nothing updated: another run was faster, or the holder has renewed it meanwhile, so it is looked at again.
+        -- If no row is updated, another run was faster, or the holder has renewed: the loop reads the key again.
         update oncely.idempotency_keys as i
         set fencing_token = greatest(coalesce(i.fencing_token, 0) + 1, micros), claimed_in = own, owner = owner,
             not_before = clock_timestamp() + lease, run_ends_at = clock_timestamp() + max_run,
@@ -384,7 +384,7 @@ begin
             fingerprint = coalesce(print, i.fingerprint), expires_at = ends, marked_pid = null,
             marked_backend_start = null
         where i.tenant = tenant and i.consumer = consumer and i.key = key
-            -- IN_PROGRESS, in words that suit none of the partial indexes, as in oncely.claim.
+            -- Matches IN_PROGRESS, worded to suit no partial index, as in oncely.claim.
             and i.completed_at is null
             and i.fencing_token is not distinct from known.fencing_token
             and i.owner is not distinct from known.owner
@@ -427,10 +427,10 @@ begin
     token := granted.fencing_token;
     attempt := granted.attempts + 1;
     steps := coalesce(granted.steps, '{}');
-    -- Also where the key was given back since.
+    -- Also set if the key was given back since.
     crashes := granted.crash_attempts;
     taken_over := crashes > 0;
-    -- A run that had to wait for the row gets its whole time all the same.
+    -- A run that had to wait for the row gets its whole time.
     if clock_timestamp() > at + interval '1 second' then
         update oncely.idempotency_keys as i
         set not_before = oncely.lease_end(i.not_before, lease, greatest(i.run_ends_at, e.ends_again)),
@@ -446,10 +446,10 @@ comment on function oncely.take_lease is
 revoke execute on function oncely.take_lease from public;
 
 -- from functions/take_leases.sql
--- Many at once: one statement, one commit. None of them waits for long, since all others wait with it.
+-- Claims many keys at once: one statement, one commit. No claim waits for long, since all others wait with it.
 --
--- Keys without a row are claimed by one statement: what one costs beside its rows (it reads each constraint anew)
--- is several times what a row costs. Each other key is asked for by itself.
+-- One statement claims the keys without a row: its fixed cost (it parses each constraint anew) is several times a
+-- row's. Each other key is claimed by itself.
 create or replace function oncely.take_leases(
     tenants text[],
     consumer text,
@@ -505,7 +505,7 @@ begin
     )
     select coalesce(array_agg(a.place order by a.place), '{}') into fresh
     from asked as a
-    -- By the owner, too: of two copies in one call only one is granted.
+    -- Joins by owner, too: of two copies in one call only one is granted.
     join claimed as c on c.tenant = a.tenant and c.key = a.key and c.owner = a.owner;
     return query
     select f.place, 'granted', micros, 1, 0, null::interval, null::text, null::text
@@ -521,7 +521,7 @@ begin
         ) as t
         where q.place <> all (fresh);
     end if;
-    -- A run that had to wait for others gets its whole time all the same.
+    -- A run that had to wait for others gets its whole time.
     if clock_timestamp() > at + interval '1 second' then
         update oncely.idempotency_keys as i
         set not_before = e.now + lease, run_ends_at = e.now + max_run
@@ -611,7 +611,7 @@ declare
 begin
     lease := oncely.checked_time('lease', lease, interval '1 second', interval '1 day');
     held := oncely.hold_lease(tenant, consumer, key, token);
-    -- Past max_run nothing is renewed, though no run has taken the key over yet.
+    -- After max_run no lease is renewed, though no run has taken the key over yet.
     if not oncely.is_held(held, token) or held.run_ends_at <= clock_timestamp() then
         return null;
     end if;
@@ -627,7 +627,7 @@ comment on function oncely.renew_lease is
 revoke execute on function oncely.renew_lease from public;
 
 -- from functions/renew_leases.sql
--- Many at once. A row that is locked is being finished or taken over: it is looked at again with the next renewal.
+-- Renews many leases at once. Skips a locked row, which is being finished or taken over, until the next renewal.
 create or replace function oncely.renew_leases(
     tenants text[],
     consumer text,
@@ -709,12 +709,12 @@ begin
         if (held.status = 'FAILED' and held.reason = 'outcome_unknown') is not true then
             perform oncely.lease_is_lost();
         end if;
-        -- A requeue of its letter would run nothing.
+        -- A requeue of the key's letter would run nothing.
         perform oncely.close_letters(held, now);
     end if;
     update oncely.idempotency_keys as i
     set status = 'COMPLETED', attempts = i.attempts + 1, completed_at = now, response = response,
-        -- By which it is known that this very lease completed it.
+        -- Identifies the lease that completed the key.
         fencing_token = token,
         reason = case when refused then 'refused' end, last_error = null, error_code = null, claimed_in = null,
         owner = null, run_ends_at = null, not_before = null,
@@ -734,10 +734,10 @@ begin
             oncely.bounded(now + coalesce(
                 oncely.lease_retention(held),
                 (select c.retention from oncely.consumers as c where c.consumer = consumer),
-                -- A consumer that no worker has registered: PostgreSQL answers for it.
+                -- No worker has registered the consumer: only PostgreSQL knows its keys.
                 interval '0'
             )),
-            -- Not an end of its own: one that is shortened until the relay has it counts.
+            -- Set for a key without its own end: a retention shortened before the relay takes it applies.
             case when held.expires_at is null then now end, consumer, key, held.fingerprint
         );
     end if;
@@ -754,8 +754,8 @@ comment on function oncely.complete_lease is
 revoke execute on function oncely.complete_lease from public;
 
 -- from functions/complete_leases.sql
--- Many at once, of runs that write nothing themselves: one statement, one commit. What it does not find as it should be
--- is told by complete_lease.
+-- Completes many keys at once, of runs that write nothing themselves: one statement, one commit. complete_lease reports
+-- on keys that are not in the expected state.
 create or replace function oncely.complete_leases(
     tenants text[],
     consumer text,
@@ -773,7 +773,7 @@ create or replace function oncely.complete_leases(
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '100ms'
--- Row by row through the primary key, in the order given, whatever the statistics were when this was planned.
+-- Updates row by row through the primary key, in the given order, whatever the statistics at planning time.
 set enable_seqscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
@@ -808,7 +808,7 @@ begin
             end
         from asked as a
         where i.tenant = a.tenant and i.consumer = consumer and i.key = a.key
-            -- That it is held, in words that suit no partial index: the primary key finds it.
+            -- Matches held keys, worded to suit no partial index: the primary key finds the row.
             and i.fencing_token = a.token and i.run_ends_at is not null and i.claimed_in is distinct from own
         returning a.place, a.tenant, a.key, a.token, a.refused, a.queue, a.trace_id, i.attempts
     ),
@@ -826,14 +826,14 @@ begin
     from completed as c;
     return query
     select d.place, 'completed' from unnest(done) as d (place);
-    -- Those of before have theirs.
+    -- Keys that were completed earlier have their records already.
     if tags is not null and cardinality(done) > 0 then
         insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, consumer, tags)
         values (
             tenants[1], oncely.uuid_v7(now), 'mirror', now,
             oncely.bounded(now + coalesce(
                 (select c.retention from oncely.consumers as c where c.consumer = consumer),
-                -- A consumer that no worker has registered: PostgreSQL answers for it.
+                -- No worker has registered the consumer: only PostgreSQL knows its keys.
                 interval '0'
             )), consumer, tags
         );
@@ -900,7 +900,7 @@ begin
     attempts := coalesce(held.attempts, 0);
     if not oncely.is_held(held, token) then
         if held.fencing_token = token then
-            -- Said again, after a lost reply; or the key was given back or completed by this very run.
+            -- The caller repeats the call after a lost reply; or this very run gave the key back or completed it.
             perform oncely.await_standby();
             outcome := case held.status
                 when 'COMPLETED' then 'duplicate' when 'FAILED' then 'given_up' else 'retry'
@@ -909,7 +909,7 @@ begin
             return;
         end if;
         outcome := 'lost';
-        -- Of a lease that there was: nobody fills the trail with others.
+        -- Recorded only for a lease that existed, so that no client fills the trail with others.
         if held.fencing_token > token then
             perform oncely.record_decision(
                 tenant, consumer, key, 'fenced', at, 0, queue, worker, trace_id,
@@ -929,10 +929,10 @@ begin
     set status = case when outcome = 'given_up' then 'FAILED' else 'IN_PROGRESS' end::oncely.key_status,
         attempts = fail_lease.attempts, completed_at = case when outcome = 'given_up' then at end,
         reason = final_reason, last_error = detail, owner = null, run_ends_at = null,
-        -- Without a delay, too: its memory begins again.
+        -- Set without a delay, too: the key's retention starts again.
         not_before = case when outcome = 'retry' then at + coalesce(delay, '0') end,
         expires_at = oncely.bounded(at + coalesce(delay, '0') + oncely.lease_retention(held)),
-        -- The process lives: it reports this failure.
+        -- The process is alive: it reports this failure.
         crash_attempts = case when outcome = 'given_up' then i.crash_attempts else 0 end
     where i.tenant = tenant and i.consumer = consumer and i.key = key;
     perform oncely.record_decision(
@@ -972,8 +972,8 @@ comment on function oncely.release_lease is
 revoke execute on function oncely.release_lease from public;
 
 -- from functions/revoke_lease.sql
--- A holder that hangs, or whose host is known to be gone: its key need not wait for the lease to end. The token grows,
--- so that nothing of that run counts any more.
+-- Revokes the lease of a holder that hangs, or has lost its host: the key need not wait for the lease to end. The token
+-- grows, so that nothing of that run counts any more.
 create or replace function oncely.revoke_lease(
     tenant text, consumer text, key text, note text default null, token bigint default null, os_user text default null
 ) returns boolean
@@ -989,7 +989,7 @@ begin
     from oncely.idempotency_keys as i
     where i.tenant = tenant and i.consumer = consumer and i.key = key and i.run_ends_at is not null
     for update;
-    -- An operator who has looked at one run means no later one.
+    -- An operator who examined one run means no later one.
     if not found or was.token <> token then
         return false;
     end if;
@@ -1013,7 +1013,7 @@ revoke execute on function oncely.revoke_lease from public;
 
 -- end of functions
 
--- What a run under a lease calls outside, in the key's own row (steps): begun, then done or refused.
+-- Records a run's external calls in the key's own row (steps): begun, then done or refused.
 
 -- from functions/check_steps.sql
 create or replace function oncely.check_steps(steps jsonb, is_new boolean) returns void
@@ -1024,7 +1024,7 @@ begin
     if is_new and (select count(*) from jsonb_object_keys(steps)) >= 100 then
         raise exception using errcode = 'ONC15', message = 'oncely: the key has 100 steps, and may have no more';
     end if;
-    -- The row is written anew with each step. Asked before a call, and never when its result is to be stored.
+    -- Each step rewrites the row. Checked before a call, and never when its result is to be stored.
     if is_new and octet_length(steps::text) > 1048576 then
         raise exception using errcode = 'ONC15', message = 'oncely: the steps of the key have more than 1048576 bytes';
     end if;
@@ -1033,7 +1033,7 @@ $$;
 comment on function oncely.check_steps is 'Refuses a step too many (SQLSTATE ONC15).';
 
 -- from functions/may_repeat.sql
--- From the first call on, and a tenth less than the other side says: its clock is not ours. A call of tomorrow was
+-- Counts from the first call, and a tenth less than the other side says: its clock may differ. A call in the future was
 -- noted by a clock that was ahead, and its time is unknown.
 create or replace function oncely.may_repeat(rule text, period interval, started_at timestamptz, at timestamptz)
 returns boolean
@@ -1047,7 +1047,7 @@ $$;
 comment on function oncely.may_repeat is 'May a step be called again that may have happened?';
 
 -- from functions/step_key.sql
--- Each language can compute it for itself; a test compares them.
+-- Derives a step's key. Clients in any language can compute it, too; a test compares the results.
 create or replace function oncely.step_key(tenant text, consumer text, key text, step text, round integer default 0)
 returns uuid
 language sql immutable parallel safe
@@ -1115,7 +1115,7 @@ begin
     end if;
     held := oncely.hold_lease(tenant, consumer, key, token);
     at := clock_timestamp();
-    -- Past its time a run begins nothing any more, though no run has taken the key over yet.
+    -- After max_run a run begins no step, even if no other run has taken the key over yet.
     if not oncely.is_held(held, token) or held.run_ends_at <= at then
         perform oncely.lease_is_lost();
     end if;
@@ -1127,11 +1127,11 @@ begin
             state := 'done';
             result := known -> 'result';
         when 'started' then
-            -- The reply to this very call was lost: the call outside was not made.
+            -- The reply to this very call was lost: the external call was not made.
             said_again := coalesce(known ->> 'call_id' = call_id::text and (known ->> 'token')::bigint = token, false);
             state := case
                 when said_again then case when known ? 'allowed' then 'repeat' else 'run' end
-                -- By the rule under which it was called, and by that of now: a program may have changed its mind.
+                -- Allowed by the rule of the first call and by the present one: a program may have changed its rule.
                 when oncely.may_repeat(repeat, "window", (known ->> 'started_at')::timestamptz, at)
                 and oncely.may_repeat(
                     known ->> 'repeat', (known ->> 'window')::interval, (known ->> 'started_at')::timestamptz, at
@@ -1139,15 +1139,15 @@ begin
                 then 'repeat'
                 else 'unknown'
             end;
-            -- started_at stays: it is when the first call may have gone out.
+            -- started_at stays: the first call may have gone out then.
             if state = 'repeat' and not said_again then
                 known := known - '{call_id,allowed}'::text[] || jsonb_build_object('token', token, 'repeated', true);
-            -- If that call's outcome becomes known after all, this run loses its lease (oncely.store_step).
+            -- If the outcome of that call becomes known later, this run loses its lease (oncely.store_step).
             elsif state = 'unknown' then
                 known := known || jsonb_build_object('doubted_by', token);
             end if;
         when 'open' then
-            -- It may have happened, and an operator allows one more call, whatever the rule: a repeated one.
+            -- The call may have happened, and an operator allows one more, whatever the rule: a repeated call.
             state := 'repeat';
             known := known || jsonb_build_object(
                 'state', 'started', 'token', token, 'call_id', call_id, 'repeated', true, 'allowed', true
@@ -1200,8 +1200,8 @@ begin
     if oncely.is_held(held, token) then
         known := held.steps -> step;
         if known ->> 'state' = 'done' then
-            -- Of a call outside it says what was said before, by a reply that was lost. What is written in this
-            -- transaction would be written a second time.
+            -- A repeated report of an external call with the same result succeeds (its reply was lost). Writes of this
+            -- transaction would happen a second time.
             if in_transaction or known -> 'result' is distinct from coalesce(result, 'null') then
                 raise exception using errcode = 'ONC21', message = 'oncely: this step is done already',
                     hint = 'Roll back; oncely.claim_lease and oncely.begin_step say its result.';
@@ -1216,7 +1216,7 @@ begin
         perform oncely.check_steps(held.steps, known is null and in_transaction);
     else
         known := held.steps -> step;
-        -- Repeated after a lost reply.
+        -- The caller repeats the call after a lost reply.
         if not in_transaction and known ->> 'state' = 'done' and (known ->> 'token')::bigint = token
             and known -> 'result' is not distinct from coalesce(result, 'null')
         then
@@ -1262,7 +1262,7 @@ begin
     lease := oncely.checked_time('lease', lease, interval '1 second', interval '1 day');
     held := oncely.hold_lease(tenant, consumer, key, token);
     known := held.steps -> step;
-    -- Repeated after a lost reply.
+    -- The caller repeats the call after a lost reply.
     if (known ->> 'token')::bigint = token and (
         known ->> 'state' = 'refused' and ((known ->> 'round')::integer <> round + 1) is not true
         or known ->> 'state' = 'open' and known ? 'repeated' and not known ? 'allowed'
@@ -1270,13 +1270,13 @@ begin
         return (known ->> 'round')::integer;
     end if;
     if oncely.is_held(held, token) then
-        -- The same; or of a round that is over.
+        -- The call is repeated, or is about an earlier round.
         if (known ->> 'state' in ('refused', 'open') and (known ->> 'token')::bigint = token)
             or (known ->> 'round')::integer > round
         then
             return (known ->> 'round')::integer;
         end if;
-        -- It did not begin by that call.
+        -- The step began by another call.
         if call_id is not null
             and (known ->> 'state' = 'started' and known ->> 'call_id' = call_id::text) is not true
         then
@@ -1295,9 +1295,8 @@ begin
             perform oncely.lease_is_lost();
         end if;
     end if;
-    -- The call that was refused is a repeated one: that says nothing of the first, which may have happened, so its
-    -- key stays, and so does an operator's leave to repeat it. Where the other side was asked instead, the token is
-    -- an older one.
+    -- The refused call is a repeated one: that says nothing of the first, which may have happened, so its key stays,
+    -- and so does an operator's leave to repeat it. If the other side was asked instead, the token is an older one.
     if (known ->> 'token')::bigint = token and known ? 'repeated' then
         if known ? 'allowed' then
             known := known - '{allowed,call_id,doubted_by}'::text[] || jsonb_build_object('state', 'open');

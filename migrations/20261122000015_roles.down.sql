@@ -1,6 +1,6 @@
 set local search_path = pg_catalog, pg_temp;
 
--- The roles stay: they belong to the server, and another database may use them. Their grants here go.
+-- Removes grants only. The roles stay: they belong to the server, and another database may use them.
 do $$
 declare
     role text;

@@ -39,7 +39,7 @@ begin
             message = 'an event needs an exchange, a routing key and a payload: one of them is null',
             hint = 'The default exchange is an empty text; JSON''s null is ''null''::jsonb.';
     end if;
-    -- Nulls don't count.
+    -- greatest ignores nulls.
     if greatest(
         octet_length(exchange), octet_length(routing_key), octet_length(message_id), octet_length(content_type),
         octet_length(type), octet_length(correlation_id), octet_length(reply_to), octet_length(app_id),
@@ -66,7 +66,7 @@ begin
         raise exception using errcode = 'ONC05',
             message = 'the message_id and the ordering_key of an event must not be empty: leave them out';
     end if;
-    -- Any session may set it: it lowers the limit. No relay reads what is larger than 16 MiB
+    -- Any session may set this, to lower the limit. No relay reads payloads over 16 MiB
     -- (crates/postgres/src/event_relay.rs).
     most := least(coalesce(nullif(current_setting('oncely.max_event_bytes', true), ''), '16777216')::bigint, 16777216);
     if octet_length(payload) > most then
@@ -76,15 +76,15 @@ begin
     end if;
     due := at;
     if delay is not null then
-        -- In seconds: see oncely.checked_time.
+        -- Compares seconds: see oncely.checked_time.
         if extract(epoch from delay) not between 0 and extract(epoch from interval '366 days') then
             raise exception using errcode = 'ONC05',
                 message = format('the delay of an event is negative or longer than 366 days: %s', delay);
         end if;
         due := at + make_interval(secs => extract(epoch from delay)::double precision);
     end if;
-    -- What runs inside a worker is the operator's own code: asked for here, because a call of another function costs
-    -- more than the answer.
+    -- Code that runs inside a worker is the operator's own. Checked here, because a function call costs more than the
+    -- check.
     if pg_has_role(session_user, to_regrole('oncely_worker'), 'member') is not true then
         perform oncely.check_right('emit', exchange, tenant), oncely.check_room(tenant);
     end if;
@@ -93,7 +93,7 @@ begin
             message = 'an event has either a delay or an ordering_key',
             hint = 'A delayed event would hold up all later ones of its key.';
     end if;
-    -- CloudEvents, AMQP binding, binary mode.
+    -- Follows the AMQP binding of CloudEvents, binary mode.
     if source is not null then
         if coalesce(type, '') = '' or source = '' then
             raise exception using errcode = 'ONC05',
@@ -107,7 +107,7 @@ begin
             'cloudEvents:time', to_char(at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
         );
     end if;
-    -- W3C trace context: what the delivery that caused it carries, unless the caller says otherwise.
+    -- Copies the W3C trace context of the delivery that caused the event, unless the caller sets one.
     if cause.headers ? 'traceparent' and not coalesce(headers ? 'traceparent', false) then
         headers := coalesce(headers, '{}')
             || jsonb_strip_nulls(jsonb_build_object(
@@ -119,7 +119,7 @@ begin
             message = format('the headers of an event must be a JSON object, not %s', jsonb_typeof(headers));
     end if;
     if headers is not null then
-        -- As on the wire: name, type, length, text; a number takes 8 bytes.
+        -- Counts as on the wire: name, type, length, text; a number takes 8 bytes.
         select
             sum(octet_length(h.key) + 2 + case jsonb_typeof(h.value)
                 when 'string' then 4 + octet_length(h.value #>> '{}')
@@ -130,7 +130,7 @@ begin
                     or h.value::numeric not between -9223372036854775808 and 9223372036854775807
                 when 'object' then true
                 when 'array' then true
-                -- RabbitMQ takes these two for lists of routing keys, and closes the channel on anything else.
+                -- RabbitMQ takes CC and BCC as lists of routing keys, and closes the channel on any other value.
                 else h.key in ('CC', 'BCC')
             end or octet_length(h.key) not between 1 and 255),
             count(*)
@@ -156,7 +156,7 @@ begin
         number := null;
     end if;
     if ordering_key is not null then
-        -- The row stays locked until the caller's commit: who comes next under this key waits, and gets a higher
+        -- The row stays locked until the caller's commit: the next transaction with this key waits, and gets a higher
         -- number.
         insert into oncely.ordering_keys as k (tenant, ordering_key, last_number, used_at)
         values (tenant, ordering_key, 1, at)

@@ -7,7 +7,7 @@ declare
     last record;
     seal oncely.audit_seals;
 begin
-    -- One appends at a time.
+    -- Only one session appends at a time.
     perform from oncely.maintenance for update;
     select s.place, s.hash into last from oncely.audit_seals as s order by s.place desc limit 1;
     seal.place := coalesce(last.place, 0) + 1;

@@ -1,4 +1,4 @@
--- Remembered in the session.
+-- Keeps the time in a session setting.
 create or replace function oncely.asking_since() returns timestamptz
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp

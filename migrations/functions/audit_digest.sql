@@ -1,6 +1,6 @@
--- As a row's text without the nulls at its end: a column that is added later changes no hash of before. (What ends in a
--- comma or a bracket stands in quotes there.) Second by second, so that no text grows too long, and in the order of the
--- hashes, since the rows have none.
+-- Hashes each row's text without its trailing nulls: a column that is added later changes no earlier hash. (A value
+-- that ends in a comma or a bracket is quoted there.) Hashes second by second, so that no text grows too long, and in
+-- the order of the hashes, since the rows have none.
 create or replace function oncely.audit_digest(
     from_time timestamptz, until_time timestamptz, out row_count bigint, out digest bytea
 )

@@ -1,6 +1,6 @@
--- A commit whose wait for the synchronous standby was cut short is visible, and would be lost by a failover all the
--- same. A transaction that relies on it must wait for the standby, too, by its own commit, which waits only if it has
--- written something.
+-- Makes COMMIT wait for the standby. A commit with an interrupted wait for the standby is visible, and would still be
+-- lost by a failover. A transaction that relies on it must wait by its own commit, which waits only if the transaction
+-- has written something.
 create or replace function oncely.await_standby() returns void
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp

@@ -9,7 +9,7 @@ as $$
 declare
     at timestamptz := clock_timestamp();
 begin
-    -- Hundreds of consumers have room; whoever looks at all processes reads all of it.
+    -- Leaves room for hundreds of consumers; a reader of all processes reads all of it.
     if octet_length(consumers::text) > 262144 then
         raise exception using errcode = 'ONC15',
             message = 'oncely: a heartbeat may have 256 kB at most';
@@ -21,11 +21,11 @@ begin
         perform oncely.succeed(beat.id, at);
         return;
     end if;
-    -- A worker that says it were a relay hides that none lives.
+    -- A worker registered as a relay would hide that no relay is alive.
     if not oncely.is_kind(beat.kind) then
         raise exception using errcode = 'ONC16', message = format('oncely: this user is no %s', beat.kind);
     end if;
-    -- Those that ended without a word make room.
+    -- Removes a process that ended without a report, to make room.
     if (select count(*) from oncely.processes as p where p.login = session_user) >= 100 then
         delete from oncely.processes as p
         where p.id = (
@@ -40,7 +40,7 @@ begin
             raise exception using errcode = '53400', message = 'oncely: this user has a hundred processes already';
         end if;
     end if;
-    -- With another user's id: a violation of the primary key.
+    -- Another user's id violates the primary key.
     insert into oncely.processes (
         id, kind, name, version, host, pid, config_digest, state, reason, login, started_at, last_seen_at, consumers
     )

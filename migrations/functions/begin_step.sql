@@ -39,7 +39,7 @@ begin
     end if;
     held := oncely.hold_lease(tenant, consumer, key, token);
     at := clock_timestamp();
-    -- Past its time a run begins nothing any more, though no run has taken the key over yet.
+    -- After max_run a run begins no step, even if no other run has taken the key over yet.
     if not oncely.is_held(held, token) or held.run_ends_at <= at then
         perform oncely.lease_is_lost();
     end if;
@@ -51,11 +51,11 @@ begin
             state := 'done';
             result := known -> 'result';
         when 'started' then
-            -- The reply to this very call was lost: the call outside was not made.
+            -- The reply to this very call was lost: the external call was not made.
             said_again := coalesce(known ->> 'call_id' = call_id::text and (known ->> 'token')::bigint = token, false);
             state := case
                 when said_again then case when known ? 'allowed' then 'repeat' else 'run' end
-                -- By the rule under which it was called, and by that of now: a program may have changed its mind.
+                -- Allowed by the rule of the first call and by the present one: a program may have changed its rule.
                 when oncely.may_repeat(repeat, "window", (known ->> 'started_at')::timestamptz, at)
                 and oncely.may_repeat(
                     known ->> 'repeat', (known ->> 'window')::interval, (known ->> 'started_at')::timestamptz, at
@@ -63,15 +63,15 @@ begin
                 then 'repeat'
                 else 'unknown'
             end;
-            -- started_at stays: it is when the first call may have gone out.
+            -- started_at stays: the first call may have gone out then.
             if state = 'repeat' and not said_again then
                 known := known - '{call_id,allowed}'::text[] || jsonb_build_object('token', token, 'repeated', true);
-            -- If that call's outcome becomes known after all, this run loses its lease (oncely.store_step).
+            -- If the outcome of that call becomes known later, this run loses its lease (oncely.store_step).
             elsif state = 'unknown' then
                 known := known || jsonb_build_object('doubted_by', token);
             end if;
         when 'open' then
-            -- It may have happened, and an operator allows one more call, whatever the rule: a repeated one.
+            -- The call may have happened, and an operator allows one more, whatever the rule: a repeated call.
             state := 'repeat';
             known := known || jsonb_build_object(
                 'state', 'started', 'token', token, 'call_id', call_id, 'repeated', true, 'allowed', true

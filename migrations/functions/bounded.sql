@@ -1,6 +1,6 @@
--- What comes in by SQL is bounded where it comes in, and once more by the tables: a time in the year 270,000 is fine
--- for PostgreSQL, and ends a program that reads it. Each table with a time has a constraint <table>_times; short, since
--- PostgreSQL reads a constraint's text anew with each statement that writes (greatest and least leave nulls out).
+-- Limits a time to a range that every program can hold. SQL input is bounded on arrival, and again by the tables: the
+-- year 270,000 is valid in PostgreSQL, and breaks a program that reads it. Each table with a time has a constraint
+-- <table>_times; short, since each writing statement parses a constraint's text anew (greatest and least ignore nulls).
 create or replace function oncely.bounded(at timestamptz) returns timestamptz
 language sql immutable parallel safe
 set search_path = pg_catalog, pg_temp

@@ -1,4 +1,4 @@
--- Frozen for ever: the first two bytes of SHA-256 of the tenant, modulo 1,024. Cells will own buckets, not tenants.
+-- Maps a tenant to a bucket, for ever: first two bytes of SHA-256, modulo 1,024. Cells will own buckets, not tenants.
 create or replace function oncely.bucket(tenant text) returns integer
 language sql immutable strict parallel safe
 set search_path = pg_catalog, pg_temp

@@ -7,9 +7,9 @@ as $$
         where p.id in (
             select o.id
             from oncely.processes as o
-            -- Whoever asks: what is seen is not buried.
+            -- Keeps a row seen within the last minute, whatever time the caller passes.
             where o.last_seen_at < least(bury_processes.before_time, clock_timestamp() - interval '1 minute')
-            -- What its own user holds stays until the next time.
+            -- A row locked by its own user stays until the next call.
             for update skip locked
         )
         returning 1

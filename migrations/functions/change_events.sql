@@ -13,7 +13,7 @@ begin
         raise exception using errcode = 'ONC11',
             message = 'oncely: events are changed by retry_events and discard_events';
     end if;
-    -- What a relay holds is being published, and is left alone.
+    -- Skips events that a relay holds, because it is publishing them.
     select coalesce(array_agg(f.tenant), '{}'), coalesce(array_agg(f.id), '{}') into free_tenants, free_ids
     from (
         select e.tenant, e.id

@@ -11,7 +11,7 @@ begin
             ),
             hint = 'It has 1 to 255 bytes.';
     end if;
-    -- A claimant under such a name would take what was observed for processed.
+    -- A claimant with such a name would treat observed messages as processed.
     if name = 'consumer' and value like '%.observe' then
         raise exception using errcode = 'ONC11',
             message = 'oncely: a name that ends with .observe is that of a consumer that only observes';

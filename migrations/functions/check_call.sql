@@ -16,7 +16,7 @@ begin
             message = format('oncely: fingerprint has %s bytes', octet_length(fingerprint)),
             hint = 'It is sha256(body), or up to 64 bytes of another kind, or null where nothing is compared.';
     end if;
-    -- In seconds: see oncely.checked_time.
+    -- Compares seconds: see oncely.checked_time.
     if (
         seconds > 0 and (
             seconds <= extract(epoch from interval '366 days')

@@ -1,4 +1,4 @@
--- On an older snapshot a session that had to wait would not see what the one before has done.
+-- Requires READ COMMITTED: on an older snapshot, a session that had to wait would miss the previous session's work.
 create or replace function oncely.check_isolation() returns void
 language plpgsql stable
 set search_path = pg_catalog, pg_temp

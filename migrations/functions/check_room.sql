@@ -1,6 +1,6 @@
--- Relays count what waits once a minute (oncely.count_letters), so that no emit waits for another one's count: by what
--- is written in between a limit may be passed. It stops a client that stores without bound, and is none that an
--- application meets while its broker is away for a day.
+-- Checks the counts that relays take once a minute (oncely.count_letters), so that no emit waits for another one's
+-- count: events written in between may exceed a limit. The limit stops a client that stores without bound, and is too
+-- high for an application to reach while its broker is away for a day.
 create or replace function oncely.check_room(tenant text) returns void
 language plpgsql stable
 set search_path = pg_catalog, pg_temp

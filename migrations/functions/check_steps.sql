@@ -6,7 +6,7 @@ begin
     if is_new and (select count(*) from jsonb_object_keys(steps)) >= 100 then
         raise exception using errcode = 'ONC15', message = 'oncely: the key has 100 steps, and may have no more';
     end if;
-    -- The row is written anew with each step. Asked before a call, and never when its result is to be stored.
+    -- Each step rewrites the row. Checked before a call, and never when its result is to be stored.
     if is_new and octet_length(steps::text) > 1048576 then
         raise exception using errcode = 'ONC15', message = 'oncely: the steps of the key have more than 1048576 bytes';
     end if;

@@ -1,6 +1,6 @@
--- A month of an interval is compared as 30 days and added by the calendar, and a day is added in the session's time
--- zone, where it may have 23 or 25 hours. So a caller's interval becomes one of seconds: a lease of 24 hours ends after
--- 24. Settings are stored in days, because they are shown, and are read in seconds.
+-- Converts a caller's interval to seconds. A month of an interval is compared as 30 days and added by the calendar, and
+-- a day is added in the session's time zone, where it may have 23 or 25 hours. In seconds, a lease of 24 hours ends
+-- after 24. Settings are stored in days, for display, and are read in seconds.
 create or replace function oncely.checked_time(name text, given interval, least_time interval, most interval)
 returns interval
 language plpgsql immutable

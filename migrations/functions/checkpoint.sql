@@ -25,8 +25,8 @@ begin
     if oncely.is_held(held, token) then
         known := held.steps -> step;
         if known ->> 'state' = 'done' then
-            -- Of a call outside it says what was said before, by a reply that was lost. What is written in this
-            -- transaction would be written a second time.
+            -- A repeated report of an external call with the same result succeeds (its reply was lost). Writes of this
+            -- transaction would happen a second time.
             if in_transaction or known -> 'result' is distinct from coalesce(result, 'null') then
                 raise exception using errcode = 'ONC21', message = 'oncely: this step is done already',
                     hint = 'Roll back; oncely.claim_lease and oncely.begin_step say its result.';
@@ -41,7 +41,7 @@ begin
         perform oncely.check_steps(held.steps, known is null and in_transaction);
     else
         known := held.steps -> step;
-        -- Repeated after a lost reply.
+        -- The caller repeats the call after a lost reply.
         if not in_transaction and known ->> 'state' = 'done' and (known ->> 'token')::bigint = token
             and known -> 'result' is not distinct from coalesce(result, 'null')
         then

@@ -45,20 +45,20 @@ begin
             perform oncely.note_claim(tenant);
             return;
         end if;
-        -- A statement of its own, with a snapshot of its own: it sees the winner's row.
+        -- A separate statement, with a snapshot of its own, sees the winner's row.
         select i.status, i.fingerprint, i.reason, i.last_error, i.response, i.claimed_in, i.not_before,
             i.fencing_token is not null as is_leased
         into known
         from oncely.idempotency_keys as i
         where i.tenant = tenant and i.consumer = consumer and i.key = key;
-        -- Neither claimed nor there: collected in between.
+        -- Neither claimed nor found: the key was collected in between.
         continue when not found;
         if known.claimed_in = own and known.reason = 'incomplete_claim' then
             raise exception using errcode = 'ONC13', message = 'oncely: this transaction has claimed the key already',
                 hint = 'Complete a key before the next message with the same key is claimed.';
         end if;
-        -- A caller without a fingerprint does not show that it knows the payload: a key that came with one is not given
-        -- to it, nor is its response.
+        -- A caller without a fingerprint does not prove that it knows the payload: a key stored with a fingerprint is
+        -- not granted to it, nor is its response returned.
         decision := case
             when known.fingerprint is not null and print is null and on_conflict = 'dead_letter'
                 then 'conflict'
@@ -73,7 +73,7 @@ begin
             when 'duplicate' then
                 perform oncely.await_standby();
                 outcome := 'duplicate';
-                -- For a claimant that knows the payload, or says that it does not matter which one of its own it was.
+                -- For a claimant with a fingerprint: of this payload, or of another if on_conflict = duplicate.
                 if known.fingerprint is null or print is not null then
                     response := known.response;
                 end if;
@@ -84,7 +84,7 @@ begin
                 detail := concat_ws(': ', 'given up before', known.last_error);
                 return;
             when 'leased' then
-                -- What a run under a lease has called outside may have happened, and this claim knows nothing of it.
+                -- External calls of a run under a lease may have happened, and this claim does not know of them.
                 if known.not_before > clock_timestamp() then
                     outcome := 'retry';
                     delay := known.not_before - clock_timestamp();
@@ -95,24 +95,24 @@ begin
                 end if;
                 return;
             when 'retake' then
-                -- The wait is the key's: a copy that comes early spends no attempt.
+                -- The delay belongs to the key: an early copy spends no attempt.
                 if known.not_before > clock_timestamp() + interval '100 milliseconds' then
                     outcome := 'retry';
                     delay := known.not_before - clock_timestamp();
                     return;
                 end if;
-                -- Nothing updated: another session has completed it meanwhile, so it is looked at again.
+                -- If no row is updated, another session has completed the key meanwhile: the loop reads it again.
                 update oncely.idempotency_keys as i
                 set status = 'FAILED', attempts = i.attempts + 1, completed_at = at,
                     fingerprint = coalesce(print, i.fingerprint), not_before = null,
                     claimed_in = own, reason = 'incomplete_claim', last_error = incomplete, expires_at = ends,
                     marked_pid = null, marked_backend_start = null
                 where i.tenant = tenant and i.consumer = consumer and i.key = key
-                    -- IN_PROGRESS, in words that suit none of the partial indexes: they are long, and the primary key
-                    -- finds one row.
+                    -- Matches IN_PROGRESS, worded to suit no partial index: those are long, and the primary key finds
+                    -- one row.
                     and i.completed_at is null
                     and i.fencing_token is null
-                    -- The session that held the row meanwhile may have failed: the wait is read again.
+                    -- The session that held the row meanwhile may have failed: the delay is checked again.
                     and (i.not_before is null or i.not_before <= clock_timestamp() + interval '100 milliseconds')
                 returning i.attempts into attempt;
                 if found then

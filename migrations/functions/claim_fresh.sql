@@ -1,6 +1,6 @@
--- A key that another transaction holds is left for later, and so are rows that a batch and its neighbours both want: a
--- batch holds many locks, so that waiting for one may close a circle. A message alone in its transaction waits for the
--- handler's locks as long as its session may.
+-- Claims the keys of a batch. Leaves for later a key that another transaction holds, and rows that a batch and its
+-- neighbours both want: a batch holds many locks, so waiting for one may deadlock. A message alone in its transaction
+-- waits for the handler's locks as long as its session may.
 create or replace function oncely.claim_fresh(
     messages oncely.message[], fingerprints bytea[], consumer text, at timestamptz, patient boolean
 )

@@ -1,5 +1,5 @@
--- A claimant knows how old a copy may come, so a tenant's own retention lengthens what a claim says, and shortens
--- none. Security definer: this function alone is asked.
+-- Returns a claim's retention. A claimant knows how old a copy may be, so a tenant's own retention lengthens the
+-- claim's, and never shortens it. Security definer: callers read the limit through this function only.
 create or replace function oncely.claimed_retention(tenant text, retention interval) returns interval
 language sql stable security definer
 set search_path = pg_catalog, pg_temp

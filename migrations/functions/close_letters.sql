@@ -13,7 +13,7 @@ as $$
     )
     update oncely.dead_letters as d
     set state = 'requeued', updated_at = at,
-        -- No dead-letter queue has a copy of what a client stored.
+        -- No dead-letter queue has a copy of a client's letter.
         swept_at = case when d.from_client then at end
     from open as o
     where d.tenant = o.tenant and d.id = o.id

@@ -1,5 +1,5 @@
--- Letters are kept for as long as the trail is at least: the floor is the schema owner's to set, and neither the
--- caller's time nor a clock that jumped brings it nearer.
+-- Keeps letters at least as long as the trail: the floor is the schema owner's to set, and neither the caller's time
+-- nor a clock that jumped brings it nearer.
 create or replace function oncely.collect_dead_letters(closed_before timestamptz, most bigint) returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -14,8 +14,7 @@ begin
     into before
     from oncely.maintenance as u
     cross join oncely.cell as c;
-    -- Never one that waits, and never one whose queue has not been gone through since: its copy there would be a
-    -- stranger's.
+    -- Skips letters that wait, and letters without a later sweep of their queue: a copy left there would be unknown.
     with old as (
         select d.tenant, d.id
         from oncely.dead_letters as d

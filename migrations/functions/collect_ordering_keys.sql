@@ -22,9 +22,9 @@ begin
     ) as i;
     last_tenant := tenants[cardinality(tenants)];
     last_key := keys[cardinality(keys)];
-    -- A statement of its own, whose snapshot is taken under the locks: a transaction that emitted under one of these
-    -- keys held its row until the commit, so that event is seen here. In one statement it would not be, and numbers
-    -- would begin again behind it.
+    -- A separate statement, with a snapshot taken under the locks: a transaction that emitted under one of these keys
+    -- held its row until the commit, so its event is visible here. In one statement it would not be, and numbering
+    -- would restart behind it.
     delete from oncely.ordering_keys as k
     using unnest(tenants, keys) as i (tenant, ordering_key)
     where k.tenant = i.tenant and k.ordering_key = i.ordering_key

@@ -16,8 +16,8 @@ declare
     now timestamptz := clock_timestamp();
     done record;
 begin
-    -- Asked for by the claim, too. But in a restored database a claim of the old one may bear the number of this
-    -- transaction.
+    -- The claim has checked this, too. But in a restored database, a claim of the original may have this transaction's
+    -- number.
     perform oncely.check_right('consume', consumer, tenant);
     perform oncely.check_short(queue, worker, trace_id);
     if octet_length(response::text) > 65536 then
@@ -28,7 +28,7 @@ begin
     update oncely.idempotency_keys as i
     set status = 'COMPLETED', response = response, reason = null, last_error = null
     where i.tenant = tenant and i.consumer = consumer and i.key = key
-      -- Not by status: that would suit a partial index, which is long, and the primary key finds one row.
+      -- Does not compare the status: that would suit a partial index, which is long; the primary key finds one row.
       and i.reason = 'incomplete_claim' and i.claimed_in = pg_current_xact_id()::text::bigint
     returning i.attempts, i.completed_at, i.expires_at, i.fingerprint into done;
     if not found then
@@ -36,7 +36,7 @@ begin
             hint = 'oncely.claim must have granted it, in this very transaction (BEGIN, not autocommit), and not have '
                 'been rolled back to a savepoint.';
     end if;
-    -- The insert of oncely.record_decision without the call: each message of a client comes here.
+    -- Inlines the insert of oncely.record_decision: it runs for each message of a client.
     insert into oncely.audit (
         tenant, occurred_at, attempt, duration_us, consumer, key, queue, outcome, worker, login, trace_id
     )
@@ -45,7 +45,7 @@ begin
         coalesce(queue, ''), 'completed', oncely.worker_name(worker), session_user, trace_id
     );
     if mirror then
-        -- Created when the key was completed, and not later: the collection keeps what is not older than the oldest
+        -- Created with the key's completion time, not later: the collection keeps keys not older than the oldest
         -- record.
         insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, consumer, key, fingerprint)
         values (

@@ -33,12 +33,12 @@ begin
         if (held.status = 'FAILED' and held.reason = 'outcome_unknown') is not true then
             perform oncely.lease_is_lost();
         end if;
-        -- A requeue of its letter would run nothing.
+        -- A requeue of the key's letter would run nothing.
         perform oncely.close_letters(held, now);
     end if;
     update oncely.idempotency_keys as i
     set status = 'COMPLETED', attempts = i.attempts + 1, completed_at = now, response = response,
-        -- By which it is known that this very lease completed it.
+        -- Identifies the lease that completed the key.
         fencing_token = token,
         reason = case when refused then 'refused' end, last_error = null, error_code = null, claimed_in = null,
         owner = null, run_ends_at = null, not_before = null,
@@ -58,10 +58,10 @@ begin
             oncely.bounded(now + coalesce(
                 oncely.lease_retention(held),
                 (select c.retention from oncely.consumers as c where c.consumer = consumer),
-                -- A consumer that no worker has registered: PostgreSQL answers for it.
+                -- No worker has registered the consumer: only PostgreSQL knows its keys.
                 interval '0'
             )),
-            -- Not an end of its own: one that is shortened until the relay has it counts.
+            -- Set for a key without its own end: a retention shortened before the relay takes it applies.
             case when held.expires_at is null then now end, consumer, key, held.fingerprint
         );
     end if;

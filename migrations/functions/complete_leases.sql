@@ -1,5 +1,5 @@
--- Many at once, of runs that write nothing themselves: one statement, one commit. What it does not find as it should be
--- is told by complete_lease.
+-- Completes many keys at once, of runs that write nothing themselves: one statement, one commit. complete_lease reports
+-- on keys that are not in the expected state.
 create or replace function oncely.complete_leases(
     tenants text[],
     consumer text,
@@ -17,7 +17,7 @@ create or replace function oncely.complete_leases(
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '100ms'
--- Row by row through the primary key, in the order given, whatever the statistics were when this was planned.
+-- Updates row by row through the primary key, in the given order, whatever the statistics at planning time.
 set enable_seqscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
@@ -52,7 +52,7 @@ begin
             end
         from asked as a
         where i.tenant = a.tenant and i.consumer = consumer and i.key = a.key
-            -- That it is held, in words that suit no partial index: the primary key finds it.
+            -- Matches held keys, worded to suit no partial index: the primary key finds the row.
             and i.fencing_token = a.token and i.run_ends_at is not null and i.claimed_in is distinct from own
         returning a.place, a.tenant, a.key, a.token, a.refused, a.queue, a.trace_id, i.attempts
     ),
@@ -70,14 +70,14 @@ begin
     from completed as c;
     return query
     select d.place, 'completed' from unnest(done) as d (place);
-    -- Those of before have theirs.
+    -- Keys that were completed earlier have their records already.
     if tags is not null and cardinality(done) > 0 then
         insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, consumer, tags)
         values (
             tenants[1], oncely.uuid_v7(now), 'mirror', now,
             oncely.bounded(now + coalesce(
                 (select c.retention from oncely.consumers as c where c.consumer = consumer),
-                -- A consumer that no worker has registered: PostgreSQL answers for it.
+                -- No worker has registered the consumer: only PostgreSQL knows its keys.
                 interval '0'
             )), consumer, tags
         );

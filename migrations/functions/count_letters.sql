@@ -7,13 +7,13 @@ declare
     at timestamptz := clock_timestamp();
     room bigint;
 begin
-    -- One at a time: of two counts the older one might be written last, without what the newer one took away.
+    -- One count at a time: of two counts, the older might be written last, without the growth that the newer removed.
     perform from oncely.locks as k where k.name = 'count_letters' and k.pid = 0 for update skip locked;
     if not found then
         return null;
     end if;
     update oncely.locks as k set since = at where k.name = 'count_letters' and k.pid = 0;
-    -- By one snapshot: a row of growth is seen, and taken away, exactly where its letters are.
+    -- Uses one snapshot: a row of growth is seen, and removed, exactly where its letters are.
     with counted as (
         select d.tenant, count(*) as letters, sum(d.stored_size) as bytes
         from oncely.dead_letters as d
@@ -42,7 +42,7 @@ begin
     set letters = excluded.letters, bytes = excluded.bytes, left_out = excluded.left_out, events = excluded.events,
         event_bytes = excluded.event_bytes, counted_at = excluded.counted_at;
     delete from oncely.letter_usage as u where u.counted_at <> at;
-    -- Whoever is about to have no more room gets some from letters that are closed: a thousand a time, the oldest ones.
+    -- A tenant that is about to run out of room gets some from closed letters: a thousand a time, oldest first.
     with crowded as (
         select u.tenant
         from oncely.letter_usage as u

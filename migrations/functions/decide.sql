@@ -1,4 +1,4 @@
--- The same rule as the worker's (crates/core/src/decide.rs); a test goes through all cases with both.
+-- Applies the worker's rule (crates/core/src/decide.rs); a test goes through all cases with both.
 create or replace function oncely.decide(
     status oncely.key_status, known bytea, fingerprint bytea, is_leased boolean, on_conflict text
 ) returns text

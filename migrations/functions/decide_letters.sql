@@ -1,5 +1,5 @@
--- What an operator decides about letters is recorded: no login may change their state but by this, and by what a
--- decision leads to (oncely.finish_requeue).
+-- Records an operator's decisions about letters: a login may change their state only by this function, and by the
+-- consequences of a decision (oncely.finish_requeue).
 create or replace function oncely.decide_letters(
     verb text, tenants text[], ids uuid[], generations integer[], filter jsonb, reason text, os_user text
 )
@@ -20,7 +20,7 @@ begin
     if becomes is null then
         raise exception using errcode = 'ONC11', message = 'oncely: letters are changed by requeue and discard';
     end if;
-    -- Each only in the generation that was meant: one that has come back since is another case.
+    -- Changes a letter only in the given generation: one that has come back since is another case.
     with meant as materialized (
         select d.tenant, d.id
         from unnest(decide_letters.tenants, decide_letters.ids, decide_letters.generations)
@@ -32,7 +32,7 @@ begin
     ), changed as (
         update oncely.dead_letters as d
         set state = becomes, updated_at = at,
-            -- No dead-letter queue has a copy of what a client stored.
+            -- No dead-letter queue has a copy of a client's letter.
             swept_at = case when d.from_client and becomes = 'discarded' then at end
         from meant as m
         where d.tenant = m.tenant and d.id = m.id

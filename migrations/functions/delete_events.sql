@@ -1,4 +1,4 @@
--- Who deletes has functions, and no right to the tables: with one to delete a login may lock all of them.
+-- Deletes events for logins without a right to the table: with a right to delete, a login may lock all of it.
 create or replace function oncely.delete_events(tenants text[], ids uuid[]) returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -8,7 +8,7 @@ declare
 begin
     delete from oncely.events as e
     using unnest(tenants, ids) as d (tenant, id)
-    -- What is parked waits for a person.
+    -- A parked event waits for an operator.
     where e.tenant = d.tenant and e.id = d.id and e.state = 'pending';
     get diagnostics gone = row_count;
     return gone;

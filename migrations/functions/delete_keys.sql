@@ -1,10 +1,10 @@
--- Who collects has this instead of a right to delete: a key that is gone too early is a message that runs again, and
--- with a right to delete a login may lock the whole table. By the clock as far as it is explained
--- (oncely.observe_clock). Never what a run holds, and nothing that may not be forgotten.
+-- Deletes keys for logins without a right to delete: a key deleted too early is a message that runs again, and with
+-- that right a login may lock the whole table. Uses the clock as far as it is explained (oncely.observe_clock). Keeps
+-- keys that a run holds, and keys that may not be forgotten.
 create or replace function oncely.delete_keys(places tid[], status oncely.key_status default null) returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
--- Planned as for a few places, so that the table is not read as a whole for many.
+-- Planned as for a few places, so that many do not cause a scan of the table.
 set plan_cache_mode = force_generic_plan
 as $$
 declare
@@ -17,7 +17,7 @@ begin
     cross join oncely.cell as e;
     delete from oncely.idempotency_keys as i
     where i.ctid = any (places)
-        -- Asked again of the new version of a row that this had to wait for.
+        -- Rechecked for the new version of a row after a lock wait.
         and i.status = coalesce(delete_keys.status, i.status)
         and (i.owner is null or i.not_before <= clock_timestamp())
         and oncely.may_be_forgotten(

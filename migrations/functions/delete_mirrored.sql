@@ -1,4 +1,4 @@
--- Who deletes has a function, and no right to the table: with one to delete a login may lock all of it.
+-- Deletes records for logins without a right to the table: with a right to delete, a login may lock all of it.
 create or replace function oncely.delete_mirrored(tenants text[], ids uuid[]) returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp

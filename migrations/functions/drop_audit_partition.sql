@@ -11,7 +11,7 @@ declare
     gone bigint;
 begin
     select c.audit_floor into least_age from oncely.cell as c;
-    -- A clock that has jumped makes nothing old (oncely.observe_clock).
+    -- A clock that has jumped makes no row old (oncely.observe_clock).
     select least(u.clock_seen_at, clock_timestamp()) into known from oncely.maintenance as u;
     if before_time is null or before_time > known - least_age then
         raise exception using errcode = 'ONC20',

@@ -1,5 +1,5 @@
--- After a retention was shortened, mirror entries of before live on for a while; their keys must, too.
--- (In PL/pgSQL, as what follows: asked for each key, and a function in SQL that sets a path is planned each time.)
+-- Returns the retention in effect: after a reduction, earlier mirror entries live on for a while, and their keys must,
+-- too. (In PL/pgSQL, like the next ones: called for each key, and SQL functions with a path are planned each time.)
 create or replace function oncely.effective_retention(
     at timestamptz, retention interval, former_retention interval, former_until timestamptz
 ) returns interval

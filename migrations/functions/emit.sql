@@ -1,4 +1,4 @@
--- As it is. What was written as a literal, or sent by a driver without a type, arrives here.
+-- Emits a text as it is. Literals, and values that a driver sends without a type, arrive here.
 create or replace function oncely.emit(
     exchange text,
     routing_key text,
@@ -20,7 +20,7 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-    -- As it is. What was written as a literal, or sent by a driver without a type, arrives here.
+    -- Keeps the text. Literals, and values that a driver sends without a type, arrive here.
     if content_type is null then
         content_type := case
             when ltrim(payload, E' \t\r\n') ~ '^[[{]' and oncely.try_jsonb(convert_to(payload, 'UTF8')) is not null

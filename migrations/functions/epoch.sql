@@ -1,5 +1,5 @@
--- A server's identity is not enough: two databases of one server share the system identifier, a promoted standby
--- continues it on another timeline, and a restored copy may share all three, but gets a new history id.
+-- Combines four values: databases of one server share the system identifier, a promoted standby continues it on another
+-- timeline, and a restored copy may share all three (with the oid), but gets a new history id.
 create or replace function oncely.epoch() returns text
 language sql volatile
 set search_path = pg_catalog, pg_temp

@@ -1,7 +1,7 @@
--- Takes a tenant out of the trail, one sealed span after another, each call in a transaction of its own. What is sealed
--- changes, so the span gets another seal, which says why. A span that is not as it was sealed gets none: an erasure
--- must not hide what another session has changed. Whose rows they were can't be found out from what stays: the
--- pseudonym says nothing, and the salt is kept nowhere. For the schema's owner alone.
+-- Erases a tenant from the trail, one sealed span after another, each call in a transaction of its own. Sealed rows
+-- change, so the span gets another seal, which says why. A span that does not match its seal gets none: an erasure must
+-- not hide changes by another session. The remaining rows do not reveal the tenant: the pseudonym says nothing, and the
+-- salt is stored nowhere. For the schema's owner alone.
 create or replace function oncely.erase_trail(
     tenant text, pseudonym text, salt bytea, inout place bigint, out rows_erased bigint, out was_whole boolean
 )
@@ -15,14 +15,14 @@ declare
 begin
     rows_erased := 0;
     was_whole := true;
-    -- Nothing is sealed meanwhile.
+    -- No session seals meanwhile.
     perform from oncely.maintenance for update;
     select s.place, s.from_time, s.until_time into span
     from oncely.audit_seals as s
     where s.kind = 'rows' and s.place > erase_trail.place
     order by s.place
     limit 1;
-    -- What no seal covers comes last.
+    -- Rows that no seal covers come last.
     place := span.place;
     if span.place is not null then
         begins := span.from_time;
@@ -46,13 +46,13 @@ begin
     else
         update oncely.audit as a
         set tenant = erase_trail.pseudonym,
-            -- Rows of one key stay together.
+            -- Rows of one key keep a common key.
             key = case
                 when a.key = '' then ''
                 else 'erased-' || encode(substr(sha256(erase_trail.salt || convert_to(a.key, 'UTF8')), 1, 16), 'hex')
             end,
             detail = null, trace_id = null,
-            -- Names that say whose it was.
+            -- Removes names that contain the tenant's.
             queue = case when strpos(a.queue, erase_trail.tenant) > 0 then '' else a.queue end,
             worker = case when strpos(a.worker, erase_trail.tenant) > 0 then '' else a.worker end,
             login = case when strpos(a.login, erase_trail.tenant) > 0 then null else a.login end

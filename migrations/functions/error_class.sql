@@ -1,6 +1,6 @@
--- As the worker reads SQLSTATEs (class_of in crates/postgres/src/error.rs); a test goes through all of them with both.
--- 2200H (an exhausted sequence) strikes every message alike, so it is the environment's, and so is what another
--- transaction holds. A client that tells oncely.fail of a refusal (ONC07) wants the message given up; one that takes
+-- Classifies SQLSTATEs like the worker (class_of in crates/postgres/src/error.rs); a test compares all. 2200H (an
+-- exhausted sequence) strikes every message alike, so it belongs to the environment, as does an object that another
+-- transaction holds. A client that reports a refusal (ONC07) to oncely.fail wants the message given up; one that takes
 -- it for an answer completes its claim with it. ONC17 is reserved: not in this cell (see oncely.claim).
 create or replace function oncely.error_class(code text) returns text
 language sql immutable parallel safe

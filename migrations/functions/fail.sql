@@ -33,7 +33,7 @@ declare
     at timestamptz := clock_timestamp();
     known record;
     print bytea := oncely.stored_fingerprint(fingerprint);
-    -- For people: as much of it as they read.
+    -- Cut to the length that people read.
     detail text := left(error, 8000);
     ends timestamptz;
     again timestamptz;
@@ -77,8 +77,8 @@ begin
             continue;
         end if;
         if known.claimed_in = own and known.reason = 'incomplete_claim' then
-            -- Claimed in this transaction, whose work was rolled back to a savepoint: the claim is given back, whatever
-            -- follows.
+            -- Claimed in this transaction, with its work rolled back to a savepoint: the claim is given back in any
+            -- case.
             update oncely.idempotency_keys as i
             set status = 'IN_PROGRESS', attempts = i.attempts - 1, completed_at = null, reason = null,
                 last_error = null, claimed_in = null
@@ -108,7 +108,7 @@ begin
             final_reason := known.reason;
             detail := concat_ws(': ', 'given up before', known.last_error);
         when 'leased' then
-            -- The run under a lease answers for it, as long as there is one.
+            -- The run under a lease reports the outcome, as long as it exists.
             if known.not_before > at then
                 outcome := 'retry';
                 return;
@@ -119,8 +119,8 @@ begin
         when 'retake' then
             is_charged := true;
             outcome := case when given_up then 'given_up' else 'retry' end;
-            -- Not the message's fault; or recorded already, by an earlier call whose reply was lost. A final verdict
-            -- that was recorded reads as given up: one that meets such a count comes after the attempt of a copy.
+            -- Not the message's fault; or recorded already, by an earlier call with a lost reply. A recorded final
+            -- verdict reads as given up: a final verdict that meets such a count comes after the attempt of a copy.
             if (known.attempts >= attempt and not given_up) or (class = 'environment' and reason is null) then
                 outcome := 'retry';
                 return;
@@ -132,14 +132,14 @@ begin
                 attempts = fail.attempts, completed_at = case when given_up then at end, reason = final_reason,
                 last_error = detail, claimed_in = null, fingerprint = coalesce(print, i.fingerprint),
                 not_before = case when not given_up then again end, expires_at = ends,
-                -- The process lives: it reports this failure.
+                -- The process is alive: it reports this failure.
                 crash_attempts = case when given_up then i.crash_attempts else 0 end,
                 marked_pid = null, marked_backend_start = null
             where i.tenant = tenant and i.consumer = consumer and i.key = key;
     end case;
     perform oncely.record_decision(
         tenant, consumer, key, case when outcome = 'retry' then 'retried' else 'dead_lettered' end, at,
-        -- A final verdict that comes after a copy's attempt is the next one, as in the row.
+        -- A final verdict after a copy's attempt is the next attempt, as in the row.
         case when is_charged and outcome = 'given_up' and attempt > 0 then attempts else attempt end,
         queue, worker, trace_id, reason => final_reason, error_code => error_code, detail => detail
     );

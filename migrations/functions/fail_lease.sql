@@ -42,7 +42,7 @@ begin
     attempts := coalesce(held.attempts, 0);
     if not oncely.is_held(held, token) then
         if held.fencing_token = token then
-            -- Said again, after a lost reply; or the key was given back or completed by this very run.
+            -- The caller repeats the call after a lost reply; or this very run gave the key back or completed it.
             perform oncely.await_standby();
             outcome := case held.status
                 when 'COMPLETED' then 'duplicate' when 'FAILED' then 'given_up' else 'retry'
@@ -51,7 +51,7 @@ begin
             return;
         end if;
         outcome := 'lost';
-        -- Of a lease that there was: nobody fills the trail with others.
+        -- Recorded only for a lease that existed, so that no client fills the trail with others.
         if held.fencing_token > token then
             perform oncely.record_decision(
                 tenant, consumer, key, 'fenced', at, 0, queue, worker, trace_id,
@@ -71,10 +71,10 @@ begin
     set status = case when outcome = 'given_up' then 'FAILED' else 'IN_PROGRESS' end::oncely.key_status,
         attempts = fail_lease.attempts, completed_at = case when outcome = 'given_up' then at end,
         reason = final_reason, last_error = detail, owner = null, run_ends_at = null,
-        -- Without a delay, too: its memory begins again.
+        -- Set without a delay, too: the key's retention starts again.
         not_before = case when outcome = 'retry' then at + coalesce(delay, '0') end,
         expires_at = oncely.bounded(at + coalesce(delay, '0') + oncely.lease_retention(held)),
-        -- The process lives: it reports this failure.
+        -- The process is alive: it reports this failure.
         crash_attempts = case when outcome = 'given_up' then i.crash_attempts else 0 end
     where i.tenant = tenant and i.consumer = consumer and i.key = key;
     perform oncely.record_decision(

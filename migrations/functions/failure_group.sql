@@ -1,4 +1,4 @@
--- As letter.rs does it, but for rare signs.
+-- Groups failures like crates/core/src/letter.rs, except for rare characters.
 create or replace function oncely.failure_group(reason text, error_code text, detail text) returns text
 language sql immutable parallel safe
 set search_path = pg_catalog, pg_temp

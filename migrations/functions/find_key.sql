@@ -6,7 +6,7 @@ returns table (
 )
 language plpgsql stable security definer rows 10
 set search_path = pg_catalog, pg_temp
--- So that a filter that is null costs nothing, and an index serves the others.
+-- Plans with the arguments: a null filter costs nothing, and an index serves the others.
 set plan_cache_mode = force_custom_plan
 set debug_print_plan = off
 as $$
@@ -18,12 +18,12 @@ begin
         oncely.bounded(i.completed_at), oncely.bounded(i.expires_at), i.fingerprint, i.http_status, i.reason,
         i.last_error, oncely.bounded(i.not_before), i.owner, i.fencing_token
     from (
-        -- The primary key begins with the tenant: where it is not known, the trail's index on the key's hash tells it.
+        -- The primary key begins with the tenant: an unknown one is found through the trail's index on the key's hash.
         select a.tenant, a.consumer
         from oncely.audit as a
         where of_tenant is null and hashtextextended(a.key, 0) = hashtextextended(of_key, 0) and a.key = of_key
             and (visible is null or a.tenant = any (visible))
-        -- Not decided, so not in the trail: claimed and left, at work, parked. Few, and the partial indexes hold them.
+        -- Undecided keys are not in the trail: claimed and left, at work, parked. They are few, in the partial indexes.
         union
         select k.tenant, k.consumer from oncely.idempotency_keys as k
         where of_tenant is null and k.status = 'FAILED' and k.key = of_key
@@ -33,7 +33,7 @@ begin
         union
         select k.tenant, k.consumer from oncely.idempotency_keys as k
         where k.tenant = of_tenant and k.key = of_key
-            -- Asked before the index is read: the session's counters would tell whether the key exists.
+            -- Checked before the index is read: the session's counters would reveal whether the key exists.
             and (visible is null or of_tenant = any (visible))
     ) as n
     join oncely.idempotency_keys as i on i.tenant = n.tenant and i.consumer = n.consumer and i.key = of_key

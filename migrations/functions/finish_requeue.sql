@@ -19,7 +19,7 @@ begin
     )
     update oncely.dead_letters as d
     set state = 'requeued', updated_at = at,
-        -- No dead-letter queue has a copy of what a client stored.
+        -- No dead-letter queue has a copy of a client's letter.
         swept_at = case when d.from_client then at end
     from meant as m
     where d.tenant = m.tenant and d.id = m.id

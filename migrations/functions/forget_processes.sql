@@ -1,4 +1,4 @@
--- A host that is gone for good has no successor.
+-- Removes processes by hand: a host that is gone for good has no successor.
 create or replace function oncely.forget_processes(host text, name text, pid integer, os_user text, reason text)
 returns bigint
 language plpgsql security definer

@@ -1,16 +1,16 @@
--- A copy of a message that comes in a pause waits until it is over, so what would recognise the copy waits, too.
--- Counted pause by pause: one that ended long ago does not hold back what was decided after it.
+-- Extends a retention by pauses: a copy that comes in a pause waits until its end, so the key that recognises it waits,
+-- too. Counts pause by pause: a pause that ended long ago does not hold back later decisions.
 create or replace function oncely.forgotten_before(at timestamptz, retention interval, paused tstzmultirange)
 returns timestamptz
 language plpgsql immutable strict
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    -- In seconds: a day is one of 24 hours, whatever the session's time zone says. Between 0 and 1000 years: no stored
-    -- row may make a collection fail.
+    -- In seconds: a day has 24 hours in every time zone. Between 0 and 1000 years: no stored row may make a collection
+    -- fail.
     seconds constant double precision := least(greatest(extract(epoch from retention), 0), 31557600000);
     before timestamptz := at - make_interval(secs => seconds);
-    -- Looked at from here on: a collection asks for each key, and years of pauses are not sorted each time.
+    -- Reads pauses from here on: a collection calls this for each key, and does not sort years of pauses each time.
     horizon timestamptz := at - make_interval(secs => 2 * seconds);
     span record;
 begin
@@ -27,7 +27,7 @@ begin
             exit when span.ended <= before;
             before := before - make_interval(secs => extract(epoch from span.ended - span.began)::double precision);
         end loop;
-        -- A pause that the horizon cuts moves it beyond the horizon, if it counts at all.
+        -- A pause cut by the horizon moves the result beyond it, if it counts at all.
         exit when before > horizon or horizon <= lower(paused);
         horizon := at - make_interval(
             secs => 1 + 2 * extract(epoch from at - least(before, horizon))::double precision

@@ -8,13 +8,13 @@ declare
 begin
     update oncely.idempotency_keys as i
     set status = 'IN_PROGRESS', attempts = 0, crash_attempts = 0, completed_at = null, reason = null, error_code = null,
-        -- Its memory begins again.
+        -- The retention of the key starts again.
         not_before = clock_timestamp(),
         expires_at = oncely.bounded(clock_timestamp() + (i.expires_at - i.completed_at)),
         steps = case when i.reason = 'outcome_unknown' then oncely.reopen_steps(i.steps, true) else i.steps end
     from unnest(tenants, letters) as l (tenant, id)
     join oncely.dead_letters as d on d.tenant = l.tenant and d.id = l.id
-    -- oncely.decide_letters has recorded that it is requeued.
+    -- oncely.decide_letters has recorded the requeue.
     where d.state = 'requeueing'
       and i.tenant = d.tenant and i.consumer = d.consumer and i.key = d.key and i.status = 'FAILED'
       and coalesce(oncely.same_payload(i.fingerprint, d.fingerprint), true)

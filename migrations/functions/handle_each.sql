@@ -1,6 +1,6 @@
--- Each message in a subtransaction of its own: one that fails takes back its own effect and leaves its neighbours
--- theirs. A cancelled statement (statement_timeout) is not caught: "others" leaves query_canceled out.
--- error_place: names of the schema, which hold nothing of the message; the text may.
+-- Runs each message in a subtransaction of its own: a failing message undoes its own effect and leaves its neighbours
+-- theirs. Does not catch a cancelled statement (statement_timeout): "others" excludes query_canceled. error_place holds
+-- names of the schema, without data of the message; error_message may have some.
 create or replace function oncely.handle_each(
     handler text, batch boolean, needs_json boolean, messages oncely.message[]
 ) returns table (seq integer, response jsonb, error_code text, error_message text, error_place text)
@@ -35,7 +35,7 @@ begin
                 raise exception using errcode = 'ONC02', message = 'the body is not JSON that PostgreSQL can hold';
             end if;
             answers := 0;
-            -- The handler's own; an error takes it back.
+            -- Uses the handler's own search_path; an error restores the previous one.
             set local search_path to default;
             execute call into answered, response, answers using message;
             set local search_path = pg_catalog, pg_temp;
@@ -44,8 +44,7 @@ begin
                     message = format('the batch handler returned %s rows for one message', coalesce(answers, 0));
             end if;
         exception
-            -- A lost deadlock, or a lock that is not to be had: other transactions wait for what this one holds, so it
-            -- ends at once.
+            -- After a deadlock or a lock timeout, other transactions wait for locks of this one, so it ends at once.
             when transaction_rollback or lock_not_available then
                 raise;
             when others then
@@ -58,8 +57,7 @@ begin
                     ', ', 'constraint ' || nullif(constraint_name, ''), 'table ' || nullif(table_name, ''),
                     'column ' || nullif(column_name, '')
                 );
-                -- What a handler says on purpose. Other errors' details hold data, such as the values of a violated
-                -- key.
+                -- The handler's intended text. Details of other errors hold data, such as the values of a violated key.
                 if sqlstate = 'ONC01' then
                     get stacked diagnostics detail = pg_exception_detail;
                     error_message := concat_ws(': ', nullif(sqlerrm, ''), nullif(detail, ''));

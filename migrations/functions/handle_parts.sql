@@ -1,7 +1,7 @@
--- One bad message in a hundred must not bring back one subtransaction per message: a batch of 256 with two bad ones
--- runs in sixteen parts; a part that fails in four quarters, and in a quarter that fails each message. A failed
--- subtransaction leaves PostgreSQL's list of running ones (64 a backend; beyond that every reader gets slower) and a
--- good one stays in it, so eight bad messages cost at most 16 + 8 * (3 + 3) of them.
+-- Runs a batch in parts: one bad message in a hundred must not cause one subtransaction per message. A batch of 256
+-- with two bad ones runs in sixteen parts; a failing part in four quarters, a failing quarter message by message. A
+-- failed subtransaction leaves PostgreSQL's list of running ones (64 a backend; beyond that every reader gets slower),
+-- a good one stays in it, so eight bad messages cost at most 16 + 8 * (3 + 3) of them.
 create or replace function oncely.handle_parts(
     handler text, batch boolean, needs_json boolean, messages oncely.message[], parts integer default 16
 )
@@ -28,14 +28,14 @@ declare
 begin
     for head in 1 .. cardinality(messages) by size loop
         part := messages[head : head + size - 1];
-        -- A handler that needs JSON gets nothing else: such a message fails by itself, in handle_each.
+        -- A handler that needs JSON gets only JSON: other messages fail by themselves, in handle_each.
         failed := needs_json and exists (select from unnest(part) as m where m.payload is null);
         if not failed then
             begin
-                -- The handler's own; an error takes it back.
+                -- Uses the handler's own search_path; an error restores the previous one.
                 set local search_path to default;
-                -- Kept in a variable: rows that RETURN QUERY has returned stay returned when the subtransaction is
-                -- rolled back.
+                -- Kept in a variable: rows returned by RETURN QUERY stay returned after a rollback of the
+                -- subtransaction.
                 execute call into answers using part;
                 set local search_path = pg_catalog, pg_temp;
             exception

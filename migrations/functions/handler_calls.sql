@@ -1,9 +1,9 @@
--- The order is a matter of the data: the handler's argument is what the claim returns, and a list of results that holds
--- aggregates is made up when the last row has come.
+-- Returns statements ordered by their data: the handler's argument is the result of the claim, and a list of results
+-- with aggregates is computed after the last row.
 --
--- Parsed and planned while the handler's search_path is set (a handler that is a plain expression becomes part of the
--- plan), so nothing in it is looked up along that. After the handler's last row our own path is set for what follows in
--- the transaction. After "fresh" nothing does: COMMIT runs what the handler deferred.
+-- Parsed and planned under the handler's search_path (a handler that is a plain expression becomes part of the plan),
+-- so they look up nothing along it. After the handler's last row, Oncely's path is set for the rest of the transaction.
+-- "fresh" has no rest: COMMIT runs the handler's deferred work.
 create or replace function oncely.handler_calls(handler text, batch boolean, out together text, out fresh text)
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
@@ -12,7 +12,7 @@ declare
     answers text := 'pg_catalog.array_agg(r.seq), '
         'case when pg_catalog.count(r.response) operator(pg_catalog.>) 0 then pg_catalog.array_agg(r.response%s) end';
     pinned text := 'pg_catalog.set_config(''search_path'', ''pg_catalog, pg_temp'', true)';
-    -- OFFSET 0: what a handler that is declared stable returns would otherwise be made up anew for each mention of it.
+    -- OFFSET 0: otherwise the result of a handler declared stable would be computed anew for each reference to it.
     call text := case
         when batch
             then ' from (select b.seq, b.response from %s(%s) as b (seq, response) offset 0) as r (seq, response)'

@@ -1,4 +1,4 @@
--- The quoted name of a handler, found by name and argument type; undefined_function (42883) where there is none.
+-- Returns a handler's quoted name, found by name and argument type; raises undefined_function (42883) without one.
 create or replace function oncely.handler_name(handler text, batch boolean) returns text
 language sql stable
 set search_path = pg_catalog, pg_temp

@@ -1,10 +1,10 @@
--- Only for functions that run with their owner's rights: there current_user is the owner.
+-- Checks a right, in functions that run with their owner's rights: there current_user is the owner.
 create or replace function oncely.has_right(verb text, object text, tenant text) returns boolean
 language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
-    -- What runs inside a worker is the operator's own code, and a worker writes keys, effects and events of every
-    -- tenant anyway. No role of that name: null.
+    -- Code that runs inside a worker is the operator's own, and a worker writes keys, effects and events of every
+    -- tenant anyway. Null if the role does not exist.
     select coalesce(pg_has_role(session_user, to_regrole('oncely_worker'), 'member'), false)
         or pg_has_role(session_user, current_user, 'member')
         or exists (

@@ -1,5 +1,5 @@
--- The outcome of a call belongs to its step, even after the lease is over: its run may have lost the key while the
--- server could not be reached, and learn the answer when another run has the key, or when the key is given up.
+-- Locks a key with a call in doubt. A call's outcome belongs to its step, even after the lease: the run may have lost
+-- the key while the server was unreachable, and learn the outcome when another run has it, or it is given up.
 create or replace function oncely.hold_in_doubt(tenant text, consumer text, key text, token bigint)
 returns oncely.idempotency_keys
 language sql volatile

@@ -1,4 +1,4 @@
--- Two runs at once of one key: the second waits here until the first one's statement is over, then reads the row anew.
+-- Locks a key for a run: a second run at once waits for the end of the first one's statement, then rereads the row.
 create or replace function oncely.hold_lease(tenant text, consumer text, key text, token bigint)
 returns oncely.idempotency_keys
 language plpgsql volatile
@@ -12,7 +12,7 @@ begin
     perform oncely.check_argument('tenant', tenant), oncely.check_argument('consumer', consumer),
         oncely.check_argument('key', key);
     perform oncely.check_right('consume', consumer, tenant);
-    -- Numbers only grow: whose number is not there has no lease, and locks nothing that others wait for.
+    -- Tokens only grow: a run with another token has no lease, and locks no row that others wait for.
     select i.* into held
     from oncely.idempotency_keys as i
     where i.tenant = tenant and i.consumer = consumer and i.key = key;

@@ -1,7 +1,7 @@
--- pg_stat_activity is read once a transaction: a session that has waited for a lock since would miss another one that
--- was opened meanwhile, and take its run for a dead one. Of another login's session it shows the process alone: one
--- that may be the marking session is taken for it, because a death too few costs a killer one more run, and a death
--- too many might cost an innocent message its place.
+-- Clears the snapshot of pg_stat_activity, which is read once a transaction: after a lock wait, a session opened
+-- meanwhile would be missing, and its run would look dead. For another login's session only the process is shown: a
+-- session that may be the marking one counts as it, because a missed death costs a killer one more run, and a false
+-- death might cost an innocent message its place.
 create or replace function oncely.is_at_work(pid integer, backend_start timestamptz) returns boolean
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp

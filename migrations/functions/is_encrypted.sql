@@ -1,5 +1,5 @@
--- What a worker has encrypted stands in an object of its own (src/encryption/sealer.rs). What a handler returned that
--- looks so, or like this other object, stands in the other one.
+-- Recognises a value that a worker encrypted: an object of its own (crates/core/src/encryption/sealer.rs). A handler's
+-- value that looks like it, or like the wrapper oncely_plain, is stored in that wrapper.
 create or replace function oncely.is_encrypted(value jsonb) returns boolean
 language sql immutable parallel safe
 set search_path = pg_catalog, pg_temp

@@ -2,7 +2,7 @@ create or replace function oncely.is_kind(kind text) returns boolean
 language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
-    -- By what the user may do, so that it holds where the roles have other names, and for one that sets its role.
+    -- Checks the user's privileges: that works if roles have other names, and for a user that sets its role.
     select coalesce(
         case
             -- A gateway claims keys as a worker does.

@@ -1,4 +1,4 @@
--- 64 KiB of plain text. In base64, with a nonce, a tag, and the name of a key.
+-- Allows 64 KiB of plain text; encrypted: in base64, with a nonce, a tag, and a key's name.
 create or replace function oncely.json_limit(value jsonb) returns integer
 language sql immutable parallel safe
 set search_path = pg_catalog, pg_temp

@@ -1,4 +1,4 @@
--- A lease of now, or the one that there is, but no longer than the run may take.
+-- Returns a renewed lease's end: not before its present end, nor after the run's.
 create or replace function oncely.lease_end(ends timestamptz, lease interval, run_ends_at timestamptz)
 returns timestamptz
 language sql volatile

@@ -1,11 +1,11 @@
--- The retention of a key that carries its own end counts from its last word, and the token is the time of the claim
--- that said it, unless the clock was set back.
+-- Returns the retention of a key with its own end, counted from the last claim, which set it: the token is the time of
+-- that claim, unless the clock was set back.
 create or replace function oncely.lease_retention(held oncely.idempotency_keys) returns interval
 language sql immutable
 set search_path = pg_catalog, pg_temp
 as $$
     select case
-        -- greatest leaves nulls out.
+        -- greatest ignores nulls.
         when held.expires_at is not null
         then greatest(held.expires_at - to_timestamp(held.fencing_token / 1000000.0), interval '0')
     end

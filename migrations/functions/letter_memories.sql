@@ -1,6 +1,6 @@
--- What waited longer than its key is remembered is published again only where the trail, which is kept longer, says
--- that it never took effect. Of all letters in one statement, by index probes whatever the tables' sizes (hence the
--- limit and the offset: nothing else may come of them): planned for each letter, the trail's partitions took a
+-- Classifies the keys of letters. A letter that waited longer than its key is remembered is published again only if the
+-- trail, kept longer, shows no effect. Reads all letters in one statement, by index probes whatever the tables' sizes
+-- (hence limit and offset, which leave no other plan): planned for each letter, the trail's partitions took a
 -- millisecond each time.
 create or replace function oncely.letter_memories(tenants text[], letters uuid[], at timestamptz)
 returns table (tenant text, id uuid, memory text)
@@ -11,9 +11,8 @@ as $$
         case
             when d.tenant = '' or d.key = '' then 'NONE'
             when i.status is not null then i.status::text
-            -- Asked whatever the letter's age: a key may have been collected by a retention that was shorter than
-            -- today's, or by its claim's own. What took effect longer before than a key is remembered is nobody's
-            -- promise.
+            -- Checked for letters of any age: a key may have been collected under a shorter retention than the present
+            -- one, or under its claim's own. No guarantee covers an effect older than the key's retention.
             when exists (
                 select from oncely.audit as a
                 where hashtextextended(a.key, 0) = hashtextextended(d.key, 0) and a.key = d.key
@@ -22,7 +21,7 @@ as $$
                 offset 0
             ) then 'TOOK_EFFECT'
             when s.until_time <= m.began then 'NONE'
-            -- Before it became a dead letter its key was not known; since then the trail knows of nothing.
+            -- Before the message became a dead letter its key was unknown; since then the trail shows no effect.
             when s.until_time <= d.dead_lettered_at and d.dead_lettered_at > oncely.forgotten_before(
                 letter_memories.at,
                 oncely.tenant_retention(
@@ -47,13 +46,13 @@ as $$
     cross join lateral (
         select case
                 when i.status is not null then null
-                -- Claimed anew: what was completed before is another message's. Of a consumer that is not registered, a
-                -- client's, each key says itself how long it is remembered: it was when the letter was stored.
+                -- Claimed anew: an earlier completion belongs to another message. For an unregistered consumer (of a
+                -- client), each key has its own retention, and was remembered when the letter was stored.
                 when d.reason = 'incomplete_claim' or c.retention is null then d.dead_lettered_at
-                -- Under a retention of before its key was known for longer; a clock may have been ahead.
+                -- Under a former retention the key was known for longer; a clock may have been ahead.
                 else oncely.forgotten_before(
                     least(d.dead_lettered_at, letter_memories.at),
-                    -- Greatest leaves nulls out, and here there is none: no consumer, no such question.
+                    -- greatest ignores nulls, and here is none: without a consumer, the branch above applies.
                     greatest(c.longest_retention, t.longest_retention),
                     c.paused
                 )

@@ -1,6 +1,6 @@
--- What lists rows, for the command line, the console and psql (see oncely.visible_tenants). Each filter is off where
--- its parameter is null. The key goes through the index on its hash; else the caller chooses a span that holds few
--- rows. The trail has no key, and rows of one batch have one time: the place in the table tells them apart.
+-- Lists decisions, for the command line, the console and psql (see oncely.visible_tenants). A null parameter turns its
+-- filter off. A key is found through the index on its hash; else the caller chooses a span with few rows. The trail has
+-- no key, and rows of one batch share a time: their place in the table tells them apart.
 create or replace function oncely.list_audit(
     of_tenant text default null, of_consumer text default null, of_key text default null,
     of_outcome text default null, of_reason text default null, of_worker text default null,
@@ -15,7 +15,7 @@ returns table (
 )
 language plpgsql stable security definer rows 100
 set search_path = pg_catalog, pg_temp
--- So that a filter that is null costs nothing, and an index serves the others.
+-- Plans with the arguments: a null filter costs nothing, and an index serves the others.
 set plan_cache_mode = force_custom_plan
 set debug_print_plan = off
 as $$

@@ -1,4 +1,4 @@
--- What lists events (see oncely.visible_tenants). Not the message itself: an auditor may not read that.
+-- Lists events (see oncely.visible_tenants), without messages, which an auditor may not read.
 create or replace function oncely.list_events(
     of_tenant text default null, of_exchange text default null, of_routing_key text default null,
     of_ordering_key text default null, of_reason text default null, until timestamptz default null,
@@ -11,7 +11,7 @@ returns table (
 )
 language plpgsql stable security definer rows 100
 set search_path = pg_catalog, pg_temp
--- So that a filter that is null costs nothing, and an index serves the others.
+-- Plans with the arguments: a null filter costs nothing, and an index serves the others.
 set plan_cache_mode = force_custom_plan
 set debug_print_plan = off
 as $$

@@ -1,5 +1,5 @@
--- What lists keys (see oncely.visible_tenants), page by page along an index. Not what a handler answered: an auditor
--- may not read that.
+-- Lists keys (see oncely.visible_tenants), page by page along an index, without responses, which an auditor may not
+-- read.
 create or replace function oncely.list_keys(
     of_tenant text default null, of_consumer text default null, of_status oncely.key_status default null,
     since timestamptz default null, until timestamptz default null, behind timestamptz default null,
@@ -13,9 +13,9 @@ returns table (
 )
 language plpgsql stable security definer rows 100
 set search_path = pg_catalog, pg_temp
--- Planned with the status, whose partial index serves it.
+-- Plans with the status, to use its partial index.
 set plan_cache_mode = force_custom_plan
--- Statistics that are out of date must not have a big table read as a whole.
+-- Prevents a scan of a large table under outdated statistics.
 set enable_seqscan = off
 set enable_bitmapscan = off
 set debug_print_plan = off

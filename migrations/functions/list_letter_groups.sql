@@ -9,14 +9,14 @@ returns table (
 )
 language plpgsql stable security definer rows 100
 set search_path = pg_catalog, pg_temp
--- So that a filter that is null costs nothing, and an index serves the others.
+-- Plans with the arguments: a null filter costs nothing, and an index serves the others.
 set plan_cache_mode = force_custom_plan
 set debug_print_plan = off
 as $$
 declare
     visible constant text[] := oncely.visible_tenants();
 begin
-    -- Of the newest 100,000 that match. Only the groups that are told have their last letter looked at for its detail.
+    -- Groups the newest 100,000 that match. Reads the last letter's detail only for groups that are returned.
     return query
     with groups as (
         select n.consumer, n.failure_group, n.reason, n.error_code,

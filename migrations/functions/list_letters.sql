@@ -1,4 +1,4 @@
--- What lists letters (see oncely.visible_tenants). Not the message itself: an auditor may not read that.
+-- Lists letters (see oncely.visible_tenants), without messages, which an auditor may not read.
 create or replace function oncely.list_letters(
     of_tenant text default null, of_consumer text default null, of_queue text default null,
     of_reason text default null, of_group text default null, of_key text default null,
@@ -14,7 +14,7 @@ returns table (
 )
 language plpgsql stable security definer rows 100
 set search_path = pg_catalog, pg_temp
--- So that a filter that is null costs nothing, and an index serves the others.
+-- Plans with the arguments: a null filter costs nothing, and an index serves the others.
 set plan_cache_mode = force_custom_plan
 set debug_print_plan = off
 as $$

@@ -1,11 +1,11 @@
--- Rows of a week without a partition wait in the default one. While they are moved others come after them, and ATTACH
--- would refuse: so whoever writes waits for a moment. One week is one transaction: one that can't be made keeps no
--- other from being made, nor an old one from being dropped. (security definer, because making a partition takes the
--- owner of the table, and the relay is not.)
+-- Makes a week's partition. Rows without one wait in the default one; while they are moved others arrive, and ATTACH
+-- would fail, so writers wait for a moment. A week is a transaction: one that fails keeps no other week from being
+-- made, nor an old one from being dropped. (security definer, because making a partition takes the owner of the table,
+-- and the relay is not.)
 create or replace function oncely.make_audit_partition(day timestamptz) returns text
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
--- Shorter than deadlock_timeout: who gives way where somebody waits for us is we.
+-- Shorter than deadlock_timeout: of two waiting sessions, this one gives way.
 set lock_timeout = '900ms'
 as $$
 declare
@@ -26,18 +26,18 @@ begin
         'insert into oncely.%I select * from moved',
         partition
     );
-    -- Two relays at once: the second waits, then finds it made.
+    -- Of two relays at once, the second waits, then finds it.
     perform oncely.take_lock('audit_partitions', false);
     if to_regclass(format('oncely.%I', partition)) is not null then
         return null;
     end if;
     execute format('create table oncely.%I (like oncely.audit including defaults including constraints)', partition);
     execute format('alter table oncely.%I replica identity full', partition);
-    -- Most of what waits, however much it is, while others go on writing.
+    -- Moves most waiting rows, however many, while others go on writing.
     execute move using first, last;
     get diagnostics waited = row_count;
-    -- The rest while nobody writes. Writers wait at the parent, before they choose a partition: one that waited at the
-    -- default partition would come too late, and fail. A week to come that nothing waits for is nobody's at the moment.
+    -- Moves the rest without writers. Writers wait at the parent, before they choose a partition: one that waited at
+    -- the default partition would come too late, and fail. A week to come without waiting rows has no writers yet.
     if waited > 0 or first <= clock_timestamp() then
         lock table only oncely.audit in share row exclusive mode;
         lock table oncely.audit_default in access exclusive mode;

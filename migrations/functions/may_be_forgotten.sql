@@ -1,6 +1,6 @@
--- The one place that says which keys may go: the garbage collection and the erasure of a tenant ask it. A key is needed
--- for as long as a copy of its message may come: for its retention after the last word on it (a claim, a failure, a
--- requeue), pauses left out, and for as long as a letter or a mirror record stands for it.
+-- Decides whether a key may go, for the garbage collection and the erasure of a tenant. A key is needed for as long as
+-- a copy of its message may come: for its retention after the last event on it (a claim, a failure, a requeue), pauses
+-- left out, and for as long as a letter or a mirror record refers to it.
 create or replace function oncely.may_be_forgotten(
     tenant text,
     consumer text,
@@ -13,14 +13,14 @@ create or replace function oncely.may_be_forgotten(
     expires_at timestamptz,
     fencing_token bigint,
     at timestamptz,
-    -- How far its memory reaches back at that time: oncely.forgotten_before.
+    -- Where the key's retention begins at that time: oncely.forgotten_before.
     before timestamptz,
-    -- Its letters are being closed.
+    -- The key's letters are being closed.
     without_letters boolean default false
 ) returns boolean
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
--- Asked for each key: planned once.
+-- Called for each key: planned once.
 set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_variable
@@ -28,16 +28,16 @@ declare
     last_word constant timestamptz := case
         when expires_at is not null then created_at
         when status = 'IN_PROGRESS'
-            -- A lease's token is the time of its claim.
+            -- The token of a lease is the time of its claim.
             then greatest(created_at, not_before, to_timestamp(fencing_token / 1000000.0))
         else completed_at
     end;
 begin
-    -- Also where before is not known: nothing of the consumer is collected.
+    -- A null before keeps all keys of the consumer, too.
     if (last_word <= before) is not true or not_before > at then
         return false;
     end if;
-    -- Its entry would outlive it; or a copy of it may be on its way, and only the key would recognise it.
+    -- A mirror entry would outlive the key; or a copy may be on its way that only the key recognises.
     if status = 'COMPLETED' and exists (
         select from oncely.mirror_queue as q
         where coalesce(q.completed_at, q.created_at) <= may_be_forgotten.completed_at
@@ -51,7 +51,7 @@ begin
     if without_letters then
         return true;
     end if;
-    -- What its steps have called outside stands in the key alone, and its letter may ask for it.
+    -- Only the key records its steps' external calls, and its letter may need them.
     if status <> 'COMPLETED' and fencing_token is not null and exists (
         select from oncely.dead_letters as d
         where hashtextextended(d.key, 0) = hashtextextended(may_be_forgotten.key, 0)
@@ -60,7 +60,7 @@ begin
     ) then
         return false;
     end if;
-    -- Set aside by hand: its message may come at any time, and then must not run. Once it has, its letter speaks.
+    -- Set aside by hand: the message may come at any time, and must not run then. Afterwards its letter decides.
     if status = 'FAILED' and reason = 'parked' then
         return exists (
             select from oncely.dead_letters as d

@@ -1,4 +1,4 @@
--- From the first call on, and a tenth less than the other side says: its clock is not ours. A call of tomorrow was
+-- Counts from the first call, and a tenth less than the other side says: its clock may differ. A call in the future was
 -- noted by a clock that was ahead, and its time is unknown.
 create or replace function oncely.may_repeat(rule text, period interval, started_at timestamptz, at timestamptz)
 returns boolean

@@ -1,7 +1,7 @@
--- A Redis that was emptied or replaced, or an epoch that changed, leaves completed keys to PostgreSQL alone. They are
--- said again as oncely.complete says them: the relay makes the tags, so nobody needs the mirror's key for it. Said
--- twice, nothing changes. created_at is now, behind what has just been completed; completed_at keeps the key as long as
--- its record is pending; expires_at is the key's own end, so no entry outlives its key.
+-- Writes mirror records again for completed keys that only PostgreSQL knows, after Redis was emptied or replaced, or an
+-- epoch changed. Writes them like oncely.complete: the relay makes the tags, so no caller needs the mirror's key. A
+-- repetition changes nothing. created_at is now, behind keys just completed; completed_at keeps the key as long as its
+-- record is pending; expires_at is the key's own end, so no entry outlives its key.
 create or replace function oncely.mirror_again(
     consumer text, since timestamptz, most integer, inout place_time timestamptz, inout place_tenant text,
     inout place_key text, out records bigint
@@ -14,7 +14,7 @@ declare
     at constant timestamptz := clock_timestamp();
     remembered interval;
 begin
-    -- In turn with an erasure: what it deletes is not said again behind it.
+    -- Takes turns with an erasure: keys that it deletes are not written again.
     perform from oncely.cell for share;
     select c.retention into remembered from oncely.consumers as c where c.consumer = mirror_again.consumer;
     if not found then

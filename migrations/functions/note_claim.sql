@@ -1,4 +1,4 @@
--- A savepoint's claim is forgotten with it, as the setting is.
+-- Notes the claim in a setting, which a rollback to a savepoint undoes together with the claim.
 create or replace function oncely.note_claim(tenant text) returns void
 language sql volatile
 set search_path = pg_catalog, pg_temp

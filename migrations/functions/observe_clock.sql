@@ -9,7 +9,7 @@ declare
 begin
     select u.clock_seen_at into seen_at from oncely.maintenance as u for update;
     at := clock_timestamp();
-    -- A jump of twice as much leaves what may still come back in the shortest memory.
+    -- After a jump of twice as much, the shortest retention still covers the redelivery horizon.
     select greatest(
         interval '1 day',
         min(
@@ -22,7 +22,7 @@ begin
     from oncely.consumers as c
     cross join (select min(t.retention) as retention from oncely.tenant_limits as t) as l;
     reached := seen_at;
-    -- Over a time in which no relay ran, from decision to decision.
+    -- Crosses a time without relays, from decision to decision.
     while reached + bound < at loop
         exit when not exists (
             select from oncely.audit as a where a.occurred_at > reached and a.occurred_at <= reached + bound

@@ -2,7 +2,7 @@ create or replace function oncely.oldest_audit(since timestamptz default null, u
 returns timestamptz
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
--- So that a filter that is null costs nothing, and an index serves the others.
+-- Plans with the arguments: a null filter costs nothing, and an index serves the others.
 set plan_cache_mode = force_custom_plan
 set debug_print_plan = off
 as $$

@@ -1,5 +1,5 @@
--- A message that does harm is set aside by hand: its key is given up before the message comes again, which then becomes
--- a dead letter without having run.
+-- Sets a harmful message aside by hand: gives its key up before the message comes again, so that it becomes a dead
+-- letter without having run.
 create or replace function oncely.park(
     tenant text, consumer text, key text, why text, os_user text, out outcome text, out known_reason text
 )
@@ -36,7 +36,7 @@ begin
                 outcome := 'completed';
             when known.status = 'FAILED' then
                 outcome := 'given_up';
-            -- Its run may be calling outside at this moment: take the lease from it first (oncely.revoke_lease).
+            -- The run may be making an external call: revoke its lease first (oncely.revoke_lease).
             when known.owner is not null then
                 outcome := 'held';
             else

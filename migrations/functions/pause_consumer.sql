@@ -2,14 +2,14 @@ create or replace function oncely.pause_consumer(consumer text, paused_until tim
 returns void
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
--- Below each client's own limits: a session that waits for another's transaction is told so.
+-- Below each client's own limits: a session that waits for another transaction gets an error.
 set lock_timeout = '1500ms'
 as $$
 #variable_conflict use_column
 declare
     at timestamptz := clock_timestamp();
 begin
-    -- A typo would pause nobody, and look as if it had.
+    -- A misspelt name would pause no consumer, and look as if it had.
     if not exists (select from oncely.consumers as k where k.consumer = pause_consumer.consumer) then
         raise exception using errcode = 'ONC11',
             message = format('oncely: no worker of the consumer %s has started here', pause_consumer.consumer);
@@ -28,7 +28,7 @@ begin
     on conflict (consumer) do update
     set paused_at = excluded.paused_at, paused_until = excluded.paused_until, paused_by = excluded.paused_by,
         reason = excluded.reason;
-    -- Ranges that no memory reaches back to are dropped: a claim's own may be longer than the consumer's.
+    -- Drops ranges that no retention reaches back to: a claim's own may be longer than the consumer's.
     update oncely.consumers as k
     set paused = k.paused * tstzmultirange(tstzrange(
             oncely.forgotten_before(at, interval '3650 days', k.paused), at

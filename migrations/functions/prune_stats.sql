@@ -1,4 +1,4 @@
--- Apart from the roll-up, so that whatever ends that one keeps nothing here.
+-- Removes old rows apart from the roll-up, so that a failure of the roll-up keeps none.
 create or replace function oncely.prune_stats() returns bigint
 language sql security definer
 set search_path = pg_catalog, pg_temp

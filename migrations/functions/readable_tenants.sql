@@ -1,4 +1,4 @@
--- Whose rows the session's user may see; asked once a statement by the policies of all tables with tenants' rows.
+-- Returns the tenants that the session's user may read; called once a statement by the policies of tenants' tables.
 create or replace function oncely.readable_tenants() returns setof text
 language sql stable security definer rows 10
 set search_path = pg_catalog, pg_temp

@@ -1,4 +1,4 @@
--- The statement is a transaction of its own: what is wrong with the handler's answers must end it here.
+-- Records a batch. The statement is a transaction of its own: an invalid answer must end it here.
 create or replace function oncely.record_fresh(
     messages oncely.message[], consumer text, at timestamptz, worker text, waited_us bigint, record_id uuid, tags bytea,
     expires_at timestamptz, response_limit bigint, seqs integer[], responses jsonb[]
@@ -17,7 +17,7 @@ begin
         end if;
     end loop;
     if responses is not null then
-        -- Whose it is, is found out message by message.
+        -- The message is identified by running messages one by one.
         if exists (
             select from unnest(responses) as r (response)
             where octet_length(convert_to(r.response::text, 'UTF8')) > response_limit

@@ -1,5 +1,5 @@
--- Written again for the same span, the last word counts: a process whose reply was lost says it once more. A user that
--- comes and goes under new ids writes of a hundred processes in a span, as many as it may have.
+-- Records a span's stats. A repeated call replaces the row: a process repeats it after a lost reply. A user that comes
+-- and goes under new ids writes for a hundred processes in a span, as many as it may have.
 create or replace function oncely.record_stats(process uuid, at timestamptz, consumers jsonb) returns void
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -25,7 +25,7 @@ begin
         consumer text, delivered bigint, completed bigint, refused bigint, duplicates bigint, retried bigint,
         postponed bigint, dead_lettered bigint, fallbacks bigint, outages bigint, durations bigint[]
     )
-    -- A name that no worker has registered would be a row that nobody asked for.
+    -- A name that no worker has registered would add an unwanted row.
     where exists (select from oncely.consumers as k where k.consumer = c.consumer)
     on conflict (at, consumer, process) do update
     set delivered = excluded.delivered, completed = excluded.completed, refused = excluded.refused,

@@ -1,5 +1,5 @@
--- A business "no" (sold out, account closed) is no failure: nothing is to be mended, and it is not requeued. It is
--- recorded like an effect, with its answer, and makes no dead letter.
+-- Refuses a message for business reasons (sold out, account closed). This is no failure: nothing needs repair, and no
+-- requeue follows. A refusal is recorded like an effect, with its answer, and makes no dead letter.
 create or replace function oncely.refuse(reason text) returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp

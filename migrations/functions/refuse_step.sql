@@ -15,7 +15,7 @@ begin
     lease := oncely.checked_time('lease', lease, interval '1 second', interval '1 day');
     held := oncely.hold_lease(tenant, consumer, key, token);
     known := held.steps -> step;
-    -- Repeated after a lost reply.
+    -- The caller repeats the call after a lost reply.
     if (known ->> 'token')::bigint = token and (
         known ->> 'state' = 'refused' and ((known ->> 'round')::integer <> round + 1) is not true
         or known ->> 'state' = 'open' and known ? 'repeated' and not known ? 'allowed'
@@ -23,13 +23,13 @@ begin
         return (known ->> 'round')::integer;
     end if;
     if oncely.is_held(held, token) then
-        -- The same; or of a round that is over.
+        -- The call is repeated, or is about an earlier round.
         if (known ->> 'state' in ('refused', 'open') and (known ->> 'token')::bigint = token)
             or (known ->> 'round')::integer > round
         then
             return (known ->> 'round')::integer;
         end if;
-        -- It did not begin by that call.
+        -- The step began by another call.
         if call_id is not null
             and (known ->> 'state' = 'started' and known ->> 'call_id' = call_id::text) is not true
         then
@@ -48,9 +48,8 @@ begin
             perform oncely.lease_is_lost();
         end if;
     end if;
-    -- The call that was refused is a repeated one: that says nothing of the first, which may have happened, so its
-    -- key stays, and so does an operator's leave to repeat it. Where the other side was asked instead, the token is
-    -- an older one.
+    -- The refused call is a repeated one: that says nothing of the first, which may have happened, so its key stays,
+    -- and so does an operator's leave to repeat it. If the other side was asked instead, the token is an older one.
     if (known ->> 'token')::bigint = token and known ? 'repeated' then
         if known ? 'allowed' then
             known := known - '{allowed,call_id,doubted_by}'::text[] || jsonb_build_object('state', 'open');

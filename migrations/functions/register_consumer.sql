@@ -1,5 +1,5 @@
--- A worker may lengthen a retention and a horizon, and never shorten one: while a deployment rolls, workers of both
--- configurations have copies to recognise, and a worker's login can't have keys deleted.
+-- Registers a consumer. A worker may lengthen a retention and a horizon, never shorten one: during a deployment,
+-- workers of both configurations have copies to recognise, and a worker's login can't have keys deleted.
 create or replace function oncely.register_consumer(
     consumer text, retention interval, redelivery_horizon interval, fingerprint text, on_conflict text, worker text,
     out known_retention interval, out known_redelivery_horizon interval, out former_fingerprint text
@@ -15,7 +15,7 @@ begin
     redelivery_horizon := justify_hours(oncely.checked_time(
         'the redelivery horizon', register_consumer.redelivery_horizon, interval '1 second', interval '3650 days'
     ));
-    -- Shorter than the horizon, a copy that may still come would not be recognised. The longest of each stays, so the
+    -- With a retention shorter than the horizon, a late copy would not be recognised. The longest of each stays, so the
     -- stored retention is not shorter than the stored horizon either.
     retention := justify_hours(oncely.checked_time(
         'the retention (at least the redelivery horizon)', register_consumer.retention,

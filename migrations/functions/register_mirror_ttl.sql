@@ -1,5 +1,5 @@
--- Relays write the entries, each with the lifetime of its own configuration. Each tells it before it writes and every
--- hour, so that the longest of those at work counts.
+-- Registers a relay's lifetime of mirror entries. Each relay has its own configuration, and registers before it writes
+-- and every hour, so that the longest of those at work counts.
 create or replace function oncely.register_mirror_ttl(ttl interval) returns void
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -17,10 +17,10 @@ begin
     ) then
         return;
     end if;
-    -- In turn with set_retention, which counts on what is said here.
+    -- Takes turns with set_retention, which relies on this value.
     perform from oncely.cell for update;
     at := clock_timestamp();
-    -- The longer one is over: the longest of those at work replaces it.
+    -- The longer one is over: the longest of the relays at work replaces it.
     update oncely.cell as c
     set mirror_ttl = greatest(c.mirror_ttl_next, register_mirror_ttl.ttl), mirror_ttl_until = null,
         mirror_ttl_next = null
@@ -29,8 +29,8 @@ begin
     set mirror_ttl = register_mirror_ttl.ttl, mirror_ttl_until = null, mirror_ttl_next = null
     where c.mirror_ttl <= register_mirror_ttl.ttl;
     if not found then
-        -- Entries of the longer one live on for as long as it is, and a relay that has it writes some until it tells it
-        -- again.
+        -- Entries of the longer lifetime live on until it is over, and a relay that has it writes some until it
+        -- registers again.
         update oncely.cell as c
         set mirror_ttl_until = coalesce(c.mirror_ttl_until, at + c.mirror_ttl + interval '2 hours'),
             mirror_ttl_next = greatest(c.mirror_ttl_next, register_mirror_ttl.ttl);

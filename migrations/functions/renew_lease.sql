@@ -11,7 +11,7 @@ declare
 begin
     lease := oncely.checked_time('lease', lease, interval '1 second', interval '1 day');
     held := oncely.hold_lease(tenant, consumer, key, token);
-    -- Past max_run nothing is renewed, though no run has taken the key over yet.
+    -- After max_run no lease is renewed, though no run has taken the key over yet.
     if not oncely.is_held(held, token) or held.run_ends_at <= clock_timestamp() then
         return null;
     end if;

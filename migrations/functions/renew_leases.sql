@@ -1,4 +1,4 @@
--- Many at once. A row that is locked is being finished or taken over: it is looked at again with the next renewal.
+-- Renews many leases at once. Skips a locked row, which is being finished or taken over, until the next renewal.
 create or replace function oncely.renew_leases(
     tenants text[],
     consumer text,

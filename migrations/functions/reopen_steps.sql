@@ -1,5 +1,5 @@
--- What began may have happened, and keeps its key for the other side until that call is known to have been done or
--- refused. open: an operator allows one more call. An operator's certain no is worth a call's: the next round begins.
+-- Reopens steps. A begun step may have happened, and keeps its key for the other side until its call is known as done
+-- or refused. open: an operator allows one more call. An operator's no is a refusal: the next round begins.
 create or replace function oncely.reopen_steps(steps jsonb, may_have_happened boolean) returns jsonb
 language sql immutable
 set search_path = pg_catalog, pg_temp

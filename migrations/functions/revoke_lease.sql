@@ -1,5 +1,5 @@
--- A holder that hangs, or whose host is known to be gone: its key need not wait for the lease to end. The token grows,
--- so that nothing of that run counts any more.
+-- Revokes the lease of a holder that hangs, or has lost its host: the key need not wait for the lease to end. The token
+-- grows, so that nothing of that run counts any more.
 create or replace function oncely.revoke_lease(
     tenant text, consumer text, key text, note text default null, token bigint default null, os_user text default null
 ) returns boolean
@@ -15,7 +15,7 @@ begin
     from oncely.idempotency_keys as i
     where i.tenant = tenant and i.consumer = consumer and i.key = key and i.run_ends_at is not null
     for update;
-    -- An operator who has looked at one run means no later one.
+    -- An operator who examined one run means no later one.
     if not found or was.token <> token then
         return false;
     end if;

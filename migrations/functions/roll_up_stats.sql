@@ -1,6 +1,6 @@
--- No process may write into a span that is older than an hour (check_stats), so a minute that is made here is complete.
--- What is written is held within the bounds: one span that says too much must not end this for all. What somebody's
--- transaction holds is left for the next time.
+-- Combines old spans into minutes. No process may write a span older than an hour (check_stats), so a minute made here
+-- is complete. Caps sums at the bounds: one excessive span must not end this for all. Leaves rows that another
+-- transaction holds for the next call.
 create or replace function oncely.roll_up_stats() returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -8,7 +8,7 @@ as $$
 #variable_conflict use_column
 declare
     nobody constant uuid := '00000000-0000-0000-0000-000000000000';
-    -- As in the constraints. Sums are numeric, which has room for all.
+    -- As in the constraints. Sums are numeric, with room for all.
     most constant bigint := 1000000000000;
     before_time constant timestamptz :=
         date_bin(interval '1 minute', clock_timestamp() - interval '2 hours', timestamptz 'epoch');
@@ -45,7 +45,7 @@ begin
         ]::bigint[]
     from spans as s
     group by s.minute, s.consumer
-    -- Another relay has made it, and spans came in between: added.
+    -- Another relay has made the minute, and spans came in since: adds them.
     on conflict (at, consumer, process) do update
     set
         delivered = least(m.delivered + excluded.delivered, most),

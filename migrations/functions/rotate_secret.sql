@@ -14,7 +14,7 @@ begin
         raise exception using errcode = 'ONC11', message = 'oncely: no key has this purpose',
             hint = 'There are identity, letter and mirror.';
     end if;
-    -- Most processes have read it by then; the others ask.
+    -- Most processes have read the key by then; others ask.
     signs_in := oncely.checked_time(
         'the time until a new key signs', rotate_secret.signs_in, interval '5 seconds', interval '30 days'
     );
@@ -23,7 +23,7 @@ begin
             'the time for which old keys count', rotate_secret.accepted_for, interval '0', interval '3650 days'
         );
     end if;
-    -- One after the other.
+    -- Serializes rotations of a purpose.
     perform from oncely.secrets as s where s.purpose = rotate_secret.purpose for update;
     at := clock_timestamp();
     rotate_secret.signs_from := at + rotate_secret.signs_in;
@@ -38,11 +38,11 @@ begin
         end
         from oncely.consumers as k
     ));
-    -- What has not begun never does. It may begin before this commits, and be used to sign: so it counts.
+    -- A key that has not begun never will. It may begin before this commits, and sign: so it is accepted.
     update oncely.secrets as s
     set signs_from = null, accepted_until = rotate_secret.accepted_until
     where s.purpose = rotate_secret.purpose and s.signs_from > at;
-    -- That which signs today does so until the new one does, whatever was said of one that has not begun.
+    -- The key that signs today does so until the new one begins, whatever was set for a key that has not begun.
     update oncely.secrets as s
     set accepted_until = rotate_secret.accepted_until
     where s.purpose = rotate_secret.purpose

@@ -1,6 +1,6 @@
--- A row's time is taken before its transaction commits, and a span is closed only when nobody can still add to it: when
--- every transaction is over that was there at a mark, and ten minutes more for a time that was taken before its
--- transaction began to write.
+-- Seals a span. A row's time is taken before its transaction commits, so a span is closed when no session can still add
+-- to it: when every transaction that existed at a mark is over, and ten minutes more for a time that was taken before
+-- its transaction began to write.
 create or replace function oncely.seal_audit(out until_time timestamptz, out row_count bigint, out hash bytea)
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -14,10 +14,10 @@ declare
     seal oncely.audit_seals;
 begin
     select u.seal_mark_at, u.seal_mark_xid into held from oncely.maintenance as u for update;
-    -- A restored copy counts its transactions anew.
+    -- A restored copy counts transactions anew.
     if held.seal_mark_xid is null or held.seal_mark_xid > pg_snapshot_xmax(pg_current_snapshot()) then
         held.seal_mark_at := clock_timestamp();
-        -- Our own: a snapshot's xmax may lie below transactions that run, as long as no later one has ended.
+        -- This transaction's: a snapshot's xmax may lie below running transactions, as long as no later one has ended.
         held.seal_mark_xid := pg_current_xact_id();
         update oncely.maintenance set seal_mark_at = held.seal_mark_at, seal_mark_xid = held.seal_mark_xid;
     end if;
@@ -33,12 +33,12 @@ begin
         where i.inhparent = 'oncely.audit'::regclass and c.relname ~ '^audit_[0-9]{8}$';
     end if;
     if begins is null or begins >= closed then
-        -- All is sealed up to the mark: the next one.
+        -- Sealed up to the mark: sets the next one.
         update oncely.maintenance
         set seal_mark_at = clock_timestamp(), seal_mark_xid = pg_current_xact_id();
         return;
     end if;
-    -- As much as one statement hashes in a moment; a day at most, so that no span reaches into another week's
+    -- Seals as much as one statement hashes in a moment; a day at most, so that no span reaches into another week's
     -- partition.
     foreach step in array array[
         interval '1 day', interval '1 hour', interval '10 minutes', interval '1 minute', interval '1 second'

@@ -1,9 +1,9 @@
--- Keys that a consumer had processed before it had Oncely, by the thousand. Born COMPLETED, without a fingerprint:
--- their payloads are unknown, so the key alone decides. A row of the trail for each, at the time of the
--- seeding (what is sealed is sealed), because the trail is asked once the key is collected. No record for the mirror:
--- PostgreSQL knows them, and oncely.mirror_again says them to Redis.
+-- Inserts keys that a consumer had processed before it had Oncely, by the thousand: as COMPLETED, without a fingerprint
+-- (payloads are unknown, so the key alone decides). Adds a trail row for each, at the time of the seeding (sealed spans
+-- stay sealed), because the trail is read once the key is collected. Adds no mirror record: PostgreSQL knows the keys,
+-- and oncely.mirror_again writes them.
 --
--- Arrays, and no temporary table: a function that runs as its owner must not read what the caller may have made a view.
+-- Takes arrays, no temporary table: a function that runs as its owner must not read a name that may be a caller's view.
 create or replace function oncely.seed_keys(
     consumer text, tenants text[], keys text[], completed timestamptz[], retention interval default null,
     out seeded bigint, out known bigint, out too_old bigint, out conflicts jsonb
@@ -15,11 +15,11 @@ as $$
 declare
     at constant timestamptz := clock_timestamp();
     asked constant integer := cardinality(seed_keys.tenants);
-    -- Those that are still remembered.
+    -- Keys that are still remembered.
     of_tenants text[];
     their_keys text[];
     their_times timestamptz[];
-    -- Another database's clock may be ahead by a little: what has just been processed was processed now.
+    -- Another database's clock may be slightly ahead: a time just ahead counts as now.
     times constant timestamptz[] := array(
         select case when c.completed > at + interval '15 minutes' then c.completed else least(c.completed, at) end
         from unnest(seed_keys.completed) with ordinality as c (completed, place)
@@ -79,7 +79,7 @@ begin
     join memories as m on m.tenant = u.tenant
     where (u.completed <= m.forgotten) is not true;
     too_old := asked - coalesce(cardinality(of_tenants), 0);
-    -- In the order of the keys, as workers claim them.
+    -- In key order, as workers claim them.
     with given as (
         select distinct on (u.tenant collate "C", u.key collate "C") u.tenant, u.key, u.completed
         from unnest(of_tenants, their_keys, their_times) as u (tenant, key, completed)
@@ -107,7 +107,7 @@ begin
         from fresh as f
     )
     select count(*) into seeded from fresh;
-    -- A statement of its own, with a snapshot of its own: it sees what others have.
+    -- A separate statement, with a snapshot of its own, sees other sessions' keys.
     select count(*),
         coalesce(
             jsonb_agg(

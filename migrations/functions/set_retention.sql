@@ -11,7 +11,7 @@ declare
     longest_entry interval;
     at timestamptz;
 begin
-    -- In turn with register_mirror_ttl: a relay that is not counted here has yet to read what is set here.
+    -- Takes turns with register_mirror_ttl: a relay not counted here has yet to read the value set here.
     select c.mirror_ttl into longest_entry from oncely.cell as c for update;
     select c.retention, c.redelivery_horizon, c.former_retention, c.former_until into known
     from oncely.consumers as c
@@ -40,8 +40,8 @@ begin
                 'as much time has passed as it was, and three hours.';
     end if;
     at := clock_timestamp();
-    -- The collection goes by the longest that entries may have been written under, until they are over: those, too, of
-    -- a relay that has read its records and sees this a moment later.
+    -- The collection uses the longest retention that entries may have been written under, until they are over: also
+    -- those of a relay that has read its records and sees this a moment later.
     if set_retention.retention < known.retention and longest_entry > interval '0' then
         update oncely.consumers as c
         set former_retention = oncely.effective_retention(

@@ -17,7 +17,7 @@ begin
             'a retention', set_tenant_retention.retention, interval '1 second', interval '3650 days'
         ));
     end if;
-    -- In turn with register_mirror_ttl: a relay that is not counted here has yet to read what is set here.
+    -- Takes turns with register_mirror_ttl: a relay not counted here has yet to read the value set here.
     select c.mirror_ttl into longest_entry from oncely.cell as c for update;
     at := clock_timestamp();
     insert into oncely.tenant_limits as l (tenant, changed_at, changed_by)
@@ -27,7 +27,7 @@ begin
     from oncely.tenant_limits as l
     where l.tenant = set_tenant_retention.tenant
     for update;
-    -- Entries of before live on; and whether "as the consumers say" is shorter is another thing for each of them.
+    -- Earlier entries live on; and whether null ("as the consumers say") is shorter depends on the consumer.
     if (set_tenant_retention.retention >= known.retention) is not true and longest_entry > interval '0'
         and set_tenant_retention.retention is distinct from known.retention
     then

@@ -1,6 +1,6 @@
 create or replace function oncely.settle_claim(
     tenant text, consumer text, key text, took_effect boolean, note text default null, os_user text default null,
-    -- What the operator has seen of the key; null: it is not compared.
+    -- The state that the operator has seen; null: not compared.
     seen_attempts integer default null, seen_token bigint default null
 ) returns boolean
 language plpgsql security definer
@@ -20,7 +20,7 @@ begin
     set status = case when took_effect then 'COMPLETED' else 'IN_PROGRESS' end::oncely.key_status,
         completed_at = case when took_effect then coalesce(i.completed_at, at) end, reason = null, last_error = null,
         owner = null, run_ends_at = null,
-        -- A no is worth a call's: it begins afresh, in the next round, and is remembered from now on.
+        -- A no counts like a refused call: the key begins afresh, in the next round, with a new retention.
         attempts = case when took_effect then i.attempts else 0 end,
         crash_attempts = case when took_effect then i.crash_attempts else 0 end,
         error_code = case when took_effect then i.error_code end,
@@ -30,12 +30,12 @@ begin
             else oncely.bounded(at + (i.expires_at - coalesce(i.completed_at, i.created_at)))
         end,
         steps = case when took_effect then i.steps else oncely.reopen_steps(i.steps, false) end,
-        -- Where nothing is known to have been done, it may run without a lease, too.
+        -- With no step known to be done, the key may run without a lease, too.
         fencing_token = case when took_effect or oncely.has_done(i.steps) then i.fencing_token end
     where i.tenant = settle_claim.tenant and i.consumer = settle_claim.consumer and i.key = settle_claim.key
       and (
           i.status = 'FAILED'
-          -- Ran under a lease, and is not held any more.
+          -- Ran under a lease, and is no longer held.
           or (
               i.status = 'IN_PROGRESS' and i.fencing_token is not null
               and (i.owner is null or i.not_before <= clock_timestamp())
@@ -49,8 +49,8 @@ begin
     returning i.attempts into run;
     settled := found;
     if settled then
-        -- When the key is collected, the trail alone remembers it: a letter of it must not run then. Who it was stands
-        -- in operator_actions, which not everybody reads who reads the trail.
+        -- Once the key is collected, only the trail remembers it: then a letter of it must not run. The operator's name
+        -- is in operator_actions, which not every reader of the trail may read.
         if settle_claim.took_effect then
             insert into oncely.audit (
                 tenant, occurred_at, attempt, consumer, key, queue, outcome, detail, worker

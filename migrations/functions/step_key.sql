@@ -1,4 +1,4 @@
--- Each language can compute it for itself; a test compares them.
+-- Derives a step's key. Clients in any language can compute it, too; a test compares the results.
 create or replace function oncely.step_key(tenant text, consumer text, key text, step text, round integer default 0)
 returns uuid
 language sql immutable parallel safe

@@ -1,6 +1,6 @@
--- The quota and max_body are those of an unchanged configuration ([dead_letters]), which the database does not know, or
--- what an operator has said of the tenant (oncely tenant limit). As keep_dead_letters.sql has it: what does not fit is
--- kept without body and headers; where nothing ran this time, why it failed stays.
+-- Stores a client's letter. The quota and max_body are those of an unchanged configuration ([dead_letters]), which the
+-- database does not know, or an operator's for the tenant (oncely tenant limit). As in keep_dead_letters.sql, a letter
+-- that does not fit is kept without body and headers; if no handler ran this time, the cause stays.
 create or replace function oncely.store_letter(
     tenant text, consumer text, key text, fingerprint bytea, reason text, error_code text, detail text,
     attempt integer, at timestamptz, queue text, worker text, trace_id text, body bytea, properties json,
@@ -26,18 +26,18 @@ declare
 begin
     begin
         if json_typeof(store_letter.properties) = 'object' then
-            -- The publisher's user is the broker's word, and signed as such when a letter is requeued.
+            -- user_id is the broker's statement, and signed as such when a letter is requeued.
             kept_properties := jsonb_strip_nulls(store_letter.properties::jsonb) - 'user_id';
         end if;
         if json_typeof(store_letter.headers) = 'object' then
             kept_headers := oncely.stored_headers(store_letter.headers::jsonb);
         end if;
-        -- Ten short strings and three numbers.
+        -- AMQP properties are ten short strings and three numbers.
         if octet_length(kept_properties::text) > 16384 then
             raise exception using errcode = 'program_limit_exceeded', message = 'oncely: properties are too long';
         end if;
     exception
-        -- What no jsonb holds (a NUL), or what nests too deep: the publisher's doing, and no reason to fail.
+        -- A value that jsonb can't hold (a NUL), or nests too deep: the publisher's fault, and no reason to fail.
         when program_limit_exceeded or untranslatable_character or statement_too_complex
             or numeric_value_out_of_range or invalid_text_representation
         then
@@ -55,7 +55,7 @@ begin
     from oncely.dead_letters as d
     where d.tenant = store_letter.tenant and d.id = letter
     for no key update;
-    -- Nobody but a worker changes a worker's letter, and who may not say where it goes none.
+    -- Only a worker changes a worker's letter, and a login without the right to requeue none.
     if found and (known.is_workers or left_out = 'right') then
         return known.whole and known.queue = store_letter.queue;
     end if;
@@ -103,7 +103,7 @@ begin
             ) as n (has_run, error_code, detail, attempt, failure_group)
             where n.has_run = (excluded.attempt > 0 or excluded.reason <> d.reason)
         ),
-        -- The same body. What a worker stored of it may be encrypted, and knows who published it.
+        -- The same body. A worker's copy of it may be encrypted, and knows its publisher.
         (properties, headers, body, encrypted_by, omitted) = (
             select n.properties, n.headers, n.body, n.encrypted_by, n.omitted
             from (

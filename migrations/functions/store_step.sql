@@ -17,7 +17,7 @@ begin
         return;
     end if;
     is_open := held.status = 'FAILED' and held.reason = 'outcome_unknown' and oncely.steps_begun(all_steps) is null;
-    -- oncely.begin_step has answered the run that holds the key that this outcome is unknown: that run loses its lease,
+    -- oncely.begin_step has reported this outcome as unknown to the run that holds the key: that run loses its lease,
     -- and no attempt is counted.
     is_doubted := coalesce(
         held.owner is not null and (held.steps -> step ->> 'doubted_by')::bigint = held.fencing_token, false
@@ -27,7 +27,7 @@ begin
         owner = case when not is_doubted then i.owner end,
         run_ends_at = case when not is_doubted then i.run_ends_at end,
         not_before = case when is_doubted then clock_timestamp() else i.not_before end,
-        -- It runs again, and goes on behind the step.
+        -- The key runs again, from behind the step.
         status = case when is_open then 'IN_PROGRESS' else i.status end,
         completed_at = case when not is_open then i.completed_at end,
         reason = case when not is_open then i.reason end,

@@ -1,10 +1,10 @@
--- A fingerprint names the policy that made it: four bytes for the policy, twelve of the digest. Prints of different
--- policies can't be compared: that a consumer compares something else since its last release makes no payload another
--- one. 96 bits of digest: no payload can be made for a given print. A sender who makes two payloads with one print
+-- Converts a fingerprint to its stored form, which names its policy: four bytes for the policy, twelve of the digest.
+-- Fingerprints of different policies can't be compared: a consumer's new policy makes no payload another one. 96 bits
+-- of digest: no payload can be made for a given fingerprint. A sender that makes two payloads with one fingerprint
 -- (2^48 tries) has the second taken for a duplicate of the first, as if it had not been sent.
 --
--- What clients pass is sha256(body), the policy "body" (src/fingerprint/mod.rs; a test compares the two), or up to 64
--- bytes of another kind: a policy of its own, by whatever length.
+-- Clients pass sha256(body), the policy "body" (crates/core/src/fingerprint.rs; a test compares the two), or up to 64
+-- bytes of another kind: a policy of its own, by any length.
 create or replace function oncely.stored_fingerprint(fingerprint bytea) returns bytea
 language sql immutable parallel safe
 set search_path = pg_catalog, pg_temp

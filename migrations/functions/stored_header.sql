@@ -3,7 +3,7 @@ language plpgsql immutable
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-    -- As deep as workers store them (amqp/stored.rs).
+    -- The same depth as in workers (crates/amqp/src/stored.rs).
     if depth > 40 then
         raise exception using errcode = 'program_limit_exceeded', message = 'oncely: headers nest too deep';
     end if;

@@ -1,5 +1,5 @@
--- Killed and started again: the row of the one before is removed by the one that came after it, on the same host and
--- under the same name. One for one: where two were killed and one came back, the other is still missed.
+-- Removes the row of a process that was killed and restarted: its successor has the same host and the same name.
+-- Removes one for one: where two were killed and one came back, the other is still missed.
 create or replace function oncely.succeed(id uuid, at timestamptz) returns void
 language sql volatile
 set search_path = pg_catalog, pg_temp

@@ -1,22 +1,22 @@
--- Autovacuum summarises what it was asked to once a minute, and drops requests when there are many: up to then whoever
--- reads the last seconds reads all that came since. Full ranges alone: one that still fills would have its summary
--- changed with each transaction that comes. 64 ranges are half a million rows.
+-- Summarises the trail's end. Autovacuum handles requests once a minute, and drops some when there are many: until then
+-- a reader of the last seconds reads all rows since. Covers full ranges only: a range that still fills would have its
+-- summary changed with each transaction. 64 ranges are half a million rows.
 --
--- Summarising that is broken off (by a time limit, a shutdown, whoever needs the lock of autovacuum) leaves a mark on
--- its range that only desummarising takes away, and from that range to the partition's end the index rules nothing out
--- any more. What is cancelled here is taken back at once; what ended with its session is found by nobody, so all of the
--- last 1,024 ranges (eight million rows) are made anew where that is wanted. Two at once do no harm: each step holds
--- the lock of a vacuum, and a range between two steps is read.
+-- An interrupted summarisation (by a time limit, a shutdown, a session that needs autovacuum's lock) leaves a mark on
+-- its range that only desummarising removes, and from that range to the partition's end the index rules nothing out any
+-- more. A cancelled one is undone here at once; one that ended with its session can't be detected, so the last 1,024
+-- ranges (eight million rows) are made anew on request. Two sessions at once do no harm: each step holds the lock of a
+-- vacuum, and a range between two steps is read.
 create or replace function oncely.summarize_audit(anew boolean default false, skip integer default 0) returns integer
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
--- A vacuum summarises, too, and gives up for whoever waits as long as deadlock_timeout.
+-- A vacuum summarises, too, and gives way to a session that waits as long as deadlock_timeout.
 set lock_timeout = '100ms'
--- PostgreSQL warns of each mark that is taken away.
+-- PostgreSQL warns of each mark removed.
 set client_min_messages = error
 as $$
 declare
-    -- Long before a statement_timeout.
+    -- Well before a statement_timeout.
     deadline timestamptz := clock_timestamp() + interval '200 milliseconds';
     first_range integer := greatest(coalesce(skip, 0), 0);
     next_range integer := first_range;
@@ -38,12 +38,12 @@ begin
                 to_regclass(format('oncely.audit_%s', to_char(
                     date_trunc('week', clock_timestamp() at time zone 'UTC'), 'YYYYMMDD'
                 ))),
-                -- For an hour the week before.
+                -- For an hour, last week's, too.
                 to_regclass(format('oncely.audit_%s', to_char(
                     date_trunc('week', (clock_timestamp() - interval '1 hour') at time zone 'UTC'), 'YYYYMMDD'
                 )))
             )
-        -- What waits for a partition first, then the newest week.
+        -- Rows without a partition first, then the newest week.
         order by i.indrelid::regclass::text desc, range desc
         offset first_range
     loop

@@ -61,16 +61,16 @@ begin
         on conflict on constraint idempotency_keys_pkey do nothing
         returning i.fencing_token, i.attempts, i.crash_attempts, i.steps into granted;
         exit when found;
-        -- A statement of its own, with a snapshot of its own: it sees the winner's row.
+        -- A separate statement, with a snapshot of its own, sees the winner's row.
         select i.status, i.fingerprint, i.reason, i.last_error, i.response, i.owner, i.fencing_token, i.not_before,
             i.run_ends_at, i.grace_ends_at
         into known
         from oncely.idempotency_keys as i
         where i.tenant = tenant and i.consumer = consumer and i.key = key;
-        -- Neither claimed nor there: collected in between.
+        -- Neither claimed nor found: the key was collected in between.
         continue when not found;
         decision := case
-            -- As in oncely.claim: who shows no payload is not given a key that came with one.
+            -- As in oncely.claim: a caller without a fingerprint is not granted a key that has one.
             when not knows_payload and known.fingerprint is not null
                 and (on_conflict = 'dead_letter' or known.status = 'IN_PROGRESS')
                 then 'conflict'
@@ -85,7 +85,7 @@ begin
             when 'duplicate' then
                 perform oncely.await_standby();
                 outcome := 'duplicate';
-                -- Prints of two policies say nothing of who asks: it is done, and its response is told to nobody.
+                -- Fingerprints of two policies prove nothing of the caller: the key is done, its response is withheld.
                 if knows_payload and on_conflict = 'dead_letter'
                     and substr(known.fingerprint, 1, 4) <> substr(print, 1, 4)
                 then
@@ -102,7 +102,7 @@ begin
             else
                 null;
         end case;
-        -- The same acquisition, whose reply was lost: its run has not begun, and gets its whole time.
+        -- The same acquisition, after a lost reply: its run has not begun, and gets its whole time.
         if known.owner = owner then
             update oncely.idempotency_keys as i
             set not_before = oncely.lease_end(i.not_before, lease, clock_timestamp() + max_run),
@@ -112,7 +112,7 @@ begin
             exit when found;
             continue;
         end if;
-        -- No lease is longer than a day: one that is was granted by a clock that was ahead.
+        -- No lease is longer than a day: a longer one was granted by a clock that was ahead.
         if known.owner is not null and known.not_before > clock_timestamp()
             and known.not_before <= clock_timestamp() + interval '24 hours'
         then
@@ -120,16 +120,16 @@ begin
             delay := known.not_before - clock_timestamp();
             return;
         end if;
-        -- Of a client that was just cut off: so may have been the holder, who lives and could not renew. Whether it
-        -- does is not known, so the key is not called in flight.
+        -- A client that was just cut off asks: the holder may have been, too, alive but unable to renew. Its state is
+        -- unknown, so the key is not called in flight.
         if known.owner is not null and not may_take_over then
             outcome := 'retry';
             delay := lease;
             detail := 'the holder of the key may have been cut off, too';
             return;
         end if;
-        -- Nor can a session of now know for how long the server could not be reached: a holder that lives renews, or
-        -- ends, within one more lease. It gets that once, and within its run.
+        -- Nor can a new session know how long the server was unreachable: a live holder renews, or ends, within one
+        -- more lease. The holder gets that once, and within its run.
         if known.owner is not null and known.not_before is distinct from known.grace_ends_at
             and known.run_ends_at > clock_timestamp()
             and oncely.asking_since() > clock_timestamp() - lease / 2
@@ -143,13 +143,13 @@ begin
                 and i.not_before is not distinct from known.not_before;
             continue;
         end if;
-        -- Not of a lease: a copy may come a little early, as in oncely.claim.
+        -- Without a lease, a copy may come slightly early, as in oncely.claim.
         if known.owner is null and known.not_before > clock_timestamp() + interval '100 milliseconds' then
             outcome := 'retry';
             delay := known.not_before - clock_timestamp();
             return;
         end if;
-        -- Nothing updated: another run was faster, or the holder has renewed it meanwhile, so it is looked at again.
+        -- If no row is updated, another run was faster, or the holder has renewed: the loop reads the key again.
         update oncely.idempotency_keys as i
         set fencing_token = greatest(coalesce(i.fencing_token, 0) + 1, micros), claimed_in = own, owner = owner,
             not_before = clock_timestamp() + lease, run_ends_at = clock_timestamp() + max_run,
@@ -157,7 +157,7 @@ begin
             fingerprint = coalesce(print, i.fingerprint), expires_at = ends, marked_pid = null,
             marked_backend_start = null
         where i.tenant = tenant and i.consumer = consumer and i.key = key
-            -- IN_PROGRESS, in words that suit none of the partial indexes, as in oncely.claim.
+            -- Matches IN_PROGRESS, worded to suit no partial index, as in oncely.claim.
             and i.completed_at is null
             and i.fencing_token is not distinct from known.fencing_token
             and i.owner is not distinct from known.owner
@@ -200,10 +200,10 @@ begin
     token := granted.fencing_token;
     attempt := granted.attempts + 1;
     steps := coalesce(granted.steps, '{}');
-    -- Also where the key was given back since.
+    -- Also set if the key was given back since.
     crashes := granted.crash_attempts;
     taken_over := crashes > 0;
-    -- A run that had to wait for the row gets its whole time all the same.
+    -- A run that had to wait for the row gets its whole time.
     if clock_timestamp() > at + interval '1 second' then
         update oncely.idempotency_keys as i
         set not_before = oncely.lease_end(i.not_before, lease, greatest(i.run_ends_at, e.ends_again)),

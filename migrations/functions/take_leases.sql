@@ -1,7 +1,7 @@
--- Many at once: one statement, one commit. None of them waits for long, since all others wait with it.
+-- Claims many keys at once: one statement, one commit. No claim waits for long, since all others wait with it.
 --
--- Keys without a row are claimed by one statement: what one costs beside its rows (it reads each constraint anew)
--- is several times what a row costs. Each other key is asked for by itself.
+-- One statement claims the keys without a row: its fixed cost (it parses each constraint anew) is several times a
+-- row's. Each other key is claimed by itself.
 create or replace function oncely.take_leases(
     tenants text[],
     consumer text,
@@ -57,7 +57,7 @@ begin
     )
     select coalesce(array_agg(a.place order by a.place), '{}') into fresh
     from asked as a
-    -- By the owner, too: of two copies in one call only one is granted.
+    -- Joins by owner, too: of two copies in one call only one is granted.
     join claimed as c on c.tenant = a.tenant and c.key = a.key and c.owner = a.owner;
     return query
     select f.place, 'granted', micros, 1, 0, null::interval, null::text, null::text
@@ -73,7 +73,7 @@ begin
         ) as t
         where q.place <> all (fresh);
     end if;
-    -- A run that had to wait for others gets its whole time all the same.
+    -- A run that had to wait for others gets its whole time.
     if clock_timestamp() > at + interval '1 second' then
         update oncely.idempotency_keys as i
         set not_before = e.now + lease, run_ends_at = e.now + max_run

@@ -1,5 +1,5 @@
--- While the batches of a consumer collide they run one at a time, over all processes: the one that holds this row. Only
--- how fast they are depends on it.
+-- Locks the consumer's row: while its batches collide, they run one at a time, over all processes. Only their speed
+-- depends on it.
 create or replace function oncely.take_turn(consumer text) returns boolean
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp

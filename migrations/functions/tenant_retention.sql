@@ -1,6 +1,6 @@
--- A tenant may have a retention of its own (oncely.tenant_limits), longer or shorter than its consumers'. Reckoned when
--- it is asked for, and not written with the keys: so it counts for those that are there, and no lane has to know of it.
--- A shorter one never reaches below what a copy may still come in, or a mirror entry live.
+-- Returns a tenant's retention, its own (oncely.tenant_limits) or its consumer's, longer or shorter. Computed on
+-- demand, and not stored with the keys: so it counts for existing keys, and no lane has to know of it. A shorter one
+-- never falls below the redelivery horizon or the lifetime of a mirror entry.
 create or replace function oncely.tenant_retention(
     at timestamptz, of_consumer interval, redelivery_horizon interval, mirror_ttl interval, retention interval,
     former_retention interval, former_until timestamptz
@@ -10,9 +10,9 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
     return case
-        -- The consumer is not registered: nothing of it is collected.
+        -- The consumer is not registered: no key of it is collected.
         when of_consumer is null then null
-        -- Greatest leaves nulls out.
+        -- greatest ignores nulls.
         when former_until > at
             then greatest(of_consumer, retention, former_retention, redelivery_horizon, mirror_ttl)
         when retention is null then of_consumer

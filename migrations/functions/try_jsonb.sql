@@ -1,4 +1,4 @@
--- A body as jsonb, or null where PostgreSQL can't hold it: NUL escapes, lone surrogates, huge numbers, deep nesting.
+-- Converts a body to jsonb; null where PostgreSQL can't hold it: NUL escapes, lone surrogates, huge numbers, nesting.
 create or replace function oncely.try_jsonb(body bytea) returns jsonb
 language plpgsql immutable
 set search_path = pg_catalog, pg_temp

@@ -6,7 +6,7 @@ declare
     at timestamptz := clock_timestamp();
 begin
     perform oncely.take_lock(name, false);
-    -- A session that is gone holds nothing; nor does one whose number another session has got since.
+    -- A closed session holds nothing; nor does one with a pid that another session has got since.
     delete from oncely.locks as l
     where l.name = try_session_lock.name and l.pid <> 0
         and (

@@ -1,4 +1,4 @@
--- PostgreSQL 18 brings its own uuidv7(). Time first, so that new rows lie together. Parsed now, once and for all: it
+-- Makes a UUID (PostgreSQL 18 has uuidv7()). Time first, so that new rows lie together. Parsed once, when created:
 -- needs no search_path of its own, which would cost more than the rest, once for each event.
 create or replace function oncely.uuid_v7(at timestamptz) returns uuid
 language sql volatile parallel safe

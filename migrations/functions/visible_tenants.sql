@@ -1,8 +1,8 @@
--- Who must not see rows must not plan over them: estimates come from samples of all rows, so that EXPLAIN tells a login
--- with a right to a table which values are in it and how often, whatever the policies hide. So members of
--- oncely_tenant_auditor have no right to a table with tenants' rows. They read by functions (oncely.list_audit and its
--- like), by which operators and auditors read, too: EXPLAIN sees a function with a fixed estimate. A session could
--- still have the plans inside printed, so each of them pins debug_print_plan.
+-- Returns the tenants that the session's user may see. A login that must not see rows must not plan over them:
+-- estimates come from samples of all rows, so EXPLAIN tells a login with a right to a table its values and their
+-- frequency, whatever the policies hide. So members of oncely_tenant_auditor have no right to a table with tenants'
+-- rows. They read by functions (oncely.list_audit and its like), as do operators and auditors: EXPLAIN sees a function
+-- with a fixed estimate. A session could still have the plans inside printed, so each function pins debug_print_plan.
 create or replace function oncely.visible_tenants() returns text[]
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
@@ -11,7 +11,7 @@ as $$
     select case
         -- The schema's owner, and superusers, are members of every role.
         when pg_has_role(session_user, current_user, 'member') then null
-        -- Whatever else it is a member of: the narrower role wins.
+        -- The narrower role wins over all other memberships.
         when pg_has_role(session_user, to_regrole('oncely_tenant_auditor'), 'member')
             then array(select oncely.readable_tenants())
     end

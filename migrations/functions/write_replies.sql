@@ -1,4 +1,4 @@
--- A worker writes replies by this alone: what runs as it can't write straight into the table of events.
+-- Writes replies for workers, which can't insert into the table of events themselves.
 create or replace function oncely.write_replies(
     consumer text, at timestamptz, tenants text[], keys text[], ids uuid[], reply_tos text[], message_ids text[],
     correlation_ids text[], headers jsonb[]
@@ -11,15 +11,15 @@ as $$
 declare
     written bigint;
 begin
-    -- As in oncely.emit: RabbitMQ takes these two for lists of routing keys.
+    -- As in oncely.emit: RabbitMQ takes CC and BCC as lists of routing keys.
     if exists (
         select from unnest(headers) as h (value)
         where jsonb_typeof(h.value) <> 'object' or h.value ?| array['CC', 'BCC']
     ) then
         raise exception using errcode = 'ONC05', message = 'the headers of a reply can''t be sent';
     end if;
-    -- A reply's body is rendered here, from the stored response, for the first run and for a duplicate alike: the same
-    -- bytes. One that was encrypted before replies were turned on is nothing for a requester.
+    -- Renders a reply's body from the stored response, for the first run and for a duplicate alike: the same bytes. A
+    -- response encrypted before replies were turned on is sent as null.
     insert into oncely.events (
         tenant, id, created_at, available_at, exchange, routing_key, reply, message_id, correlation_id, content_type,
         app_id, headers, payload

@@ -1,4 +1,4 @@
--- Runs a handler on each message by itself. Bodies become jsonb here, where one that jsonb refuses becomes null.
+-- Runs a handler on each message separately. Converts bodies to jsonb; a body that jsonb can't hold becomes null.
 select e.seq as "seq!", e.response::text as response, e.error_code, e.error_message, e.error_place
 from oncely.handle_each($1, $2, $5, array(
     select row(

@@ -1,4 +1,4 @@
--- As call_parts.sql. Bodies become jsonb here, where one that jsonb refuses becomes null.
+-- Runs a handler like call_parts.sql. Converts bodies to jsonb; a body that jsonb can't hold becomes null.
 select p.seq as "seq!", p.response::text as response, p.error_code, p.error_message, p.error_place
 from oncely.handle_parts($1, $2, $5, array(
     select row(

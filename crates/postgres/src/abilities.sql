@@ -1,4 +1,4 @@
--- What the session's user may do, by its rights to what each action needs.
+-- Returns the actions that the session's user may perform, by its privileges on the objects that each action needs.
 select session_user::text as "login!",
     has_function_privilege('oncely.decide_letters(text, text[], uuid[], integer[], jsonb, text, text)', 'execute')
         and has_function_privilege('oncely.finish_requeue(text[], uuid[], integer[])', 'execute')

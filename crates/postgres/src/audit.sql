@@ -1,4 +1,4 @@
--- What is the same in all rows of a batch comes as one value ($14 to $17), and its array is empty.
+-- Inserts audit rows of a batch. A value that all rows share is passed once ($14 to $17), with an empty array.
 insert into oncely.audit
     (tenant, occurred_at, attempt, duration_us, consumer, key, queue, outcome, reason, error_code, detail, worker, trace_id)
 select a.tenant, $1, coalesce(a.attempt, $14), coalesce(a.duration_us, $15), $2, a.key, coalesce(a.queue, $16),

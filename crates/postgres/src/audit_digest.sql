@@ -1,4 +1,4 @@
--- Rows of the span from $1 to $2 of the trail, and their hash: the same rule as in oncely.audit_digest, which seals.
+-- Counts and hashes the rows of the trail from $1 to $2, by the same rule as oncely.audit_digest, which seals use.
 select coalesce(sum(s.row_count), 0)::bigint as "rows!",
     sha256(coalesce(string_agg(s.digest, ''::bytea order by s.second), ''::bytea)) as "digest!"
 from (

@@ -1,4 +1,4 @@
--- The newest decisions first. Each filter is off where its parameter is null.
+-- Lists decisions, newest first. A null parameter turns its filter off.
 select tenant as "tenant!", occurred_at as "occurred_at!", consumer as "consumer!", key as "key!", queue as "queue!", outcome as "outcome!", reason,
     error_code, detail, attempt as "attempt!", duration_us, worker as "worker!", login, trace_id
 from oncely.list_audit(

@@ -1,12 +1,12 @@
--- One bounded batch of keys that took effect before $2, through the partial index. By ctid, because that is five times
--- cheaper than by key; in a file of its own, because Citus needs the form by key.
--- From $4 on, where the batch before ended: the index still holds what that one deleted, and each batch would walk over it.
--- oncely.delete_keys decides which of them go. That none goes whose mirror record may still be pending stands here, too: where the relay
--- is away, these are not looked at. Of all tenants but $5, or of these alone ($6): those have a retention of their own. What is looked at is bounded, and not what is found:
--- keys that stay may be many.
--- It waits for a transaction that holds one of the rows, and then asks status and age of the row's new version: a key that was taken again stays.
--- (Servers from before the minor releases of November 2025 do not ask for the place again: "Add missing EPQ recheck for TID Scan".) A place
--- is no other row's meanwhile: as long as this statement sees the row, nothing takes its place.
+-- Deletes a bounded batch of keys that took effect before $2, found through the partial index. Addresses rows by ctid,
+-- which is five times cheaper than by key; Citus needs the form by key, so this statement has a file of its own. Starts
+-- at $4, the end of the previous batch: the index still holds the entries deleted there, and each batch would scan them
+-- again. oncely.delete_keys decides which keys may go. The condition on pending mirror records is repeated here, so
+-- that these keys are not scanned while the relay is away. Covers all tenants but $5, or only those ($6), which have a
+-- retention of their own. The limit bounds the rows scanned, not the rows found: many keys may have to stay. Waits for
+-- a transaction that holds one of the rows, then rechecks status and age of the new row version: a key that was claimed
+-- again stays. (Servers older than the minor releases of November 2025 do not recheck the ctid: "Add missing EPQ
+-- recheck for TID Scan".) No other row takes a ctid as long as this statement sees its row.
 with walked as materialized (
     select i.ctid as place, completed_at as at,
         (i.tenant = any ($5)) = $6 as is_due

@@ -1,4 +1,5 @@
--- The same as collect_completed.sql, without the rows that somebody holds: locks each row first, which costs a third more.
+-- Deletes keys like collect_completed.sql, without rows that another transaction holds: locks each row first, which
+-- costs a third more.
 with walked as materialized (
     select i.ctid as place, completed_at as at,
         (i.tenant = any ($5)) = $6 as is_due

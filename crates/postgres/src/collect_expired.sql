@@ -1,5 +1,5 @@
--- One bounded batch of keys that say themselves when they may go (oncely.claim), of whatever consumer; from $3 on, where the batch
--- before ended. What is looked at is bounded, as in collect_completed.sql.
+-- Deletes a bounded batch of keys with an end of their own (oncely.claim), of any consumer, from $3 on, the end of the
+-- previous batch. The limit bounds the rows scanned, as in collect_completed.sql.
 with walked as materialized (
     select i.ctid as place, expires_at as at
     from oncely.idempotency_keys as i

@@ -1,5 +1,5 @@
--- One bounded batch of keys that were given up before $2, from $4 on, where the batch before ended: those that may be forgotten at $7.
--- Of all tenants but $5, or of these alone ($6), as in collect_completed.sql.
+-- Deletes a bounded batch of keys that were given up before $2 and may be forgotten at $7, from $4 on, the end of the
+-- previous batch. Covers all tenants but $5, or only those ($6), as in collect_completed.sql.
 with walked as materialized (
     select i.ctid as place, completed_at as at, (i.tenant = any ($5)) = $6 as is_due
     from oncely.idempotency_keys as i

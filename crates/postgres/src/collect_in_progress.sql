@@ -1,6 +1,5 @@
--- One bounded batch of keys whose retry never came back: first claimed before $2, and forgotten at $7. From $4 on, where the batch before
--- ended.
--- Of all tenants but $5, or of these alone ($6), as in collect_completed.sql.
+-- Deletes a bounded batch of keys left without a retry: first claimed before $2, and forgettable at $7, from $4 on, the
+-- end of the previous batch. Covers all tenants but $5, or only those ($6), as in collect_completed.sql.
 with walked as materialized (
     select i.ctid as place, created_at as at, (i.tenant = any ($5)) = $6 as is_due
     from oncely.idempotency_keys as i

@@ -1,4 +1,4 @@
--- There is no "set constraints … to default". A name stands for all constraints that have it in its schema.
+-- Defers constraints again (no "set constraints … to default" exists). A name means all so named in its schema.
 do $$
 declare
     names text;

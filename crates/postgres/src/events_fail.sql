@@ -1,4 +1,4 @@
--- Counts a failure against events that the broker returned or refused, and says when they are tried again, or parks them.
+-- Counts a failure of events that the broker returned or refused, and schedules their next attempt or parks them.
 update oncely.events as e
 set attempts = f.attempts, available_at = f.available_at, state = case when f.parked then 'parked' else 'pending' end,
     reason = f.reason, last_error = f.error

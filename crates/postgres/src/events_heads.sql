@@ -1,6 +1,6 @@
--- Walks over ordering keys by their heads, one index probe each, from ($2, $3) on: $4 keys at the most, and until $5 of them are
--- ready. A key whose head waits or is parked costs its probe, however many events are behind it. Returns the ready ones and the
--- last one that was looked at.
+-- Walks over ordering keys by their heads, one index probe each, from ($2, $3) on: at most $4 keys, until $5 of them
+-- are ready. A key with a waiting or parked head costs one probe, however many events follow it. Returns the ready keys
+-- and the last key examined.
 with recursive heads as (
     (
         select e.tenant, e.ordering_key, e.state = 'pending' and e.available_at <= $1 as ready, 1::bigint as seen,

@@ -1,5 +1,5 @@
--- Events, oldest first; with $9 all of a tenant behind that one, by their ids. Each filter is off where its parameter is null. Not the message
--- itself: an auditor may not read that.
+-- Lists events, oldest first; with $9, a tenant's events behind that event, by id. A null parameter turns its filter
+-- off. Omits the messages, which an auditor may not read.
 select tenant as "tenant!", id as "id!", created_at as "created_at!", available_at as "available_at!", attempts as "attempts!", state as "state!",
     reply as "reply!", exchange as "exchange!", routing_key as "routing_key!", ordering_key, ordering_number, message_id, type as kind,
     correlation_id, reason, last_error

@@ -1,7 +1,8 @@
--- Takes events without an order that are due and that no other relay holds. $3: bytes, so that a batch of large events fits into
--- memory (a header takes many times its size when it is decoded); the first is always taken. What is locked beyond that is free again
--- with the transaction. Of a row that is larger than emit lets be written ($4) nothing is read but that it is: it has no payload.
--- As oncely.bounded, without the cost of a call; and headers as text, because JSON may hold what Rust can't: one row must not stop all.
+-- Takes due events without an ordering key that no other relay holds. $3 limits bytes, so that a batch of large events
+-- fits into memory (decoded headers take many times their size); the first event is always taken. Rows locked beyond
+-- the limit are released with the transaction. Of a row larger than emit allows ($4), reads neither payload nor
+-- headers. Bounds times like oncely.bounded, without the cost of a call. Returns headers as text, because JSON may hold
+-- values that Rust can't: one row must not stop all.
 with due as materialized (
     select tenant, id, created_at, attempts, reply, exchange, routing_key, message_id, content_type, type, correlation_id, reply_to,
         app_id, headers::text as headers, payload, available_at

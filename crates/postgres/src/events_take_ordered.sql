@@ -1,7 +1,7 @@
--- Takes the first events of ordering keys, heads first; place is the position within the key, from 1. Rows that somebody else holds,
--- or that are not due any more, are left out, so the caller uses a key's events only as far as their places have no gap.
--- Times, headers and sizes as in events_take.sql.
--- Numbers follow the order of the commits: what comes before a visible event is visible, too, or published and gone.
+-- Takes the first events of ordering keys, heads first; place is the position within the key, from 1. Leaves out rows
+-- that another session holds or that are not due any more, so the caller uses a key's events only up to the first gap
+-- in their places. Treats times, headers and sizes as in events_take.sql. Numbers follow the order of the commits: the
+-- predecessors of a visible event are visible, too, or published and gone.
 with first as materialized (
     select f.tenant, f.id, f.place, f.size
     from unnest($2::text[], $3::text[]) as k (tenant, ordering_key)
@@ -18,7 +18,7 @@ with first as materialized (
     from (
         select tenant, id, place, size, row_number() over w as rank, sum(size) over w as until
         from first
-        -- Ids follow the time: the oldest head goes first, whatever its tenant is called.
+        -- Ids follow the time: the oldest head goes first, regardless of its tenant's name.
         window w as (order by place, id)
     ) as f
     where rank <= $5 and (until <= $6::bigint or rank = 1)

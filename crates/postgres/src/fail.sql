@@ -1,7 +1,7 @@
--- Records failed runs: rows claimed in this transaction, or (alone, after a rollback) rows that may not be there yet.
--- Without a claim of its own it touches only a key that may run again, never one that took effect, was given up or runs under leases, and counts an
--- attempt once: another copy may have failed at the same time, and have recorded it.
--- No ON CONFLICT DO UPDATE: where the row that is there is final, row-level security makes an error of that, and of an UPDATE nothing.
+-- Records failed runs: rows claimed in this transaction, or (alone, after a rollback) rows that may not exist yet.
+-- Without a claim of its own, changes only a key that may run again, never one that took effect, was given up or runs
+-- under leases, and counts an attempt once: another copy may have failed at the same time, and recorded it. Avoids ON
+-- CONFLICT DO UPDATE: on an existing final row, row-level security raises an error for that, and skips an UPDATE.
 with failed as materialized (
     select f.*
     from unnest($3::text[], $4::text[], $5::text[], $6::integer[], $7::bytea[], $8::text[], $9::text[], $11::timestamptz[], $12::text[])
@@ -22,10 +22,10 @@ with failed as materialized (
         reason = f.reason,
         last_error = f.last_error,
         not_before = f.not_before,
-        -- Left undecided, it has answered for nothing new.
+        -- A failure that is not attributed to the message keeps the previous code.
         error_code = coalesce(f.error_code, i.error_code),
         expires_at = null,
-        -- The process lives: it reports this failure.
+        -- The process is alive: it reports this failure.
         crash_attempts = case when f.status = 'FAILED' then i.crash_attempts else 0 end,
         marked_pid = null,
         marked_backend_start = null

@@ -1,5 +1,5 @@
--- Of which trace the last run of each key was that took effect. The key goes through the index on its hash; its consumer and tenant are
--- compared with what is found.
+-- Returns the trace of each key's last run that took effect. Finds the key through the index on its hash, and compares
+-- its consumer and tenant with the rows found.
 select n.position as "position!", a.trace_id as "trace_id!"
 from
     unnest($2::text[], $3::text[]) with ordinality as n (tenant, key, position)

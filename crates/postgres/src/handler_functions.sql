@@ -1,4 +1,4 @@
--- Both forms of a handler, where they exist. The batch form may be "returns setof oncely.result" or "returns table (…)".
+-- Returns the existing forms of a handler. The batch form may be "returns setof oncely.result" or "returns table (…)".
 select f.batch as "batch!", coalesce(pg_get_function_result(p.oid), 'nothing') as "returns!",
     case
         when f.batch then p.proretset and (p.prorettype = 'oncely.result'::regtype or p.prorettype = 'record'::regtype)

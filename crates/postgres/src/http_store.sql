@@ -1,6 +1,7 @@
--- Stores the answer to a request whose key this very transaction has claimed (at $4), and notes it in the trail. Returns the rows written.
--- Not by status: that would suit a partial index, which is long, and the primary key finds one row.
--- Under the search_path of the handler, which COMMIT needs for what it has deferred: each name says where it is.
+-- Stores the answer to a request with a key that this transaction claimed (at $4), and records it in the trail. Returns
+-- the number of rows written. Does not compare the status: that would match a partial index, which is long, and the
+-- primary key finds one row. Runs under the handler's search_path, which COMMIT needs for deferred work: each name is
+-- qualified.
 with answered as (
     update oncely.idempotency_keys
     set status = 'COMPLETED', last_error = null, http_status = $5, http_headers = $6, http_body = $7,

@@ -1,4 +1,4 @@
--- The trail's index on times finds the span, and the limit bounds what is read of it, however busy the hour was.
+-- Counts decisions by consumer. The index on time finds the span; the limit bounds the rows read, even in a busy hour.
 select consumer, count(*) as "decisions!",
     count(*) filter (where tenant = '' or key = '') as "without!",
     count(*) filter (where reason = 'key_conflict') as "conflicts!",

@@ -1,10 +1,9 @@
--- Keeps a searchable copy of each dead letter; the generation returned goes into the header of the queue's copy. A message
--- that is dead-lettered again finds its row: where it was requeued or discarded before, it came back, as the next
--- generation. Where nothing ran this time (it was given up before), why it failed stays as it was.
--- In one order, like every statement that locks several of these rows: no deadlock.
--- What no longer fits into its tenant's quota ($23, $24, unless an operator said otherwise) is kept without body and headers, and so
--- are those of the tenant that come behind it in the batch. What is stored already counts once, and stays: the same message may come again with
--- more headers than fit.
+-- Keeps a searchable copy of each dead letter; the returned generation goes into the header of the queue's copy. A
+-- message that is dead-lettered again finds its row: after a requeue or discard, that row starts its next generation.
+-- If no handler ran this time (the key was given up before), the cause of the failure stays as it was. Inserts in key
+-- order, like every statement that locks several of these rows: no deadlock. A letter beyond its tenant's quota ($23,
+-- $24, unless an operator set another) is kept without body and headers, and so are the tenant's letters behind it in
+-- the batch. A stored letter counts once, and stays stored: the same message may come again with more headers than fit.
 with given as materialized (
     select n.tenant, n.id, n.place,
         coalesce(octet_length(n.body), 0) + coalesce(octet_length(n.headers::text), 0) as size,

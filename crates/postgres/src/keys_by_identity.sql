@@ -1,4 +1,4 @@
--- A tenant's keys in the order of the primary key, from a place on.
+-- Lists a tenant's keys in primary-key order, from a place on.
 select tenant as "tenant!", consumer as "consumer!", key as "key!", status as "status!", attempts as "attempts!",
     crash_attempts as "crash_attempts!", created_at as "created_at!", completed_at, expires_at, not_before, reason, error_code, last_error
 from oncely.list_keys(

@@ -1,4 +1,4 @@
--- A consumer's keys of a status, the newest first, from a place on, through the partial index of that status.
+-- Lists a consumer's keys of a status, newest first, from a place on, through the partial index of that status.
 select tenant as "tenant!", consumer as "consumer!", key as "key!", status as "status!", attempts as "attempts!",
     crash_attempts as "crash_attempts!", created_at as "created_at!", completed_at, expires_at, not_before, reason, error_code, last_error
 from oncely.list_keys(

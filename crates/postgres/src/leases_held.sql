@@ -1,4 +1,4 @@
--- What is held by leases, the oldest first within a consumer, from a place on, through the index of what is held.
+-- Lists held leases, oldest first within a consumer, from a place on, through the index of held keys.
 select i.tenant, i.consumer, i.key, i.owner as "owner!", i.fencing_token as "token!",
     -- The token is the time of the claim, unless the clock was set back.
     oncely.bounded(to_timestamp(i.fencing_token / 1000000.0)) as "since!", oncely.bounded(i.not_before) as "ends_at!",
@@ -6,7 +6,7 @@ select i.tenant, i.consumer, i.key, i.owner as "owner!", i.fencing_token as "tok
 from oncely.idempotency_keys as i
 where i.owner is not null
   and ($1::text is null or i.consumer = $1)
-  -- In words that suit no other index: without statistics the primary key, with all of a tenant's keys, would seem as good.
+  -- Worded to match no other index: without statistics, the primary key with all of a tenant's keys would look equal.
   and ($2::text is null or (i.tenant = $2) is true)
   and ($3::text is null or i.key = $3)
   and ($4::timestamptz is null or i.not_before <= $4)

@@ -1,4 +1,4 @@
--- How many letters a plan would hold, counted up to its limit: without what is known of their keys, which costs most.
+-- Counts the letters of a plan, up to its limit, without the state of their keys, which costs most.
 select count(*) as "count!"
 from (
     select

@@ -1,4 +1,4 @@
--- Dead letters by what failed alike: of the newest 100,000 that match. Each filter is off where its parameter is null.
+-- Groups dead letters by cause: the newest 100,000 that match. A null parameter turns its filter off.
 select consumer as "consumer!", failure_group as "failure_group!", reason as "reason!", error_code, detail, waiting as "waiting!",
     requeueing as "requeueing!", requeued as "requeued!", discarded as "discarded!", came_back as "came_back!", first_at as "first_at!",
     last_at as "last_at!"

@@ -1,5 +1,5 @@
--- Dead letters, newest first. Each filter is off where its parameter is null. Not the message itself: an auditor may not
--- read that.
+-- Lists dead letters, newest first. A null parameter turns its filter off. Omits messages, which an auditor may not
+-- read.
 select tenant as "tenant!", id as "id!", consumer as "consumer!", key as "key!", dead_lettered_at as "dead_lettered_at!", reason as "reason!",
     error_code, detail, attempt as "attempt!", queue as "queue!", worker as "worker!", trace_id, state as "state!", generation as "generation!",
     times as "times!", failure_group as "failure_group!", exchange as "exchange!", routing_key as "routing_key!", body_size as "body_size!",

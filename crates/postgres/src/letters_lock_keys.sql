@@ -1,5 +1,5 @@
--- Locks the keys that were given up with these letters, in the order in which workers lock keys, and before the letters, as
--- workers do: no deadlock, and no failure is recorded in between.
+-- Locks the keys that were given up with these letters: in the order in which workers lock keys, and before the
+-- letters, like workers. So no deadlock occurs, and no failure is recorded in between.
 select i.key
 from unnest($1::text[], $2::uuid[]) as l (tenant, id)
 join oncely.dead_letters as d on d.tenant = l.tenant and d.id = l.id

@@ -1,4 +1,4 @@
--- What is known of the keys of these letters at $4, each letter in the generation that was meant.
+-- Returns the state of these letters' keys at $4, each letter in the given generation.
 select d.tenant, d.id, d.generation,
     coalesce(oncely.same_payload(i.fingerprint, d.fingerprint), true) as "same_payload!", m.memory as "memory!"
 from unnest($1::text[], $2::uuid[], $3::integer[]) as l (tenant, id, generation)

@@ -1,5 +1,5 @@
--- What a requeue or a discard would touch, oldest first, with what is known of each letter's key by now: each by a probe of
--- its own, so that no table of keys is read as a whole for a few letters.
+-- Lists the letters that a requeue or a discard would change, oldest first, with the current state of each key. Probes
+-- each key separately, so that a few letters do not cause a scan of the whole table of keys.
 with wanted as materialized (
     select d.tenant, d.id, d.consumer, d.key, d.dead_lettered_at, d.reason, d.detail, d.queue, d.state, d.generation,
         d.failure_group, d.body_size, d.whole, d.from_client, d.fingerprint

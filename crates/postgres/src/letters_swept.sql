@@ -1,4 +1,4 @@
--- The copies of these letters have left their queue: each was seen there, and acknowledged.
+-- Marks letters as swept: their copies were seen in their queue, and acknowledged.
 with gone as materialized (
     select d.tenant, d.id
     from unnest($1::text[], $2::uuid[], $3::integer[]) as l (tenant, id, generation)

@@ -1,4 +1,4 @@
--- When the letters of each group came, in parts of a span. Of the newest 100,000; each filter is off where its parameter is null.
+-- Counts the newest 100,000 letters by group and part of a span. A null parameter turns its filter off.
 select consumer, failure_group,
     least(
         floor(extract(epoch from dead_lettered_at - $5) / extract(epoch from $6::timestamptz - $5) * $7::integer)::integer, $7 - 1

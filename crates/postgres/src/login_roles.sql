@@ -1,4 +1,5 @@
--- Oncely's roles as far as they exist, and whether the login has them: it does as a member, and as (a member of) the owner of the schema.
+-- Lists Oncely's existing roles, and whether the login has them: as a member, or as (a member of) the owner of the
+-- schema.
 select r.rolname::text as "role!", current_user::text as "login!",
     pg_has_role(current_user, r.oid, 'member')
         or coalesce(pg_has_role(current_user, n.nspowner, 'member'), false) as "granted!"

@@ -1,6 +1,6 @@
--- Counts a run that begins after a redelivery, before it begins, and names the session that serves it. Only keys that may run: not one
--- that took effect or was given up, not another payload's, not one that runs under leases (their claims count), not one that is to wait, and not one whose counted run is still at work.
--- No ON CONFLICT DO UPDATE: see fail.sql.
+-- Counts a run after a redelivery, before the run begins, and records the session that serves it. Counts only keys that
+-- may run: not a key that took effect or was given up, has another payload, runs under leases (their claims count), has
+-- to wait, or has a counted run that is still at work. Avoids ON CONFLICT DO UPDATE: see fail.sql.
 with suspects as materialized (
     select k.*
     from unnest($3::text[], $4::text[], $5::bytea[]) as k (tenant, key, fingerprint)
@@ -12,8 +12,8 @@ with suspects as materialized (
       and i.fencing_token is null
       and (i.not_before is null or i.not_before <= $9)
       and ($6 or i.fingerprint is null or k.fingerprint is null or oncely.same_payload(i.fingerprint, k.fingerprint))
-      -- The CASE keeps this a condition of the row. As an anti join it would not be asked again of a row that another session has marked
-      -- while this one waited for its lock.
+      -- The CASE keeps this a condition of the row. As an anti join it would not be rechecked for a row that another
+      -- session marked during the lock wait.
       and case when i.marked_pid <> $7 then not oncely.is_at_work(i.marked_pid, i.marked_backend_start) else true end
     order by i.tenant, i.key
     for update of i

@@ -1,5 +1,5 @@
--- Completed keys from each of some spans of time, the newest of each, through the index of completed keys. None that is
--- as young as the oldest record that still waits for the relay.
+-- Returns the newest completed keys of each of $4 spans of time, through the index of completed keys. Excludes keys as
+-- young as the oldest record that still waits for the relay.
 select k.tenant as "tenant!", k.key as "key!", k.fingerprint
 from generate_series(0, $4::integer - 1) as s (span)
 cross join lateral (

@@ -1,6 +1,6 @@
--- Records that handlers said no, and that this is the answer: rows claimed in this transaction, or (alone, after a rollback) rows that
--- may not be there yet. Without a claim of its own it touches only a key that may run again.
--- No ON CONFLICT DO UPDATE: see fail.sql.
+-- Records refusals by handlers as answers: rows claimed in this transaction, or (alone, after a rollback) rows that may
+-- not exist yet. Without a claim of its own, changes only a key that may run again. Avoids ON CONFLICT DO UPDATE: see
+-- fail.sql.
 with refused as materialized (
     select r.*
     from unnest($3::text[], $4::text[], $5::integer[], $6::bytea[], $7::text[]) as r (tenant, key, attempts, fingerprint, why)

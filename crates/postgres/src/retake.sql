@@ -1,6 +1,6 @@
--- Claims keys whose earlier runs failed: each row returned may run in this transaction. A key that another worker has
--- just completed, or just failed and put off, is not returned: EvalPlanQual checks the row again after waiting for that worker's lock.
--- Nor one that runs under leases: what such a run has called outside may have happened.
+-- Claims keys with failed earlier runs: each returned row may run in this transaction. Does not return a key that
+-- another worker has just completed, or failed and put off: EvalPlanQual rechecks the row after the wait for that
+-- worker's lock. Does not return a key that runs under leases: external calls of such a run may have happened.
 with failed as materialized (
     select i.tenant, i.key, k.fingerprint
     from unnest($3::text[], $4::text[], $5::bytea[]) as k (tenant, key, fingerprint)
@@ -11,7 +11,7 @@ with failed as materialized (
 )
 update oncely.idempotency_keys as i
 set status = 'COMPLETED', attempts = i.attempts + 1, completed_at = $2, fingerprint = f.fingerprint, last_error = null,
-    -- A client of oncely.claim may have failed at it: from now on the worker's retention counts.
+    -- A client of oncely.claim may have failed at it: from now on the worker's retention applies.
     expires_at = null, not_before = null, marked_pid = null, marked_backend_start = null
 from failed as f
 where i.tenant = f.tenant and i.consumer = $1 and i.key = f.key and i.status = 'IN_PROGRESS'

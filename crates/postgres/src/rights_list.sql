@@ -1,4 +1,4 @@
--- Rights, by login. Each filter is off where its parameter is null.
+-- Lists rights, by login. A null parameter turns its filter off.
 select r.login, r.verb, r.object, r.tenant, oncely.bounded(r.granted_at) as "granted_at!", r.granted_by,
     to_regrole(quote_ident(r.login)) is not null as "login_exists!",
     coalesce(pg_has_role(

@@ -1,5 +1,5 @@
--- Seals after a place of the chain ($1), each compared with what it must hold: the hash of itself (the rule of oncely.seal_hash, which
--- is not asked: whoever can change rows may have changed it), that of the one before it, and times that it can have.
+-- Lists the seals after place $1 of the chain, and compares each with its rule: its own hash (as in oncely.seal_hash,
+-- which is not called: a login that can change rows may have changed it), the previous seal's hash, and possible times.
 select s.place, s.kind, s.from_time, s.until_time, s.row_count, s.digest, s.hash,
     s.hash = sha256(convert_to(
         jsonb_build_array(

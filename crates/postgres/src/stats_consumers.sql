@@ -1,4 +1,4 @@
--- Sums are numeric, and held within what a span may say: nobody's row is to end a look.
+-- Sums consumers' stats by span: numeric, and capped at a span's limit, so that no row makes the query fail.
 select s.consumer, date_bin($2, s.at, timestamptz 'epoch') as "at!",
     least(sum(s.delivered), 1000000000000)::bigint as "delivered!",
     least(sum(s.completed), 1000000000000)::bigint as "completed!",

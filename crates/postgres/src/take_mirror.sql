@@ -1,8 +1,8 @@
--- Takes the oldest records that no other relay holds. Never "id > last": ids commit out of order.
+-- Takes the oldest records that no other relay holds. Avoids "id > last": ids commit out of order.
 --
--- A worker's record has the retention of the file that it started with, one that is said again that of the time when it
--- was: a retention that was shortened since then counts, and the shorter one of a tenant; a batch's tags are of any
--- tenants, so the shortest of all does. $2: for how long an entry may live; no key is collected before that. A claim's own
+-- A worker's record has the retention that the worker was started with, a repeated record that of its repetition. A
+-- retention shortened since then applies instead, and so does a tenant's shorter one; a batch's tags are of any
+-- tenants, so the shortest of all applies. $2 is the lifetime of an entry; no key is collected earlier. A claim's own
 -- end is exact.
 select q.tenant, q.id, q.tags, q.consumer, q.key, q.fingerprint,
     greatest(

@@ -1,5 +1,5 @@
--- Takes a tenant ($1) out of what people did: a pseudonym ($2) instead of its name; what was asked for, and notes, go. In the notes of
--- other actions the name is replaced where it stands as a word ($3: a pattern that finds it).
+-- Erases a tenant ($1) from operators' actions: replaces its name with a pseudonym ($2), and removes filters and notes.
+-- In the notes of other actions, replaces the name where it is a whole word ($3: a pattern for it).
 update oncely.operator_actions as p
 set tenant = case when p.tenant = $1 then $2 else p.tenant end,
     filter = case

@@ -1,5 +1,5 @@
--- What there is of a tenant ($1) at a time ($2). Of its keys those that may not be forgotten yet, its letters being closed, and when the last
--- of them may; one that was parked, and whose message has not come, has no end.
+-- Counts the data of a tenant ($1) at a time ($2). Of its keys, counts those that may not be forgotten yet once its
+-- letters are closed, and returns when the last of them may; a parked key has no end until its message has come.
 with remembered as (
     select case
             when i.expires_at is null
@@ -20,7 +20,7 @@ with remembered as (
     cross join oncely.cell as e
     left join oncely.consumers as c on c.consumer = i.consumer
     left join oncely.tenant_limits as l on l.tenant = i.tenant
-    -- By the clock as far as it is explained.
+    -- Uses the clock as far as it is explained.
     cross join lateral (select least(u.clock_seen_at, $2) as now) as n
     cross join lateral (
         select coalesce(
@@ -59,7 +59,7 @@ select
         where p.tenant = $1
             or jsonb_path_exists(p.filter, '$.** ? (@ == $tenant)', jsonb_build_object('tenant', $1::text))
     ) as "actions!",
-    -- The last failure that a live process tells of.
+    -- Counts the live processes that name the tenant in their last failure.
     (
         select count(*) from oncely.processes as p
         where jsonb_path_exists(p.consumers, '$.** ? (@ == $tenant)', jsonb_build_object('tenant', $1::text))

@@ -1,5 +1,5 @@
--- Deletes up to $2 keys of a tenant ($1): all ($3), or those that may be forgotten at $4, its letters being closed. Says which, so that their
--- tags can be taken out of the mirror. What a run holds stays.
+-- Deletes up to $2 keys of a tenant ($1): all ($3), or those that may be forgotten at $4 once its letters are closed.
+-- Returns the keys, so that their tags can be removed from the mirror. Keys held by a run stay.
 with due as materialized (
     select i.tenant, i.consumer, i.key
     from oncely.idempotency_keys as i
@@ -7,7 +7,7 @@ with due as materialized (
     cross join oncely.cell as e
     left join oncely.consumers as c on c.consumer = i.consumer
     left join oncely.tenant_limits as l on l.tenant = i.tenant
-    -- By the clock as far as it is explained.
+    -- Uses the clock as far as it is explained.
     cross join lateral (select least(u.clock_seen_at, $4) as now) as n
     cross join lateral (
         select coalesce(

@@ -1,5 +1,5 @@
--- The newest decisions of a span of time, those behind a position alone where one is given. Each further filter is off where
--- its parameter is null. Whoever asks chooses a span that holds few rows, or a key: that goes through the index on its hash.
+-- Lists the newest decisions of a span of time, or only those behind a position. A null parameter turns its filter off.
+-- The caller chooses a span with few rows, or a key, which is found through the index on its hash.
 select tenant as "tenant!", occurred_at as "occurred_at!", consumer as "consumer!", key as "key!", queue as "queue!", outcome as "outcome!", reason,
     error_code, detail, attempt as "attempt!", duration_us, worker as "worker!", login, trace_id, part as "partition!", place as "place!"
 from oncely.list_audit(

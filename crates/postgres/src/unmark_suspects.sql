@@ -1,4 +1,4 @@
--- Takes back the marks of runs that have ended without a result. Returns those whose keys somebody holds.
+-- Removes the marks of runs that ended without a result. Returns the marked keys that another transaction holds.
 with marked as materialized (
     select i.tenant, i.key
     from rows from (pg_catalog.unnest($2::text[]), pg_catalog.unnest($3::text[])) as k (tenant, key)

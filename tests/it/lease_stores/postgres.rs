@@ -280,7 +280,8 @@ async fn a_call_that_was_repeated_and_did_not_happen_is_made_by_the_next_run() {
     let window = Duration::from_secs(1);
     let (key, step) = (identity("order 1"), Step::new("mail", Repeat::Within(window)));
     let unknown = async |_: Call| Err::<String, _>(StepError::Unknown(anyhow::anyhow!("no answer")));
-    let ran = runner.run(&key, fingerprint(b"{}"), async |run| Ok(Some(run.step(&step, unknown).await?.into())));
+    let ran =
+        runner.run(&key, fingerprint(b"{}"), async |run| Ok(Some(run.step(&step, unknown).await?.into())));
     assert!(matches!(ran.await.unwrap(), RunOutcome::Failed { .. }));
     let call = async |_: Call| Ok::<_, StepError>("sent".to_owned());
     let not_there = async |_: Call| Ok(None);

@@ -60,7 +60,8 @@ impl EventReport {
     fn count(&mut self, failures: &[EventFailure<'_>]) {
         self.parked = failures.iter().filter(|failure| failure.again_at.is_none()).count();
         self.failed = failures.len() - self.parked;
-        let undecided = failures.iter().filter(|failure| !failure.is_charged() && failure.reason != HELD_BACK);
+        let undecided =
+            failures.iter().filter(|failure| !failure.is_charged() && failure.reason != HELD_BACK);
         self.undecided = undecided.count();
     }
 }
