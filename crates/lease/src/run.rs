@@ -266,7 +266,7 @@ impl<S: StepStore> Run<S> {
                     match again.state {
                         // An earlier run's outcome came late.
                         StepState::Done(result) => self.read(step, result),
-                        // This run has repeated the call, and nothing is said of that one: the next run may ask of both.
+                        // The refusal of a repeated call changes nothing in its own run: the next run asks again.
                         StepState::Unknown if again.round == begun.round => {
                             let step = step.name();
                             Err(HandlerError::transient(format!(
