@@ -83,14 +83,12 @@ async fn a_queue_that_confirms_nothing_holds_up_no_other() {
         world.broker.declare_queue(queue, FieldTable::default()).await.unwrap();
     }
     tell_queue(&broker, &still, "suspend").await;
-    // The first batch is full of them; in the next one others are behind them.
-    for queue in [&still, &well] {
-        run(
-            &mut world,
-            &format!("select count(oncely.emit('', '{queue}', n::text)) from generate_series(1, 6) as n"),
-        )
-        .await;
-    }
+    // In each batch, others are behind them.
+    let both = format!(
+        "select count(oncely.emit('', queue, n::text))
+        from (select n, queue from generate_series(1, 6) as n, unnest(array['{still}', '{well}']) as queue order by n, queue) as e"
+    );
+    run(&mut world, &both).await;
     let relay = world.start("relay");
     world.wait_for(&format!("select count(*) from oncely.events where routing_key = '{well}'"), 0).await;
     let mut arrived = bodies(&world.broker, &well).await;
