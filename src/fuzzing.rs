@@ -67,7 +67,7 @@ pub fn decode_identify_classify(input: &[u8]) {
         let kept = fit(headers.clone(), 131_072);
         assert!(headers.inner().len() + 1 >= kept.inner().len());
     }
-    let consumer = IdentityPart::new(b"consumer").expect("valid");
+    let consumer = IdentityPart::new(b"consumer").expect("a short name without NUL is valid");
     for tenant in sources() {
         for key in sources() {
             match identify(&message, &consumer, &tenant, &key) {

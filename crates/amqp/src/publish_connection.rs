@@ -176,8 +176,8 @@ impl PublishConnection {
     }
 
     /// Publishes messages in any order. The result of one is independent of the others: if a channel is closed over a message, the rest is
-    /// published again without it, unless one was not confirmed in time: messages that would be published after that have no result. After an error of the
-    /// connection, messages without a result may have arrived or not.
+    /// published again without it. Messages without a result may have arrived or not: after an error of the connection; or, if the channel of
+    /// their exchange was closed, after one that was not confirmed in time.
     pub async fn publish(
         &self,
         messages: &[OutgoingMessage<'_>],
@@ -188,6 +188,11 @@ impl PublishConnection {
             let now = Instant::now();
             silent.retain(|_, again| *again > now);
             silent.clone()
+        };
+        let held_back = |message: &OutgoingMessage<'_>| {
+            // As a rule no queue is silent, and no name is copied.
+            let again = if silent.is_empty() { None } else { silent.get(&message.destination()) };
+            again.map(|again| again.saturating_duration_since(Instant::now()))
         };
         let mut by_exchange: HashMap<&str, Vec<usize>> = HashMap::new();
         let mut results = vec![None; messages.len()];
@@ -201,11 +206,8 @@ impl PublishConnection {
                 Some(headers) if table_size(headers) > room => {
                     results[index] = Some(PublishResult::HeadersTooLarge)
                 }
-                _ => match silent.get(&message.destination()) {
-                    Some(again) => {
-                        let left = again.saturating_duration_since(Instant::now());
-                        results[index] = Some(PublishResult::HeldBack(left));
-                    }
+                _ => match held_back(message) {
+                    Some(left) => results[index] = Some(PublishResult::HeldBack(left)),
                     None => by_exchange.entry(message.exchange).or_default().push(index),
                 },
             }
@@ -366,8 +368,8 @@ impl PublishConnection {
         (confirms, None)
     }
 
-    /// Awaits the confirms of messages; `failed` becomes the error that tells most. Behind one that is not settled in time, only those that are
-    /// settled already count: a queue may be silent while others confirm.
+    /// Awaits the confirms of messages; `failed` becomes the error that tells most. Behind one that is not settled in time, only those count
+    /// that are settled already: a queue may be silent while others confirm.
     async fn settle(
         &self,
         mut confirms: Vec<PublisherConfirm>,

@@ -138,8 +138,8 @@ impl ConnectionPermit {
         self.request.load(Ordering::Relaxed)
     }
 
-    /// Marks the body of this request as received or abandoned: the connection is not displaced until its answer is finished. Does nothing if
-    /// the body has ended before, or another request has begun: the service may answer before it has read a body, and the client goes on.
+    /// Marks the body of this request as received or abandoned: the connection is not displaced until its answer is finished. Does nothing
+    /// if the body has ended before, or another request has begun: the service may answer before it has read a body, and the client goes on.
     pub(super) fn finish_body(&self, request: u64) {
         self.set(ConnectionPhase::Working, |phase| {
             phase == ConnectionPhase::Arriving && request == self.request()

@@ -107,7 +107,7 @@ impl PostgresStore {
         });
         let said = said.await.unwrap_or(Err(StatementFault::Postgres(sqlx::Error::WorkerCrashed)));
         // If the server refuses this statement alone, other holders can renew.
-        let is_failing = said.as_ref().is_err_and(StatementFault::is_of_all);
+        let is_failing = said.as_ref().is_err_and(StatementFault::affects_all_sessions);
         if self.is_failing.swap(is_failing, Ordering::Relaxed) && is_failing {
             self.away.note();
         }
@@ -126,9 +126,9 @@ enum StatementFault {
 }
 
 impl StatementFault {
-    fn is_of_all(&self) -> bool {
+    fn affects_all_sessions(&self) -> bool {
         match self {
-            Self::Postgres(error) => pg::is_of_all(error),
+            Self::Postgres(error) => pg::affects_all_sessions(error),
             Self::NoSession(_) => true,
         }
     }

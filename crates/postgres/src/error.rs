@@ -103,7 +103,7 @@ pub fn is_outage(error: &sqlx::Error) -> bool {
 
 /// Returns whether every session may meet an error: an outage, or a state of the server (its resources, grants, configuration).
 #[must_use]
-pub fn is_of_all(error: &sqlx::Error) -> bool {
+pub fn affects_all_sessions(error: &sqlx::Error) -> bool {
     fault_of(error).is_none_or(|fault| {
         fault.class == FaultClass::Environment && !fault.code.as_deref().is_some_and(is_application_code)
     })

@@ -107,7 +107,7 @@ pub use control::{Pause, pause_consumer, pauses, resume_consumer};
 pub use dead_letter::{DeadLetter, collect as collect_letters, store_letters as keep_letters};
 pub use door::{NoSession, SessionFactory};
 pub use error::{
-    Outage, PgFault, class_of, classify, classify_handler, handler_class_of, is_of_all, is_outage,
+    Outage, PgFault, affects_all_sessions, class_of, classify, classify_handler, handler_class_of, is_outage,
 };
 pub use error::{describe, fault_within, is_cancelled, is_slow, operator_text, passes, tell_server_texts};
 pub use event::emit;

@@ -13,7 +13,7 @@ use oncely::reason::Reason;
 use sqlx::postgres::PgPoolOptions;
 use testbed::eventually;
 use testbed::proxy::{Mode, OneShot, Proxy};
-use tokio::sync::Notify;
+use tokio::sync::{Barrier, Notify};
 
 use super::clocks::PostgresClock;
 use super::{claim, conforms, hold, identity};
@@ -216,25 +216,31 @@ async fn a_result_that_is_not_stored_yet_answers_the_next_try() {
     assert_eq!(ran.await.unwrap(), RunOutcome::Done(Some("sent".into())));
 }
 
+async fn not_answered<T>(_: Call) -> Result<T, StepError> {
+    Err(StepError::Unknown(anyhow::anyhow!("no answer")))
+}
+
+/// Makes a step twice at once.
+async fn twice<F: Future<Output = Result<(), HandlerError>>>(
+    once: impl Fn() -> F,
+) -> Result<Option<serde_json::Value>, HandlerError> {
+    let (first, second) = tokio::join!(once(), once());
+    assert!(first.is_ok() || second.is_ok(), "{first:?}, {second:?}");
+    Ok(None)
+}
+
 #[tokio::test]
 async fn of_two_tries_at_once_one_calls() {
     let world = World::new().await;
     let runner = LeaseRunner::new(PostgresStore::new(pool(world.database.url()).await));
     let (step, calls) = (&Step::new("mail", Repeat::Never), &AtomicU32::new(0));
+    let call = async |_: Call| {
+        calls.fetch_add(1, Ordering::Relaxed);
+        Ok::<_, StepError>(())
+    };
     for number in 1..=20 {
         let key = identity(&format!("order {number}"));
-        let ran = runner.run(&key, fingerprint(b"{}"), async |run| {
-            let once = async || {
-                let call = async |_: Call| {
-                    calls.fetch_add(1, Ordering::Relaxed);
-                    Ok::<_, StepError>(())
-                };
-                run.step(step, call).await
-            };
-            let (first, second) = tokio::join!(once(), once());
-            assert!(first.is_ok() || second.is_ok(), "{first:?}, {second:?}");
-            Ok(None)
-        });
+        let ran = runner.run(&key, fingerprint(b"{}"), async |run| twice(|| run.step(step, call)).await);
         ran.await.unwrap();
         assert_eq!(calls.load(Ordering::Relaxed), number);
     }
@@ -246,26 +252,25 @@ async fn of_two_tries_that_ask_at_once_one_calls() {
     let runner = LeaseRunner::new(PostgresStore::new(pool(world.database.url()).await));
     let runner = runner.retry(vec![Duration::ZERO], 100, 3);
     let (step, calls) = (&Step::new("mail", Repeat::Ask), &AtomicU32::new(0));
+    let call = async |_: Call| {
+        calls.fetch_add(1, Ordering::Relaxed);
+        Ok::<_, StepError>(())
+    };
     for number in 1..=20 {
         let key = identity(&format!("order {number}"));
-        // The first run ends within its call.
         let ran = runner.run(&key, fingerprint(b"{}"), async |run| {
-            let unknown = async |_: Call| Err::<(), _>(StepError::Unknown(anyhow::anyhow!("no answer")));
-            run.step(step, unknown).await?;
+            run.step::<(), _, _>(step, not_answered).await?;
             Ok(None)
         });
         assert!(matches!(ran.await.unwrap(), RunOutcome::Failed { .. }));
-        let ran = runner.run(&key, fingerprint(b"{}"), async |run| {
-            let once = async || {
-                let call = async |_: Call| {
-                    calls.fetch_add(1, Ordering::Relaxed);
-                    Ok::<_, StepError>(())
-                };
-                run.step_or_ask(step, async |_| Ok(None), call).await
-            };
-            let (first, second) = tokio::join!(once(), once());
-            assert!(first.is_ok() || second.is_ok(), "{first:?}, {second:?}");
+        // Both have begun before one is told that nothing happened.
+        let both = &Barrier::new(2);
+        let not_there = async |_: Call| {
+            both.wait().await;
             Ok(None)
+        };
+        let ran = runner.run(&key, fingerprint(b"{}"), async |run| {
+            twice(|| run.step_or_ask(step, not_there, call)).await
         });
         ran.await.unwrap();
         assert_eq!(calls.load(Ordering::Relaxed), number);
@@ -275,23 +280,25 @@ async fn of_two_tries_that_ask_at_once_one_calls() {
 #[tokio::test]
 async fn a_call_that_was_repeated_and_did_not_happen_is_made_by_the_next_run() {
     let world = World::new().await;
-    let runner = LeaseRunner::new(PostgresStore::new(pool(world.database.url()).await));
+    let pool = pool(world.database.url()).await;
+    let runner = LeaseRunner::new(PostgresStore::new(pool.clone()));
     let runner = runner.retry(vec![Duration::ZERO], 100, 3);
-    let window = Duration::from_secs(1);
-    let (key, step) = (identity("order 1"), Step::new("mail", Repeat::Within(window)));
-    let unknown = async |_: Call| Err::<String, _>(StepError::Unknown(anyhow::anyhow!("no answer")));
-    let ran =
-        runner.run(&key, fingerprint(b"{}"), async |run| Ok(Some(run.step(&step, unknown).await?.into())));
+    let hour = Duration::from_secs(3_600);
+    let (key, step) = (identity("order 1"), Step::new("mail", Repeat::Within(hour)));
+    let ran = runner.run(&key, fingerprint(b"{}"), async |run| {
+        Ok(Some(run.step::<String, _, _>(&step, not_answered).await?.into()))
+    });
     assert!(matches!(ran.await.unwrap(), RunOutcome::Failed { .. }));
     let call = async |_: Call| Ok::<_, StepError>("sent".to_owned());
     let not_there = async |_: Call| Ok(None);
     let ran = runner.run(&key, fingerprint(b"{}"), async |run| {
-        assert!(run.step_or_ask(&step, not_there, unknown).await.is_err());
-        tokio::time::sleep(window * 2).await;
+        assert!(run.step_or_ask::<String, _, _, _, _>(&step, not_there, not_answered).await.is_err());
+        let two_hours_later = "update oncely.idempotency_keys
+            set steps = jsonb_set(steps, '{mail,started_at}', to_jsonb(clock_timestamp() - interval '2 hours'))";
+        sqlx::query(two_hours_later).execute(&pool).await.unwrap();
         Ok(Some(run.step_or_ask(&step, not_there, call).await?.into()))
     });
-    let ran = ran.await.unwrap();
-    assert!(!matches!(ran, RunOutcome::GivenUp { .. }), "{ran:?}");
+    assert!(matches!(ran.await.unwrap(), RunOutcome::Failed { .. }));
     let ran = runner.run(&key, fingerprint(b"{}"), async |run| {
         Ok(Some(run.step_or_ask(&step, not_there, call).await?.into()))
     });

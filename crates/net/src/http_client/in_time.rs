@@ -1,4 +1,4 @@
-//! Time limits of a connection: of everything before a request (name resolution, connection, handshake), and of a write that makes no progress.
+//! Time limits of a connection: of everything before a request (name resolution, connection, handshake), and of a write without progress.
 
 use std::error::Error;
 use std::task::{Context, Poll};

@@ -16,8 +16,8 @@ use tokio::time::Sleep;
 /// count as an unknown outcome. So a failed write counts as done, and reading returns the answer, or the end of the connection.
 ///
 /// A write that makes no progress for too long counts as failed, too: the caller may have given up its wait for an answer, and the request's
-/// body, with all that it holds, would stay as long as the server does. An answer that is under way goes on; the connection ends if for as long
-/// again nothing of one comes.
+/// body, with all that it holds, would stay as long as the server does. An answer that is under way goes on; the connection ends if nothing of
+/// one comes for as long again.
 pub(super) struct Stream<S> {
     inner: S,
     /// A write has failed.

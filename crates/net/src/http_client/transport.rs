@@ -22,8 +22,8 @@ const REST: Duration = Duration::from_secs(3);
 /// is worth knowing soon.
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// Longest time of a write without progress, or the time limit of the request if that is longer: a socket reports progress only when a third of its
-/// buffer is free again.
+/// Longest time of a write without progress, or the time limit of the request if that is longer: a socket reports progress only when a third
+/// of its buffer is free again.
 const WRITE: Duration = Duration::from_secs(60);
 
 /// Size of a socket's send buffer: if the server reads 16 KiB a second, the socket reports progress every ten seconds.
@@ -92,8 +92,9 @@ where
     B::Data: Buf + Send,
     B::Error: Into<Box<dyn StdError + Send + Sync>>,
 {
-    /// Reads the certificates. `limit`: time limit of a request; half of it, and five seconds at most, for a connection. `keeps`: a connection is used again, unless a body was sent on it;
-    /// false keeps requests that may not be repeated off a connection that the server may be about to close.
+    /// Reads the certificates. `limit`: time limit of a request; half of it, and five seconds at most, for a connection. `keeps`: a
+    /// connection is used again, unless a body was sent on it; false keeps requests that may not be repeated off a connection that the
+    /// server may be about to close.
     pub fn new(
         tls: Option<&TlsSettings>,
         limit: Duration,

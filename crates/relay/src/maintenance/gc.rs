@@ -115,10 +115,10 @@ fn note<T>(
     }
 }
 
-/// The keys of one walk.
+/// Keys of one walk.
 #[derive(Clone, Copy)]
 enum CollectedKeys<'a> {
-    /// Those of a consumer in this state.
+    /// Keys of a consumer in this state.
     OfConsumer(&'a RetentionRule, KeyStatus),
     /// Keys with their own expiry, if it is before this time.
     Expired(DateTime<Utc>),

@@ -89,7 +89,7 @@ async fn maintain(
                 }
                 has_failed = !report.failures.is_empty();
                 for failure in report.failures {
-                    tracing::error!("{failure}");
+                    tracing::error!(failure, "a step of the collection failed; repeated within the hour");
                 }
                 for collected in report.consumers {
                     metrics.deleted.get(&collected.consumer).increment(collected.deleted.iter().sum());

@@ -90,8 +90,8 @@ pub(crate) struct EventBatch<'a> {
     pub(crate) client_timeout: Duration,
     /// Time after which no more of the batch is published.
     pub(crate) longest: Duration,
-    /// Longest wait for an answer of the broker. The confirms have that much time after `longest`, and a question whether the broker answers at all has
-    /// it again: PostgreSQL lets the batch's transaction be idle for longer than all of them.
+    /// Longest wait for an answer of the broker. Confirms are awaited until that much time after `longest`, and then a channel may be opened to
+    /// see whether the broker answers at all, in two such waits: PostgreSQL lets the batch's transaction be idle for longer than all of them.
     pub(crate) answer: Duration,
     pub(crate) traces: &'a EventTraces,
     pub(crate) witnesses: &'a Witnesses<Uuid>,
@@ -301,8 +301,8 @@ async fn publish(
     (results, None)
 }
 
-/// Splits a wave into parts of at most [`PART_BYTES`] of payload, or of one larger event, for at most [`EXCHANGES_AT_ONCE`] exchanges: a slow
-/// link, or queues that are silent, delay one part. The exchange of the first event comes first.
+/// Splits a wave into parts of at most [`PART_BYTES`] of payload, or of one larger event, for at most [`EXCHANGES_AT_ONCE`] exchanges: a
+/// slow link or a silent queue delays one part. The exchange of the first event comes first.
 fn parts(events: &[TakenEvent], mut wave: Vec<usize>) -> Vec<Vec<usize>> {
     let exchange = |index: usize| events[index].exchange.as_str();
     let mut places: HashMap<&str, usize> = HashMap::new();
@@ -535,5 +535,42 @@ fn log_failures(failures: &[EventFailure<'_>]) {
         } else {
             tracing::warn!(exchange, reason, events, error, "cannot publish events; retrying");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wave_is_sent_in_parts_of_bounded_size_and_few_exchanges() {
+        let event = |(exchange, size): &(usize, usize)| TakenEvent {
+            tenant: String::new(),
+            id: Uuid::nil(),
+            created_at: DateTime::UNIX_EPOCH,
+            attempts: 0,
+            reply: false,
+            exchange: exchange.to_string(),
+            routing_key: String::new(),
+            ordering_key: None,
+            place: 1,
+            message_id: None,
+            content_type: None,
+            kind: None,
+            correlation_id: None,
+            reply_to: None,
+            app_id: None,
+            headers: None,
+            payload: Some(vec![0; *size]),
+        };
+        let split = |wave: &[(usize, usize)]| {
+            let events: Vec<TakenEvent> = wave.iter().map(event).collect();
+            parts(&events, (0..events.len()).collect())
+        };
+        assert!(split(&[]).is_empty());
+        assert_eq!(split(&[(1, PART_BYTES), (1, 1), (1, 2 * PART_BYTES), (1, 1)]), [[0], [1], [2], [3]]);
+        assert_eq!(split(&[(2, 1), (1, 1), (2, 1)]), [vec![0, 2, 1]]);
+        let many: Vec<(usize, usize)> = (0..EXCHANGES_AT_ONCE + 1).map(|exchange| (exchange, 1)).collect();
+        assert_eq!(split(&many).iter().map(Vec::len).collect::<Vec<_>>(), [EXCHANGES_AT_ONCE, 1]);
     }
 }

@@ -31,10 +31,10 @@ pub(crate) enum MirrorBatchError {
     Deleted { deleted: u64, taken: usize },
 }
 
-/// Takes a batch, writes it to the mirror, deletes it. If the mirror takes nothing, returns its error beside the records that were deleted
-/// all the same. The rows stay locked meanwhile, so that two relays share the work; a crash between
+/// Takes a batch, writes it to the mirror, deletes it. The rows stay locked meanwhile, so that two relays share the work; a crash between
 /// the write and the COMMIT writes the same tags again, which changes nothing. Without a mirror the records are only deleted: kept, they
-/// would hold back the garbage collection for ever.
+/// would hold back the garbage collection for ever. If the mirror takes nothing, returns its error beside the records that were deleted all
+/// the same, because their entries would be over.
 pub(crate) async fn mirror_batch(
     session: &mut Session,
     witness: Option<&mut PgConnection>,
