@@ -104,9 +104,16 @@ impl Arena {
         .await
     }
 
-    /// Waits until so many runs have taken effect.
+    /// Waits until at least so many runs have taken effect.
     pub async fn until_effects(&self, wanted: i64) -> anyhow::Result<()> {
-        self.until("effects", "select count(*) from judge.log", wanted).await
+        eventually_within(PATIENCE, "effects", || async {
+            let mut connection = self.connect().await?;
+            let found: i64 =
+                sqlx::query_scalar("select count(*) from judge.log").fetch_one(&mut connection).await?;
+            anyhow::ensure!(found >= wanted, "{found} instead of {wanted}");
+            anyhow::Ok(())
+        })
+        .await
     }
 
     /// Waits until what has taken effect is in the mirror.
