@@ -17,6 +17,8 @@ use lapin::{BasicProperties, Channel, Connection, ConnectionProperties, Exchange
 pub struct Broker {
     connection: Connection,
     channel: Channel,
+    /// Of [`Broker::ready`]: a missing queue closes it.
+    looking: tokio::sync::Mutex<Option<Channel>>,
 }
 
 impl Broker {
@@ -27,7 +29,7 @@ impl Broker {
             .context("cannot connect to RabbitMQ")?;
         let channel = connection.create_channel().await?;
         channel.confirm_select(ConfirmSelectOptions::default()).await?;
-        Ok(Self { connection, channel })
+        Ok(Self { connection, channel, looking: tokio::sync::Mutex::default() })
     }
 
     /// The channel, for what has no method here.
@@ -107,13 +109,15 @@ impl Broker {
 
     /// Messages ready in a queue. What is delivered and not yet acknowledged is not counted.
     pub async fn ready(&self, queue: &str) -> anyhow::Result<u32> {
-        // On a channel of its own: a missing queue closes the channel.
-        let channel = self.connection.create_channel().await?;
+        let mut looking = self.looking.lock().await;
+        let channel = match looking.take() {
+            Some(channel) => channel,
+            None => self.connection.create_channel().await?,
+        };
         let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
         let queue = channel.queue_declare(queue.into(), options, FieldTable::default()).await?;
-        let count = queue.message_count();
-        channel.close(200, "done".into()).await?;
-        Ok(count)
+        *looking = Some(channel);
+        Ok(queue.message_count())
     }
 
     /// Messages ready in a queue that is there, and its consumers; on the one channel, so that it can be asked often.

@@ -304,7 +304,8 @@ impl RabbitMq {
         let management = self.management_port.map(|_| "rabbitmq_management");
         let plugins: Vec<&str> = management.into_iter().chain(self.plugins.iter().copied()).collect();
         std::fs::write(folder.join("plugins"), format!("[{}].\n", plugins.join(",")))?;
-        let mut settings = format!("listeners.tcp.1 = 127.0.0.1:{}\n", self.port);
+        // The log is for failed starts: two lines for each connection would be most of it.
+        let mut settings = format!("listeners.tcp.1 = 127.0.0.1:{}\nlog.connection.level = warning\n", self.port);
         if let Some(port) = self.management_port {
             settings.push_str(&format!("management.tcp.ip = 127.0.0.1\nmanagement.tcp.port = {port}\n"));
         }

@@ -37,7 +37,12 @@ pub struct Servers {
 impl Servers {
     /// Takes the servers named by `DATABASE_URL`, `AMQP_URL` and `REDIS_URL`, and starts private ones for the rest.
     pub async fn start() -> anyhow::Result<Self> {
-        Self::with(given("DATABASE_URL"), given("AMQP_URL"), given("REDIS_URL"), &[], false).await
+        Self::start_with(&[]).await
+    }
+
+    /// The same; a PostgreSQL of ours has these settings (`name=value`) beside its defaults.
+    pub async fn start_with(settings: &[&str]) -> anyhow::Result<Self> {
+        Self::with(given("DATABASE_URL"), given("AMQP_URL"), given("REDIS_URL"), settings, false).await
     }
 
     /// The same, and a broker of ours has its HTTP API.

@@ -86,8 +86,17 @@ impl Servers {
         }
         sql.close().await.unwrap();
         servers.encrypt(true).await;
-        servers.present(credentials).await;
+        servers.write_to_postgres(credentials);
+        servers.postgres.restart().await.unwrap();
         servers
+    }
+
+    fn write_to_postgres(&self, credentials: &Credentials) {
+        for (name, text) in
+            [("ca.pem", &credentials.ca), ("cert.pem", &credentials.cert), ("key.pem", &credentials.key)]
+        {
+            self.postgres.write(name, text).unwrap();
+        }
     }
 
     /// As superuser.
@@ -106,11 +115,7 @@ impl Servers {
     /// Gives them other certificates; connections to PostgreSQL and Redis are lost.
     pub(crate) async fn present(&mut self, credentials: &Credentials) {
         credentials.write(self.folder.path()).unwrap();
-        for (name, text) in
-            [("ca.pem", &credentials.ca), ("cert.pem", &credentials.cert), ("key.pem", &credentials.key)]
-        {
-            self.postgres.write(name, text).unwrap();
-        }
+        self.write_to_postgres(credentials);
         // Erlang keeps what it has read for two minutes.
         let (postgres, rabbitmq, redis) = tokio::join!(
             self.postgres.restart(),

@@ -30,7 +30,8 @@ pub(crate) async fn run(choice: &Choice, arguments: &[String]) -> anyhow::Result
     let runner = RUNNER.program(&root)?;
     let scratch = testbed::keep_scratch_in_memory();
     eprintln!("starting PostgreSQL, RabbitMQ and Redis");
-    let servers = Servers::start().await?;
+    // The suite makes a database for each test: with PostgreSQL's minute, ten autovacuum workers would start in each second.
+    let servers = Servers::start_with(&["autovacuum_naptime=1h"]).await?;
     let versions = servers.versions().await?;
     eprintln!("{versions}");
     let urls = servers.urls().clone();

@@ -71,8 +71,14 @@ impl World {
 
     /// On other servers.
     pub(crate) async fn on(urls: Urls) -> Self {
-        let database = Database::create(&urls.postgres).await.expect("database");
-        fill(&database).await.expect("migrations");
+        let database = match urls.postgres == servers().await.urls().postgres {
+            true => template(&urls).await.copy().await.expect("a copy"),
+            false => {
+                let database = Database::create(&urls.postgres).await.expect("database");
+                fill(&database).await.expect("migrations");
+                database
+            }
+        };
         Self::in_database(database, urls).await
     }
 
@@ -333,7 +339,7 @@ impl World {
             assert!(start.elapsed() < testbed::DEADLINE, "{query} is not {wanted}");
             let witness = format!("witness-{}", uuid::Uuid::new_v4());
             self.publish(consumer, message("witness", &witness), "{}").await;
-            tokio::time::sleep(Duration::from_millis(200)).await;
+            tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
 

@@ -1,6 +1,6 @@
 //! What a lane does with a batch.
 
-use oncely::identity::Identity;
+use oncely_core::identity::Identity;
 use oncely_core::decide::KeyDecision;
 use oncely_core::decide::{Suspicion, leaders, suspicion};
 use oncely_core::fault::FaultClass;

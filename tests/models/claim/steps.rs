@@ -2,7 +2,7 @@
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
-use oncely::identity::{Identity, IdentityPart};
+use oncely_core::identity::{Identity, IdentityPart};
 use oncely_core::decide::{FailureDecision, KeyDecision, OnConflict, after_failure, decide};
 use oncely_core::fault::{Fault, FaultClass};
 use oncely_core::outcome::Disposition;

@@ -1,6 +1,6 @@
 //! The broker, the table and the workers.
 
-use oncely::reason::{Reason, Rejection};
+use oncely_core::reason::{Reason, Rejection};
 use oncely_core::decide::{KeyRecord, KeyStatus};
 use oncely_core::fingerprint::Fingerprint;
 use oncely_core::outcome::{DuplicateSource, Outcome};

@@ -208,3 +208,16 @@ mod secured {
         Ok(builder.enable_http1().wrap_connector(http))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_answer_that_is_read_a_little_late_counts() {
+        let arrived = within(Duration::ZERO, tokio::time::sleep(CATCH_UP / 5)).await;
+        assert!(arrived.is_some());
+        let missing = within(Duration::ZERO, std::future::pending::<()>()).await;
+        assert!(missing.is_none());
+    }
+}
