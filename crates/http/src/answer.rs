@@ -1,15 +1,15 @@
-//! Reads a handler's answer and selects the parts kept for a retry.
+//! A handler's answer: read to its end, kept for a retry, sent to its client.
 
 use bytes::{Bytes, BytesMut};
+use futures::future::BoxFuture;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderName, TRANSFER_ENCODING};
-use http::{HeaderMap, Response, StatusCode};
+use http::{HeaderMap, Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
+use tokio::sync::oneshot;
 
 use super::body::{Body, BoxError, followed, passed, whole};
-use super::on_large::OnLarge;
 use super::problem::AnswerName;
-use super::replay::OMITTED;
-use super::settings::is_kept;
+use super::settings::{OnLarge, Settings};
 use oncely_lease::failure::FailureResponse;
 use oncely_lease::handler_error::HandlerError;
 use oncely_postgres::HttpAnswer;
@@ -18,9 +18,58 @@ use oncely_postgres::HttpAnswer;
 /// handlers.
 const LONGEST_RESPONSE: usize = 65_536;
 
+/// Header: the answer had a body, which was not stored.
+pub(super) const OMITTED: HeaderName = HeaderName::from_static("oncely-body-omitted");
+
+/// Headers that no retry gets: session and credentials of one client, connection headers, headers that the server sets, and Oncely's own.
+/// All others are kept, so that this list can't drop a header that a browser needs to read an answer or to treat it safely.
+const NEVER_KEPT: [&str; 22] = [
+    "set-cookie",
+    "set-cookie2",
+    "authorization",
+    "authentication-info",
+    "proxy-authentication-info",
+    "www-authenticate",
+    "proxy-authenticate",
+    "clear-site-data",
+    "content-length",
+    "transfer-encoding",
+    "connection",
+    "keep-alive",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "upgrade",
+    "via",
+    "date",
+    "age",
+    "alt-svc",
+    "idempotent-replayed",
+    "oncely-body-omitted",
+];
+
+/// Returns whether a retry gets this header.
+pub(super) fn is_kept(name: &HeaderName, omitted: &[HeaderName]) -> bool {
+    !NEVER_KEPT.contains(&name.as_str()) && !omitted.contains(name)
+}
+
 /// Response extension: the body is streamed through and not kept.
 #[derive(Clone, Copy, Debug)]
 pub struct StreamedBody;
+
+/// Calls the service behind the layer, and reads its answer.
+pub(super) type HandlerCall =
+    Box<dyn FnOnce(Request<Body>) -> BoxFuture<'static, Result<HandlerAnswer, AnswerReadError>> + Send>;
+
+/// Sends the answer to the waiting client; the task goes on without it.
+pub(super) type AnswerSender = oneshot::Sender<Response<Body>>;
+
+/// Sends an answer to its client, if the client is still there.
+pub(super) fn send(reply: AnswerSender, answer: impl Into<Response<Body>>) {
+    if reply.send(answer.into()).is_err() {
+        tracing::debug!("a client left before its answer");
+    }
+}
 
 /// A handler's answer.
 #[derive(Debug)]
@@ -76,6 +125,16 @@ impl HandlerAnswer {
         self.failure.take().and_then(FailureResponse::take)
     }
 
+    /// Returns whether this answer is stored. `is_used`: the handler has used its transaction or run.
+    pub(super) fn is_stored(&self, settings: &Settings, is_used: bool) -> bool {
+        let status = self.status;
+        let is_final = match &settings.is_final {
+            Some(is_final) => is_final(status),
+            None => is_final(status) && !(settings.is_shared() && status.is_client_error()),
+        };
+        is_final && !status.is_server_error() && (is_used || status.is_success())
+    }
+
     /// Returns the parts that are kept. Headers stay in order, as a name may be repeated.
     pub(super) fn kept(&self, omitted: &[HeaderName]) -> HttpAnswer {
         let kept = self.headers.iter().filter(|(name, _)| is_kept(name, omitted));
@@ -110,6 +169,13 @@ impl HandlerAnswer {
         }
         response
     }
+}
+
+/// Returns whether a retry would get the same status: it depends neither on the client's rights, nor on headers (which are not compared),
+/// nor on a temporary state.
+fn is_final(status: StatusCode) -> bool {
+    !status.is_server_error()
+        && !matches!(status.as_u16(), 401 | 403 | 405..=409 | 411..=417 | 421 | 423..=426 | 428 | 429 | 431)
 }
 
 /// Reads a body to its end or until it exceeds `most` bytes; returns the bytes and the rest. A body of one frame is not copied.

@@ -9,10 +9,7 @@ use http::request::Parts;
 use http::{Method, Response, StatusCode};
 
 use super::consumer::Consumer;
-use super::keys::KeyStore;
-use super::message_result::MessageResult;
-use super::on_large::OnLarge;
-use super::settings::Settings;
+use super::settings::{KeyStore, MessageResult, OnLarge, Settings};
 use oncely_core::fingerprint::FingerprintPolicy;
 use oncely_core::retry::RetryPolicy;
 

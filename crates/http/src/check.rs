@@ -1,4 +1,4 @@
-//! Validates settings and derives values from them.
+//! Validates settings.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -6,27 +6,17 @@ use std::time::Duration;
 use http::Method;
 
 use super::consumer::{Consumer, ConsumerName};
-use super::keys::KeyStore;
-use super::on_large::OnLarge;
-use super::settings::{POLICY, Settings};
-use super::store::ConsumerRegistration;
+use super::settings::{DAY, KeyStore, OnLarge, Settings};
 use oncely_core::fingerprint::FingerprintPolicy;
 use oncely_core::identity::IdentityPart;
 use oncely_core::retry::RetryPolicy;
-use oncely_lease::{AnyStore, LeaseRunner};
 
-const DAY: Duration = Duration::from_secs(86_400);
 /// PostgreSQL ends a session that is idle in a transaction for longer (`claim_request.sql`).
 const LONGEST_HANDLER: Duration = Duration::from_secs(60);
 /// The same limit under a lease.
 const LONGEST_LEASED: Duration = Duration::from_secs(12 * 3_600);
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 const SECOND: Duration = Duration::from_secs(1);
-/// Default length of a lease.
-const LEASE: Duration = Duration::from_secs(30);
-/// Time for a handler past its limit to end and to be recorded.
-const BEYOND_LIMIT: Duration = Duration::from_secs(5);
-
 /// All problems of a layer's settings.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", .0.join("; "))]
@@ -127,45 +117,5 @@ impl Settings {
                 ),
             "fingerprint: a consumer that is shared under leases compares the body, or nothing",
         );
-    }
-
-    fn horizon(&self) -> Duration {
-        self.redelivery_horizon.unwrap_or(DAY)
-    }
-
-    /// Returns the treatment of answers that are too large.
-    pub(super) fn large(&self) -> OnLarge {
-        match self.keys {
-            KeyStore::Transactions(_) => self.on_large.unwrap_or(OnLarge::Fail),
-            KeyStore::Leases(_) => OnLarge::Omit,
-        }
-    }
-
-    fn retries(&self) -> RetryPolicy {
-        let delays = || [1, 5, 30, 60, 300].map(Duration::from_secs).to_vec();
-        let default = || RetryPolicy { delays: delays(), max_attempts: 30, max_crashes: 3 };
-        self.retry.clone().unwrap_or_else(default)
-    }
-
-    /// Builds the runner that holds the keys.
-    pub(super) fn runner(&self, store: AnyStore) -> LeaseRunner<AnyStore> {
-        let RetryPolicy { delays, max_attempts, max_crashes } = self.retries();
-        LeaseRunner::new(store)
-            .lease(self.lease.unwrap_or(LEASE).min(self.handler_limit))
-            .max_run(self.handler_limit + BEYOND_LIMIT)
-            .retention(self.retention)
-            .retry(delays, max_attempts, max_crashes)
-    }
-
-    /// Returns the consumer's registration in the database, the same as a worker's.
-    pub(super) fn registration(&self, consumer: &IdentityPart) -> ConsumerRegistration {
-        ConsumerRegistration {
-            consumer: consumer.clone(),
-            retention: self.retention,
-            redelivery_horizon: self.horizon(),
-            is_shared: self.is_shared(),
-            fingerprint: self.fingerprint.as_ref().map_or_else(|| POLICY.to_owned(), FingerprintPolicy::name),
-            worker: self.worker.clone(),
-        }
     }
 }

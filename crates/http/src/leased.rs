@@ -11,20 +11,22 @@ use futures::FutureExt as _;
 use http::request::Parts;
 use http::{Request, Response};
 
+use super::answer::{AnswerSender, HandlerCall, send};
 use super::body::{Body, whole};
 use super::held::{Run, RunTakenFlag};
 use super::in_flight::{InFlightKeys, KeyTurn};
 use super::key_time::check_age;
 use super::problem::{ProblemDetails, ProblemKind};
 use super::replay::replay;
-use super::reply::{AnswerSender, HandlerCall, send};
 use super::request::RequestIdentity;
 use super::settings::Settings;
 use super::stored;
-use super::word::{RunResolution, unknown};
+use super::word::{HandlerResult, RunResolution, unknown};
 use oncely_core::identity::Identity;
 use oncely_failpoint::step;
-use oncely_lease::{ActiveRun, AnyStore, ClaimOutcome, LeaseRunner, RunEnd, RunOutcome, StoreError};
+use oncely_lease::{
+    ActiveRun, AnyStore, ClaimOutcome, LeaseRunner, Run as LeaseRun, RunEnd, RunOutcome, StoreError,
+};
 
 /// Shortest and longest pause between two claims of a key that another process holds.
 const LOOK_AGAIN: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(200)];
@@ -124,13 +126,7 @@ impl LeasedRequest {
         let limit = settings.handler_limit;
         let end = tokio::time::Instant::now() + limit;
         let mut handling = Box::pin(AssertUnwindSafe(async move { call(request).await }).catch_unwind());
-        let in_time = tokio::select! {
-            biased;
-            handled = &mut handling => Some(handled),
-            // Another run has the key, or the lease has expired.
-            () = run.lost() => None,
-            () = tokio::time::sleep_until(end) => None,
-        };
+        let in_time = handle_in_time(&run, &mut handling, end).await;
         // Then the failure does not count: another run has the key, or an outage or a clock has ended the lease.
         let is_lost = run.is_lost() && !run.is_too_long();
         let (reply, handled) = match in_time {
@@ -139,40 +135,20 @@ impl LeasedRequest {
                 tracing::error!(consumer = %asked.identity.consumer, ?limit, "handler exceeded its limit or lost its lease");
                 send(reply, unknown(ProblemKind::Late).retry_after(Duration::from_secs(1)));
                 run.stop();
-                let mut handled = tokio::select! {
-                    biased;
-                    handled = &mut handling => Some(handled),
-                    () = run.dropped() => None,
-                };
-                if handled.is_none() && is_lost && run.is_calling() {
-                    // Other requests with the key need not wait for it.
-                    turn.take();
-                    handled = tokio::select! {
-                        biased;
-                        handled = &mut handling => Some(handled),
-                        () = run.called() => None,
-                        () = tokio::time::sleep_until(end) => None,
-                    };
-                }
+                let handled = handle_after_stop(&run, &mut handling, end, is_lost, &mut turn).await;
                 (None, handled)
             }
         };
         drop(handling);
         step("leased.handle.after");
-        let mut word = match handled {
-            Some(handled) => RunResolution::new(&settings, &running, taken.is(), handled),
-            None => RunResolution::failed_run(format!("the handler exceeded its limit of {limit:?}")),
-        };
-        if is_lost && matches!(word.ended, RunEnd::Failed(_)) {
-            word.ended = RunEnd::GivenBack;
-        }
-        let is_given_back = matches!(word.ended, RunEnd::GivenBack);
+        let resolution = RunResolution::new(&settings, &running, taken.is(), handled, is_lost);
+        let is_given_back = matches!(resolution.ended, RunEnd::GivenBack);
         step("leased.end.before");
-        let mut ending = pin!(runner.end(running, word.ended));
+        let mut ending = pin!(runner.end(running, resolution.ended));
         let ended = tokio::time::timeout(LOOK, &mut ending).await;
         step("leased.end.after");
         if let Some(reply) = reply {
-            send(reply, word.told.by(&asked, ended.as_ref().ok()));
+            send(reply, resolution.told.by(&asked, ended.as_ref().ok()));
         }
         // The client has its answer; storing continues.
         let ended = match ended {
@@ -180,6 +156,48 @@ impl LeasedRequest {
             Err(_) => ending.await,
         };
         log_end(&asked.identity, run.token(), is_given_back, ended);
+    }
+}
+
+/// Returns the handler's result, unless its time ends or it loses the key before.
+async fn handle_in_time(
+    run: &LeaseRun<AnyStore>,
+    handling: &mut (impl Future<Output = HandlerResult> + Unpin),
+    end: tokio::time::Instant,
+) -> Option<HandlerResult> {
+    tokio::select! {
+        biased;
+        handled = handling => Some(handled),
+        // Another run has the key, or the lease has expired.
+        () = run.lost() => None,
+        () = tokio::time::sleep_until(end) => None,
+    }
+}
+
+/// Returns the result of a handler whose run was stopped, unless the run is dropped before. A call of a run that `is_lost` goes on until
+/// `end`, because its outcome may be lost otherwise.
+async fn handle_after_stop(
+    run: &LeaseRun<AnyStore>,
+    handling: &mut (impl Future<Output = HandlerResult> + Unpin),
+    end: tokio::time::Instant,
+    is_lost: bool,
+    turn: &mut Option<KeyTurn>,
+) -> Option<HandlerResult> {
+    let handled = tokio::select! {
+        biased;
+        handled = &mut *handling => Some(handled),
+        () = run.dropped() => None,
+    };
+    if handled.is_some() || !is_lost || !run.is_calling() {
+        return handled;
+    }
+    // Other requests with the key need not wait for it.
+    turn.take();
+    tokio::select! {
+        biased;
+        handled = handling => Some(handled),
+        () = run.called() => None,
+        () = tokio::time::sleep_until(end) => None,
     }
 }
 

@@ -5,10 +5,10 @@ use http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use http::request::Parts;
 use http::{Response, StatusCode};
 
+use super::answer::{OMITTED, is_kept};
 use super::body::{Body, whole};
-use super::message_result::MessageResult;
 use super::problem::{AnswerName, ProblemDetails, ProblemKind};
-use super::settings::{Settings, is_kept};
+use super::settings::{MessageResult, Settings};
 use super::stored;
 use oncely_postgres::{HttpAnswer, StoredAnswer};
 
@@ -16,8 +16,6 @@ use oncely_postgres::{HttpAnswer, StoredAnswer};
 const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 /// Name of a replay in metrics.
 pub const REPLAY: &str = "replayed";
-/// Header: the answer had a body, which was not stored.
-pub(super) const OMITTED: HeaderName = HeaderName::from_static("oncely-body-omitted");
 
 /// Returns the stored answer, unless this request may not get it. `parts` may be `None` if [`IdempotencyLayerBuilder::on_replay`](super::IdempotencyLayerBuilder::on_replay) is not set.
 pub(super) fn replay(settings: &Settings, parts: Option<&Parts>, stored: StoredAnswer) -> Response<Body> {

@@ -7,18 +7,23 @@ use bytes::Bytes;
 use http::header::{HeaderName, HeaderValue};
 use http::request::Parts;
 use http::{Method, Response, StatusCode};
+use serde_json::Value;
 
 use super::consumer::Consumer;
-use super::keys::KeyStore;
 use super::limits::RequestLimits;
-use super::message_result::MessageResult;
-use super::on_large::OnLarge;
+use super::store::{ConsumerRegistration, Store};
 use oncely_core::fingerprint::FingerprintPolicy;
+use oncely_core::identity::IdentityPart;
 use oncely_core::retry::RetryPolicy;
+use oncely_lease::{AnyStore, LeaseRunner};
 
 /// Policy of the fingerprints of requests.
 pub(super) const POLICY: &str = "http_request";
-const DAY: Duration = Duration::from_secs(86_400);
+pub(super) const DAY: Duration = Duration::from_secs(86_400);
+/// Default length of a lease.
+const LEASE: Duration = Duration::from_secs(30);
+/// Time for a handler past its limit to end and to be recorded.
+const BEYOND_LIMIT: Duration = Duration::from_secs(5);
 
 /// Returns a tenant or a principal from the server's facts about the request.
 type RequestFactFn = dyn Fn(&Parts) -> Option<String> + Send + Sync;
@@ -27,7 +32,37 @@ type ReplayCheckFn = dyn Fn(&Parts) -> Result<(), StatusCode> + Send + Sync;
 /// Builds the answer to a request with a key that took effect as a message.
 type MessageAnswerFn = dyn Fn(&MessageResult) -> Response<Bytes> + Send + Sync;
 
-/// IdempotencyLayerBuilder of a layer, before it is built.
+/// Store of a layer's keys, which also decides the kind of effects.
+#[derive(Clone)]
+pub(super) enum KeyStore {
+    /// Keys are claimed in the transaction of the effect.
+    Transactions(Store),
+    /// Keys are held under a lease while the handler runs.
+    Leases(AnyStore),
+}
+
+/// Treatment of an answer that exceeds [`IdempotencyLayerBuilder::max_response`](super::IdempotencyLayerBuilder::max_response) or never ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OnLarge {
+    /// Answers 500 and commits nothing. Default of a transactional layer; not available under leases, as the effect has already happened.
+    Fail,
+    /// Stores the answer without its body, then sends it in full. A retry gets status and kept headers, an empty body, and
+    /// `Oncely-Body-Omitted: true`; a client with a broken stream can't get the rest by a retry.
+    Omit,
+}
+
+/// Result of a key that took effect as a message.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct MessageResult {
+    /// The handler's response; `None` if it has none, or if a worker has encrypted it.
+    pub response: Option<Value>,
+    /// Whether the handler refused it: the answer is no.
+    pub is_refused: bool,
+}
+
+/// Settings of a layer.
 #[derive(Clone)]
 pub(super) struct Settings {
     pub(super) keys: KeyStore,
@@ -64,45 +99,6 @@ impl std::fmt::Debug for Settings {
     }
 }
 
-/// Headers that no retry gets: session and credentials of one client, connection headers, headers that the server sets, and Oncely's own.
-/// All others are kept, so that this list can't drop a header that a browser needs to read an answer or to treat it safely.
-const NEVER_KEPT: [&str; 22] = [
-    "set-cookie",
-    "set-cookie2",
-    "authorization",
-    "authentication-info",
-    "proxy-authentication-info",
-    "www-authenticate",
-    "proxy-authenticate",
-    "clear-site-data",
-    "content-length",
-    "transfer-encoding",
-    "connection",
-    "keep-alive",
-    "proxy-connection",
-    "te",
-    "trailer",
-    "upgrade",
-    "via",
-    "date",
-    "age",
-    "alt-svc",
-    "idempotent-replayed",
-    "oncely-body-omitted",
-];
-
-/// Returns whether a retry gets this header.
-pub(super) fn is_kept(name: &HeaderName, omitted: &[HeaderName]) -> bool {
-    !NEVER_KEPT.contains(&name.as_str()) && !omitted.contains(name)
-}
-
-/// Returns whether a retry would get the same status: it depends neither on the client's rights, nor on headers (which are not compared),
-/// nor on a temporary state.
-fn is_final(status: StatusCode) -> bool {
-    !status.is_server_error()
-        && !matches!(status.as_u16(), 401 | 403 | 405..=409 | 411..=417 | 421 | 423..=426 | 428 | 429 | 431)
-}
-
 impl Settings {
     pub(super) fn new(keys: KeyStore) -> Self {
         Self {
@@ -135,17 +131,50 @@ impl Settings {
         }
     }
 
-    /// Returns whether this answer is stored. `is_used`: the handler has used its transaction or run.
-    pub(super) fn is_stored(&self, status: StatusCode, is_used: bool) -> bool {
-        let is_final = match &self.is_final {
-            Some(is_final) => is_final(status),
-            None => is_final(status) && !(self.is_shared() && status.is_client_error()),
-        };
-        is_final && !status.is_server_error() && (is_used || status.is_success())
-    }
-
     /// Returns whether messages arrive for its consumer, too.
     pub(super) fn is_shared(&self) -> bool {
         self.consumer.as_ref().is_some_and(Consumer::is_shared)
+    }
+
+    /// Returns how long a copy of a message may arrive late.
+    pub(super) fn horizon(&self) -> Duration {
+        self.redelivery_horizon.unwrap_or(DAY)
+    }
+
+    /// Returns the treatment of answers that are too large.
+    pub(super) fn large(&self) -> OnLarge {
+        match self.keys {
+            KeyStore::Transactions(_) => self.on_large.unwrap_or(OnLarge::Fail),
+            KeyStore::Leases(_) => OnLarge::Omit,
+        }
+    }
+
+    /// Returns the retry policy of runs under a lease.
+    pub(super) fn retries(&self) -> RetryPolicy {
+        let delays = || [1, 5, 30, 60, 300].map(Duration::from_secs).to_vec();
+        let default = || RetryPolicy { delays: delays(), max_attempts: 30, max_crashes: 3 };
+        self.retry.clone().unwrap_or_else(default)
+    }
+
+    /// Builds the runner that holds the keys.
+    pub(super) fn runner(&self, store: AnyStore) -> LeaseRunner<AnyStore> {
+        let RetryPolicy { delays, max_attempts, max_crashes } = self.retries();
+        LeaseRunner::new(store)
+            .lease(self.lease.unwrap_or(LEASE).min(self.handler_limit))
+            .max_run(self.handler_limit + BEYOND_LIMIT)
+            .retention(self.retention)
+            .retry(delays, max_attempts, max_crashes)
+    }
+
+    /// Returns the consumer's registration in the database, the same as a worker's.
+    pub(super) fn registration(&self, consumer: &IdentityPart) -> ConsumerRegistration {
+        ConsumerRegistration {
+            consumer: consumer.clone(),
+            retention: self.retention,
+            redelivery_horizon: self.horizon(),
+            is_shared: self.is_shared(),
+            fingerprint: self.fingerprint.as_ref().map_or_else(|| POLICY.to_owned(), FingerprintPolicy::name),
+            worker: self.worker.clone(),
+        }
     }
 }

@@ -4,9 +4,9 @@ use bytes::Bytes;
 use http::{HeaderMap, Response, StatusCode};
 use serde_json::Value;
 
+use super::answer::is_kept;
 use super::body::Body;
 use super::replay::{answered, mark};
-use super::settings::is_kept;
 use super::stored::{of_json, to_json};
 use oncely_postgres::HttpAnswer;
 

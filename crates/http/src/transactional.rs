@@ -11,14 +11,13 @@ use http::request::Parts;
 use http::{Request, Response};
 use sqlx::{PgConnection, Postgres, Transaction};
 
-use super::answer::HandlerAnswer;
+use super::answer::{AnswerSender, HandlerAnswer, HandlerCall, send};
 use super::body::{Body, whole};
 use super::claim::{RequestClaimOutcome, claim, claim_in};
 use super::in_flight::InFlightKeys;
 use super::key_time::check_age;
 use super::problem::{ProblemDetails, ProblemKind};
 use super::replay::replay;
-use super::reply::{AnswerSender, HandlerCall, send};
 use super::request::RequestIdentity;
 use super::settings::Settings;
 use super::store::Store;
@@ -138,7 +137,7 @@ impl TransactionalRequest {
             return send(reply, not_committed());
         };
         match handled {
-            Ok(Ok(answer)) if settings.is_stored(answer.status, slot.is_used()) => {
+            Ok(Ok(answer)) if answer.is_stored(&settings, slot.is_used()) => {
                 let (settings, store, asked) = (&*settings, &store, &asked);
                 let ending = AnswerCommit { settings, store, asked, asked_by: asked_by.as_ref(), at, began };
                 let answer = ending.end(transaction, answer).await;

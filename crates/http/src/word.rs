@@ -36,8 +36,30 @@ pub(super) enum ResolvedAnswer {
 }
 
 impl RunResolution {
-    /// Decides a run's end. `is_taken`: a handler has taken the run; if not, a router or an extractor may have answered.
+    /// Decides a run's end. `is_taken`: a handler has taken the run; if not, a router or an extractor may have answered. `handled`: `None` if
+    /// the handler has exceeded its limit. `is_lost`: another run has the key, or an outage or a clock has ended the lease; a failure does
+    /// not count then.
     pub(super) fn new(
+        settings: &Settings,
+        running: &ActiveRun<AnyStore>,
+        is_taken: bool,
+        handled: Option<HandlerResult>,
+        is_lost: bool,
+    ) -> Self {
+        let mut resolution = match handled {
+            Some(handled) => Self::of_result(settings, running, is_taken, handled),
+            None => {
+                let limit = settings.handler_limit;
+                Self::failed_run(format!("the handler exceeded its limit of {limit:?}"))
+            }
+        };
+        if is_lost && matches!(resolution.ended, RunEnd::Failed(_)) {
+            resolution.ended = RunEnd::GivenBack;
+        }
+        resolution
+    }
+
+    fn of_result(
         settings: &Settings,
         running: &ActiveRun<AnyStore>,
         is_taken: bool,
@@ -51,7 +73,7 @@ impl RunResolution {
         if let Some(error) = answer.failure() {
             return Self::of_failure(error);
         }
-        if settings.is_stored(answer.status, is_taken) {
+        if answer.is_stored(settings, is_taken) {
             let response = stored::to_json(&answer.kept(&settings.omitted));
             return Self { ended: RunEnd::Done(Some(response)), told: ResolvedAnswer::Stored(answer) };
         }
@@ -84,7 +106,7 @@ impl RunResolution {
     }
 
     /// Returns a failed run, without details for the client.
-    pub(super) fn failed_run(why: String) -> Self {
+    fn failed_run(why: String) -> Self {
         Self { ended: RunEnd::Failed(HandlerError::transient(why)), told: ResolvedAnswer::Failed }
     }
 }

@@ -5,6 +5,7 @@ use oncely_core::fingerprint::Fingerprint;
 use oncely_core::identity::{Identity, IdentityPart};
 use oncely_core::outcome::Outcome;
 use oncely_core::reason::Rejection;
+use oncely_traces::MessageTrace;
 
 /// A delivery that may run.
 #[derive(Clone, Debug)]
@@ -31,6 +32,12 @@ pub(crate) struct DecidedDelivery {
     pub(crate) delivery: Box<Delivery>,
     pub(crate) known: PartialIdentity,
     pub(crate) outcome: Outcome,
+}
+
+/// A delivery with a committed outcome, and its span.
+pub(crate) struct SettledDelivery {
+    pub(crate) decided: DecidedDelivery,
+    pub(crate) trace: MessageTrace,
 }
 
 impl Candidate {

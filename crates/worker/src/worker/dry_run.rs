@@ -6,7 +6,7 @@ use super::batch::prepare::prepare;
 use super::candidate::{Candidate, PartialIdentity};
 use super::progress::ConsumerProgress;
 use super::shared::{ConsumerContext, ProcessContext};
-use super::transaction::plan::BatchPlan;
+use super::transaction::batch_run::BatchPlan;
 use super::transaction::rehearsal::{Effect, Rehearsal, RehearsalError, RehearsedRun};
 use oncely_amqp::Delivery;
 use oncely_config::ConsumerSettings;

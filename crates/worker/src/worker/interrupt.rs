@@ -1,4 +1,4 @@
-//! Reasons why a transaction did not commit.
+//! Reasons why a transaction did not commit, and the end of a batch without a decision.
 
 use oncely_core::fault::{Fault, FaultClass};
 use oncely_postgres::{Outage, PgFault, classify, classify_handler};
@@ -55,3 +55,7 @@ impl Interrupt {
         }
     }
 }
+
+/// The batch was given up without a decision: its messages are not settled, so they come again.
+#[derive(Debug)]
+pub(crate) struct AbandonedBatch;

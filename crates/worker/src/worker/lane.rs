@@ -10,12 +10,10 @@ use super::batch::precheck::precheck;
 use super::batch::prepare::{names_unknown_key, prepare_all};
 use super::candidate::{Candidate, DecidedDelivery};
 use super::round::{DecidedRound, Round, RoundOutcomes};
-use crate::worker::abandoned::AbandonedBatch;
 use crate::worker::gone::{abandon_deliveries, postponed};
-use crate::worker::intake::arrivals::{Arrivals, BatchOrigin, BusyLane};
+use crate::worker::intake::arrivals::{Arrivals, BatchOrigin, BusyLane, split_by_bytes};
 use crate::worker::intake::aside::Cause;
-use crate::worker::intake::split::split_by_bytes;
-use crate::worker::interrupt::Interrupt;
+use crate::worker::interrupt::{AbandonedBatch, Interrupt};
 use crate::worker::isolation::permit::Isolation;
 use crate::worker::isolation::suspects::{BatchPart, SuspectGroups, group_suspects, has_suspects};
 use crate::worker::settle::settle;
@@ -203,7 +201,7 @@ impl Lane {
         Ok(again)
     }
 
-    /// Asks the mirror about the round's identities, if that is worth a round trip.
+    /// Asks the mirror about the round's identities.
     async fn precheck(&mut self, round: &mut Round) {
         let shared = Arc::clone(&self.shared);
         let runner = &mut self.decider.runner;
@@ -211,8 +209,8 @@ impl Lane {
         let began = Instant::now();
         let open = round.open();
         let leading: Vec<&Candidate> = open.iter().map(|&index| round.candidate(index)).collect();
-        if runner.prediction.should_precheck(&leading)
-            && let Some((known, epoch)) = precheck(&shared, &mut runner.session, &leading).await
+        if let Some((known, epoch)) =
+            precheck(&shared, &runner.prediction, &mut runner.session, &leading).await
             && known.contains(&true)
         {
             runner.decided_on(epoch);

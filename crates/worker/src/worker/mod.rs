@@ -1,7 +1,6 @@
 //! The worker: from a delivery to an acknowledgement. `lane` walks each batch through the folders: `intake` → `batch` → `transaction` →
 //! `settle`, and `isolation` beside them.
 
-mod abandoned;
 mod batch;
 mod builder;
 mod candidate;

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio_util::sync::CancellationToken;
+
 use super::health::ConsumerReport;
 use super::shared::ConsumerContext;
 use oncely_config::ConsumerSettings;
-use oncely_mirror::{EpochWatch, MirrorWatch};
+use oncely_mirror::{EpochWatch, Mirror, MirrorWatch};
 use oncely_postgres::{ConsumerStats, Pause, Readiness, Secrets};
 use oncely_process::heartbeat::{Member, Totals};
 use oncely_process::metrics::{MirrorMetrics, Server};
@@ -17,14 +19,36 @@ const AWAY: Duration = Duration::from_secs(5);
 
 /// Sources of gauges and readiness.
 pub(super) struct WorkerObserver {
-    pub(super) vitals: Arc<Vitals>,
-    pub(super) consumers: Vec<Arc<ConsumerContext>>,
-    pub(super) watch: EpochWatch,
-    pub(super) mirror: Option<MirrorWatch>,
-    pub(super) metrics: MirrorMetrics,
+    vitals: Arc<Vitals>,
+    consumers: Vec<Arc<ConsumerContext>>,
+    watch: EpochWatch,
+    mirror: Option<MirrorWatch>,
+    metrics: MirrorMetrics,
 }
 
 impl WorkerObserver {
+    /// Starts to watch the mirror until `stop`, and includes the consumers in the process's report.
+    pub(super) fn start(
+        vitals: &Arc<Vitals>,
+        consumers: Vec<Arc<ConsumerContext>>,
+        watch: EpochWatch,
+        mirror: Option<Mirror>,
+        stop: &CancellationToken,
+    ) -> Self {
+        let reporting = consumers.clone();
+        vitals.report_by(move || {
+            let reports: Vec<ConsumerReport> = reporting.iter().map(|consumer| consumer.report()).collect();
+            serde_json::to_value(reports).unwrap_or_default()
+        });
+        Self {
+            vitals: Arc::clone(vitals),
+            consumers,
+            watch,
+            mirror: mirror.map(|mirror| MirrorWatch::start(mirror, stop.clone())),
+            metrics: vitals.with_registry(MirrorMetrics::new),
+        }
+    }
+
     /// Sets them, without waiting.
     pub(super) fn observe(&self) {
         let is_connected = self.watch.is_recent(AWAY);

@@ -11,7 +11,6 @@ use tokio_util::sync::CancellationToken;
 
 use super::builder::Worker;
 use super::error::WorkerError;
-use super::health::ConsumerReport;
 use super::observe::{Consumers, WorkerObserver};
 use super::register::register;
 use super::shared::{ConsumerContext, Precheck, ProcessContext};
@@ -19,10 +18,10 @@ use super::tasks::Tasks;
 use oncely_config::{Config, ConsumerSettings};
 use oncely_doctor::{check_mirror, preflight_worker};
 use oncely_handler::ConsumerHandler;
-use oncely_mirror::{DatabaseStatus, EpochWatch, Mirror, MirrorWatch};
+use oncely_mirror::{DatabaseStatus, EpochWatch, Mirror};
 use oncely_postgres::{self as pg, DatabaseClock, Pause, Readiness, Secrets, Session, Timelines};
 use oncely_process::heartbeat::Heartbeat;
-use oncely_process::metrics::{ConsumerMetrics, MirrorMetrics, Server};
+use oncely_process::metrics::{ConsumerMetrics, Server};
 use oncely_process::preflight::warn_of_secret_files;
 use oncely_process::process::{Attempt, Lifecycle};
 use oncely_process::shutdown::StopOutcome;
@@ -117,18 +116,7 @@ impl Worker {
             initial.set(&shared);
             tasks.start(Arc::new(shared));
         }
-        let consumers = tasks.consumers.clone();
-        vitals.report_by(move || {
-            let reports: Vec<ConsumerReport> = consumers.iter().map(|consumer| consumer.report()).collect();
-            serde_json::to_value(reports).unwrap_or_default()
-        });
-        let observer = WorkerObserver {
-            vitals: Arc::clone(vitals),
-            consumers: tasks.consumers.clone(),
-            watch,
-            mirror: mirror.map(|mirror| MirrorWatch::start(mirror, stop.clone())),
-            metrics: vitals.with_registry(MirrorMetrics::new),
-        };
+        let observer = WorkerObserver::start(vitals, tasks.consumers.clone(), watch, mirror, stop);
         let (clock, timelines) = (common.clock.clone(), common.timelines.clone());
         let reporting = Consumers(tasks.consumers.clone());
         let heartbeat =
@@ -241,7 +229,7 @@ async fn supervise(tasks: &mut Tasks, observer: &WorkerObserver, stop: &Cancella
             () = stop.cancelled() => return all_well,
             _ = looks.tick() => observer.observe(),
             _ = report.tick() => {
-                let consumers = &observer.consumers;
+                let consumers = &tasks.consumers;
                 let now: Vec<String> = consumers.iter().map(|c| c.counters.now().to_string()).collect();
                 if now != last && !last.is_empty() {
                     log_counters(consumers);

@@ -25,7 +25,6 @@ pub(crate) async fn subscribe(
     deliveries: mpsc::Sender<Box<Delivery>>,
 ) {
     let mut backoff = Backoff::default();
-    let consumer = &shared.consumer.name;
     let beat = shared.liveness.watch(format!("the subscription to {queue}"));
     // Channels from before a pause that is over, as long as a batch of theirs is at work.
     let mut left = JoinSet::new();
@@ -41,53 +40,34 @@ pub(crate) async fn subscribe(
             wait_for_room(&shared, &beat, &queue).await;
             continue;
         }
-        let opened = Subscription::open(
-            &shared.rabbitmq,
-            &shared.application(),
-            &queue,
-            shared.consumer.prefetch,
-            &shared.budget,
-        )
-        .await;
-        match opened {
-            Ok(mut subscription) => {
-                tracing::info!(%consumer, queue, "subscribed");
-                shared.health.subscribed(&queue, subscription.channel());
-                let ended =
-                    forward_deliveries(&shared, &beat, closings, &mut subscription, &deliveries).await;
-                beat.expect(LONGEST);
-                match ended {
-                    SubscriptionEnd::Stop => {
-                        cancel(&mut subscription).await;
-                        subscription.let_go(shared.done.cancelled()).await;
-                        close(subscription).await;
-                        break;
-                    }
-                    SubscriptionEnd::Paused => {
-                        cancel(&mut subscription).await;
-                        // It lasts until the batches are settled, the pause only until it is ended.
-                        left.spawn(rest(Arc::clone(&shared), subscription, shared.gate.closings()));
-                        wait_for_rest(&shared, &beat, &mut left).await;
-                        continue;
-                    }
-                    SubscriptionEnd::Lost { reason, lived } => {
-                        if lived {
-                            backoff.reset();
-                        }
-                        let full = !shared.budget.has_room();
-                        tracing::warn!(%consumer, queue, reason, full, "subscription lost; subscribing again");
-                        subscription.close().await;
-                    }
+        if let Some(mut subscription) = open(&shared, &queue).await {
+            let mut lived = false;
+            let ended =
+                forward(&shared, &beat, closings, &mut subscription, &deliveries, &mut lived).await;
+            beat.expect(LONGEST);
+            match ended {
+                Ok(SubscriptionEnd::Stop) => {
+                    cancel(&mut subscription).await;
+                    subscription.let_go(shared.done.cancelled()).await;
+                    close(subscription).await;
+                    break;
                 }
-            }
-            Err(error) if error.reply_code() == Some(406) => {
-                tracing::error!(
-                    %consumer, queue, error = %error,
-                    "cannot subscribe: only classic and quorum queues can be consumed, no streams; retrying"
-                );
-            }
-            Err(error) => {
-                tracing::warn!(%consumer, queue, error = %error, "cannot subscribe; retrying");
+                Ok(SubscriptionEnd::Paused) => {
+                    cancel(&mut subscription).await;
+                    // It lasts until the batches are settled, the pause only until it is ended.
+                    left.spawn(rest(Arc::clone(&shared), subscription, shared.gate.closings()));
+                    wait_for_rest(&shared, &beat, &mut left).await;
+                    continue;
+                }
+                Err(reason) => {
+                    if lived {
+                        backoff.reset();
+                    }
+                    let full = !shared.budget.has_room();
+                    let consumer = &shared.consumer.name;
+                    tracing::warn!(%consumer, queue, reason, full, "subscription lost; subscribing again");
+                    subscription.close().await;
+                }
             }
         }
         tokio::select! {
@@ -97,6 +77,27 @@ pub(crate) async fn subscribe(
     }
     beat.expect(LONGEST);
     while left.join_next().await.is_some() {}
+}
+
+/// Opens a subscription; returns `None` if that fails.
+async fn open(shared: &ConsumerContext, queue: &str) -> Option<Subscription> {
+    let consumer = &shared.consumer.name;
+    let prefetch = shared.consumer.prefetch;
+    match Subscription::open(&shared.rabbitmq, &shared.application(), queue, prefetch, &shared.budget).await {
+        Ok(subscription) => {
+            tracing::info!(%consumer, queue, "subscribed");
+            shared.health.subscribed(queue, subscription.channel());
+            return Some(subscription);
+        }
+        Err(error) if error.reply_code() == Some(406) => {
+            tracing::error!(
+                %consumer, queue, error = %error,
+                "cannot subscribe: only classic and quorum queues can be consumed, no streams; retrying"
+            );
+        }
+        Err(error) => tracing::warn!(%consumer, queue, error = %error, "cannot subscribe; retrying"),
+    }
+    None
 }
 
 /// Waits until fewer messages are unsettled, or the worker stops.
@@ -171,33 +172,18 @@ async fn rest(shared: Arc<ConsumerContext>, mut subscription: Subscription, clos
     close(subscription).await;
 }
 
+/// Reason why a subscription ends without a fault.
 enum SubscriptionEnd {
     /// The worker stops.
     Stop,
     /// The consumer was paused.
     Paused,
-    /// For any other reason, always a fault: a stream does not end normally.
-    Lost { reason: String, lived: bool },
-}
-
-async fn forward_deliveries(
-    shared: &ConsumerContext,
-    beat: &LoopBeat,
-    closings: u64,
-    subscription: &mut Subscription,
-    deliveries: &mpsc::Sender<Box<Delivery>>,
-) -> SubscriptionEnd {
-    let mut lived = false;
-    match forward(shared, beat, closings, subscription, deliveries, &mut lived).await {
-        Ok(end) => end,
-        Err(reason) => SubscriptionEnd::Lost { reason, lived },
-    }
 }
 
 /// Forwards deliveries until it has to stop, or to pause; sets `lived` with the first one.
 ///
 /// # Errors
-/// A reason why no more come.
+/// The reason why no more come, always a fault: a stream does not end normally.
 async fn forward(
     shared: &ConsumerContext,
     beat: &LoopBeat,

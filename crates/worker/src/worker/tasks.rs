@@ -44,7 +44,7 @@ impl Tasks {
         } else {
             match leased::handler(&shared.run) {
                 Some(handler) => {
-                    self.lanes.spawn(leased::leased(Arc::clone(&shared), handler, receiver));
+                    self.lanes.spawn(leased::consume(Arc::clone(&shared), handler, receiver));
                 }
                 None => {
                     let arrivals = Arc::new(arrivals(&shared, receiver, capacity));

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use crate::worker::candidate::Candidate;
+use crate::worker::prediction::KeyPrediction;
 use crate::worker::shared::ConsumerContext;
 use oncely_core::decide::{HitDecision, PrecheckMode, confirms, on_hit};
 use oncely_core::identity::Identity;
@@ -10,15 +11,16 @@ use oncely_failpoint::step;
 use oncely_mirror::Tag;
 use oncely_postgres::{self as pg, Session};
 
-/// Returns which candidates are known to have taken effect, and the epoch for which that holds. After any error there is no answer, or "not
-/// known": then PostgreSQL decides.
+/// Returns which candidates are known to have taken effect, and the epoch for which that holds. There is no answer if it is not worth a round
+/// trip, or after an error: then PostgreSQL decides.
 pub(crate) async fn precheck(
     shared: &ConsumerContext,
+    prediction: &KeyPrediction,
     slot: &mut Option<Session>,
     candidates: &[&Candidate],
 ) -> Option<(Vec<bool>, String)> {
     let precheck = shared.precheck.as_ref()?;
-    if precheck.mode == PrecheckMode::Off {
+    if precheck.mode == PrecheckMode::Off || !prediction.should_precheck(candidates) {
         return None;
     }
     let status = precheck.watch.latest()?;

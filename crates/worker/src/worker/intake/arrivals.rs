@@ -15,6 +15,9 @@ use crate::worker::prediction::SMALL_BATCH;
 /// no longer than that.
 const FILL_WAIT: Duration = Duration::from_millis(20);
 
+/// Most bytes of bodies in one transaction: all of them are one message to PostgreSQL, and in memory a few times meanwhile.
+const BATCH_BYTES: usize = 16 << 20;
+
 /// Origin of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BatchOrigin {
@@ -204,6 +207,24 @@ impl Drop for BusyLane {
     }
 }
 
+/// Splits a batch into parts of at most [`BATCH_BYTES`] bytes each (or one message that is larger), in their order.
+pub(crate) fn split_by_bytes<T>(batch: Vec<T>, size: impl Fn(&T) -> usize) -> Vec<Vec<T>> {
+    let mut parts: Vec<Vec<T>> = Vec::new();
+    let mut bytes = 0;
+    for one in batch {
+        let more = size(&one);
+        match parts.last_mut() {
+            Some(part) if bytes + more <= BATCH_BYTES => part.push(one),
+            _ => {
+                bytes = 0;
+                parts.push(vec![one]);
+            }
+        }
+        bytes += more;
+    }
+    parts
+}
+
 #[cfg(test)]
 mod tests {
     use futures::{FutureExt as _, poll};
@@ -320,5 +341,14 @@ mod tests {
         drop(sender);
         assert_eq!(at_once(&arrivals), Some(100), "no more will come");
         assert_eq!(at_once(&arrivals), Some(0));
+    }
+
+    #[test]
+    fn a_batch_is_split_where_postgresql_could_not_take_it_at_once() {
+        let split = |sizes: &[usize]| split_by_bytes(sizes.to_vec(), |size| *size);
+        assert_eq!(split(&[1, 2, 3]), [vec![1, 2, 3]]);
+        assert_eq!(split(&[BATCH_BYTES, 1, BATCH_BYTES - 1, 1]), [vec![BATCH_BYTES], vec![1, BATCH_BYTES - 1], vec![1]]);
+        assert_eq!(split(&[2 * BATCH_BYTES, 1]), [vec![2 * BATCH_BYTES], vec![1]]);
+        assert_eq!(split(&[]), Vec::<Vec<usize>>::new());
     }
 }

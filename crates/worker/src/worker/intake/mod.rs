@@ -4,5 +4,4 @@ pub(super) mod arrivals;
 pub(super) mod aside;
 pub(super) mod gate;
 pub(super) mod pace;
-pub(super) mod split;
 mod turns;

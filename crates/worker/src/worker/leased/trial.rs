@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc;
 
+use super::consume::runner;
 use super::runner::Runner;
 use crate::worker::intake::arrivals::BatchOrigin;
 use crate::worker::shared::ConsumerContext;
@@ -21,7 +22,7 @@ impl LeasedTrial {
         let told = Arc::clone(shared);
         // A worker would wait for the database; here the delivery ends undecided.
         let (_, nothing) = mpsc::channel(1);
-        let runner = super::runner(shared, handler, nothing, true, move |fault| {
+        let runner = runner(shared, handler, nothing, true, move |fault| {
             told.health.stalled(fault, None);
             told.abandon.cancel();
         });

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::BURST;
+use super::consume::BURST;
 use super::runner::{MessageDecision, Runner};
 use crate::worker::candidate::Candidate;
 use crate::worker::gone::postponed;

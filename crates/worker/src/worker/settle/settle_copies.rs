@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::acknowledge::acknowledge;
+use super::decided::acknowledge;
 use super::unsettled::{LOG_AGAIN, PendingCopy};
 use crate::worker::shared::ConsumerContext;
 use oncely_amqp::{ChannelLife, Copy, PublishError};

@@ -8,10 +8,8 @@ use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::settled::SettledDelivery;
-use crate::worker::abandoned::AbandonedBatch;
-use crate::worker::candidate::DecidedDelivery;
-use crate::worker::candidate::PartialIdentity;
+use crate::worker::candidate::{DecidedDelivery, PartialIdentity, SettledDelivery};
+use crate::worker::interrupt::AbandonedBatch;
 use oncely_amqp::{Copy, Delivery};
 use oncely_config::ConsumerSettings;
 use oncely_core::identity::IdentityPart;
@@ -21,6 +19,10 @@ const FIRST_TRY: Duration = Duration::from_secs(1);
 
 /// Interval at which unsettled deliveries are logged, with the reason.
 pub(super) const LOG_AGAIN: Duration = Duration::from_secs(60);
+
+/// Most messages of a consumer under leases that wait aside, and most with unpublished copies: such a message uses no place, no session and
+/// none of the prefetch.
+pub(crate) const PLACES: usize = 500;
 
 /// Unit in which bytes are counted: a semaphore holds fewer permits than there may be bytes.
 const UNIT: usize = 1 << 10;

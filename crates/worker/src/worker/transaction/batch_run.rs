@@ -1,19 +1,60 @@
-//! One try of a batch.
+//! One try of a batch, and its plan.
 
 use std::time::Instant;
 
 use chrono::{DateTime, Utc};
 
-use super::plan::BatchPlan;
-use super::replies::wants_reply;
 use crate::worker::candidate::Candidate;
-use crate::worker::prediction::{ExpectedKeys, SMALL_BATCH};
+use crate::worker::prediction::ExpectedKeys;
 use crate::worker::shared::ConsumerContext;
-use oncely_handler::{ConsumerHandler, SqlHandler};
 use oncely_postgres::{Backend, LockWait, Session};
 use oncely_process::metrics::Stage;
 use oncely_process::witnesses::Began;
 use oncely_traces::BatchTrace;
+
+/// Way in which messages share a transaction, and the consequence of a failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BatchPlan {
+    /// All messages at once: the first failure rolls all back.
+    Together {
+        /// No other batch of the consumer runs beside it, in any process.
+        turn: bool,
+    },
+    /// A failure is rolled back by itself: a SQL function runs in parts, and in a part that fails message by message, inside the server;
+    /// a Rust handler has a subtransaction for each message.
+    Apart {
+        /// As above.
+        turn: bool,
+        /// Each message has a subtransaction from the start: many fail.
+        each: bool,
+        /// A body among them is JSON that jsonb refuses: each is parsed by itself, inside the server.
+        unparsed: bool,
+    },
+    /// One message, in a transaction and a subtransaction of its own.
+    ByItself {
+        /// Another message of the batch has succeeded.
+        witness: bool,
+        /// It has not run before in this batch.
+        first: bool,
+    },
+}
+
+impl BatchPlan {
+    /// Returns whether it is the consumer's only batch, in any process.
+    pub(crate) fn has_turn(self) -> bool {
+        matches!(self, Self::Together { turn: true } | Self::Apart { turn: true, .. })
+    }
+
+    /// Returns whether another message of the batch is known to have succeeded.
+    pub(crate) fn has_witness(self) -> bool {
+        matches!(self, Self::ByItself { witness: true, .. })
+    }
+
+    /// Returns whether it is for one message alone.
+    pub(crate) fn is_by_itself(self) -> bool {
+        matches!(self, Self::ByItself { .. })
+    }
+}
 
 /// One try of a batch: its messages, plan, session and start.
 pub(crate) struct BatchRun<'a> {
@@ -54,22 +95,6 @@ impl<'a> BatchRun<'a> {
             started: Instant::now(),
             began: shared.progress.begin(),
             now: session.clock.now(),
-        }
-    }
-
-    /// Returns the handler if the batch is a transaction of one statement: a small one of a SQL function, with keys expected to be new and
-    /// without requested replies. Everything else goes step by step; also where the handler may be slow, to measure its time without that of
-    /// the commit.
-    pub(crate) fn in_one_statement(&self) -> Option<&'a SqlHandler> {
-        match (&self.shared.run, self.plan, self.keys) {
-            (ConsumerHandler::Sql(handler), BatchPlan::Together { turn: false }, ExpectedKeys::Fresh)
-                if self.candidates.len() <= SMALL_BATCH
-                    && !self.shared.pace.as_ref().is_some_and(|pace| pace.needs_handler_time())
-                    && !self.candidates.iter().any(|one| wants_reply(self.shared, one)) =>
-            {
-                Some(handler)
-            }
-            _ => None,
         }
     }
 

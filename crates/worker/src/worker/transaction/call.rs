@@ -7,10 +7,10 @@ use futures::FutureExt as _;
 use serde_json::Value;
 use sqlx::{Connection as _, Executor as _, PgConnection};
 
-use super::batch_run::BatchRun;
+use super::batch_run::{BatchPlan, BatchRun};
 use super::deadline::{HandlerWait, is_late, until_deadline};
-use super::plan::BatchPlan;
 use crate::worker::interrupt::Interrupt;
+use oncely_config::{ConsumerSettings, LargeResponse};
 use oncely_core::fault::{Fault, FaultClass};
 use oncely_handler::{
     ConsumerHandler, Context, HandlerError, Message, SqlHandler, Subtransactions, call_apart, call_together,
@@ -276,4 +276,25 @@ async fn undo_to_guard(
         tracing::debug!(error = %error, "a handler's savepoint could not be restored");
         Interrupt::Tainted(fault.clone())
     })
+}
+
+/// Refuses responses over the consumer's limit: all work of their handlers is rolled back.
+pub(super) fn check_responses<'a>(
+    consumer: &ConsumerSettings,
+    responses: impl Iterator<Item = &'a String>,
+) -> Result<(), Interrupt> {
+    if consumer.on_large_response == LargeResponse::Compress {
+        return Ok(());
+    }
+    let limit = usize::try_from(consumer.response_limit).unwrap_or(usize::MAX);
+    for response in responses {
+        let size = response.len();
+        if size > limit {
+            let text = format!(
+                "the response has {size} bytes as JSON; the limit is {limit} (consumers.response_limit, consumers.on_large_response)"
+            );
+            return Err(Interrupt::Failed(Fault::new(FaultClass::Rejected, None, text)));
+        }
+    }
+    Ok(())
 }

@@ -48,26 +48,17 @@ pub(crate) async fn claim(
     transaction: &mut PgConnection,
     unconfirmed: &mut UnconfirmedOutcomes,
 ) -> Result<Vec<CandidateClaim>, Interrupt> {
+    if run.keys == ExpectedKeys::Fresh {
+        return claim_fresh(run, transaction).await;
+    }
     let BatchRun { shared, candidates, now, .. } = *run;
     let consumer = &shared.consumer;
     let mut claims: Vec<Option<CandidateClaim>> = candidates.iter().map(|_| None).collect();
-    let of = |indices: &[usize]| -> Vec<(&Identity, Option<Fingerprint>)> {
-        indices.iter().map(|&index| (&candidates[index].identity, candidates[index].fingerprint)).collect()
-    };
     let mut open: Vec<usize> = (0..candidates.len()).collect();
-    if run.keys == ExpectedKeys::Fresh {
-        step("worker.claim_fresh.before");
-        let claimed = pg::claim_fresh(transaction, &consumer.name, now, &of(&open)).await;
-        step("worker.claim_fresh.after");
-        return match claimed.map_err(Interrupt::of_ours)? {
-            FreshClaim::Won => Ok(candidates.iter().map(|_| FIRST).collect()),
-            FreshClaim::Taken => Err(Interrupt::Known),
-        };
-    }
     for _ in 0..CLAIM_ROUNDS {
         step("worker.claim.before");
         let won =
-            pg::claim(transaction, &consumer.name, now, &of(&open)).await.map_err(Interrupt::of_ours)?;
+            pg::claim(transaction, &consumer.name, now, &keys_of(candidates, &open)).await.map_err(Interrupt::of_ours)?;
         step("worker.claim.after");
         for won in won {
             claims[open[won]] = Some(FIRST);
@@ -81,31 +72,17 @@ pub(crate) async fn claim(
         let records =
             pg::look_up(transaction, &consumer.name, &identities).await.map_err(Interrupt::of_ours)?;
         step("worker.look_up.after");
-        let (mut failed_before, mut failed_with) = (Vec::new(), Vec::new());
+        let mut failed_before = Vec::new();
         for (&index, record) in open.iter().zip(records) {
             // Neither claimed nor found: collected in between, so it is claimed in the next round.
             let Some(record) = record else { continue };
             match claim_known(run, candidates[index], &record, unconfirmed)? {
                 Some(claim) => claims[index] = Some(claim),
-                None => {
-                    failed_before.push(index);
-                    failed_with.push(record.error_code);
-                }
+                None => failed_before.push((index, record.error_code)),
             }
         }
-        if !failed_before.is_empty() {
-            step("worker.retake.before");
-            // Without a retry queue, no message waits.
-            let early =
-                if consumer.retry.delays.is_empty() { TimeDelta::weeks(5_000) } else { TimeDelta::zero() };
-            let due = now + EARLY + early;
-            let retaken = pg::retake(transaction, &consumer.name, now, due, &of(&failed_before)).await;
-            let retaken = retaken.map_err(Interrupt::of_ours)?;
-            step("worker.retake.after");
-            for (position, attempt) in retaken {
-                let failed_with: Option<String> = failed_with[position].take();
-                claims[failed_before[position]] = Some(CandidateClaim::Run { attempt, failed_with });
-            }
+        for (index, claim) in retake(run, transaction, failed_before).await? {
+            claims[index] = Some(claim);
         }
         open.retain(|&index| claims[index].is_none());
         if open.is_empty() {
@@ -113,6 +90,53 @@ pub(crate) async fn claim(
         }
     }
     claims.into_iter().collect::<Option<Vec<_>>>().ok_or_else(too_quick)
+}
+
+/// Claims keys that are all expected to be new.
+async fn claim_fresh(
+    run: &BatchRun<'_>,
+    transaction: &mut PgConnection,
+) -> Result<Vec<CandidateClaim>, Interrupt> {
+    let BatchRun { shared, candidates, now, .. } = *run;
+    let all: Vec<usize> = (0..candidates.len()).collect();
+    let keys = keys_of(candidates, &all);
+    step("worker.claim_fresh.before");
+    let claimed = pg::claim_fresh(transaction, &shared.consumer.name, now, &keys).await;
+    step("worker.claim_fresh.after");
+    match claimed.map_err(Interrupt::of_ours)? {
+        FreshClaim::Won => Ok(candidates.iter().map(|_| FIRST).collect()),
+        FreshClaim::Taken => Err(Interrupt::Known),
+    }
+}
+
+/// Retakes keys that failed before, each with the SQLSTATE of its failure; returns the claims of those that may run now.
+async fn retake(
+    run: &BatchRun<'_>,
+    transaction: &mut PgConnection,
+    mut failed_before: Vec<(usize, Option<String>)>,
+) -> Result<Vec<(usize, CandidateClaim)>, Interrupt> {
+    if failed_before.is_empty() {
+        return Ok(Vec::new());
+    }
+    let BatchRun { shared, candidates, now, .. } = *run;
+    let consumer = &shared.consumer;
+    let indices: Vec<usize> = failed_before.iter().map(|(index, _)| *index).collect();
+    step("worker.retake.before");
+    // Without a retry queue, no message waits.
+    let early = if consumer.retry.delays.is_empty() { TimeDelta::weeks(5_000) } else { TimeDelta::zero() };
+    let keys = keys_of(candidates, &indices);
+    let retaken = pg::retake(transaction, &consumer.name, now, now + EARLY + early, &keys).await;
+    let retaken = retaken.map_err(Interrupt::of_ours)?;
+    step("worker.retake.after");
+    let claim = |(position, attempt): (usize, u32)| {
+        let (index, failed_with) = &mut failed_before[position];
+        (*index, CandidateClaim::Run { attempt, failed_with: failed_with.take() })
+    };
+    Ok(retaken.into_iter().map(claim).collect())
+}
+
+fn keys_of<'a>(candidates: &[&'a Candidate], indices: &[usize]) -> Vec<(&'a Identity, Option<Fingerprint>)> {
+    indices.iter().map(|&index| (&candidates[index].identity, candidates[index].fingerprint)).collect()
 }
 
 /// Decides about a key that is known; `None` if it failed before and is to be retaken.

@@ -4,11 +4,11 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::plan::BatchPlan;
+use super::batch_run::BatchPlan;
 use super::runner::TransactionRunner;
 use super::setback::{Setback, Setbacks};
-use crate::worker::abandoned::AbandonedBatch;
 use crate::worker::candidate::Candidate;
+use crate::worker::interrupt::AbandonedBatch;
 use crate::worker::isolation::contention::ContentionMode;
 use crate::worker::isolation::permit::Isolation;
 use crate::worker::progress::FailedRun;

@@ -1,17 +1,15 @@
 //! Commits batches, in one statement or step by step, and attributes failures.
 
-mod batch_run;
+pub(super) mod batch_run;
 mod call;
 mod claim;
 mod deadline;
 pub(super) mod decider;
 pub(super) mod letters;
 mod one_statement;
-pub(super) mod plan;
 pub(super) mod record;
 pub(super) mod rehearsal;
 pub(super) mod replies;
-mod response;
 pub(super) mod runner;
 mod setback;
 mod steps;

@@ -1,15 +1,36 @@
 //! A small batch with keys expected to be new, for a SQL function: claimed, run, recorded and committed by one statement.
 
-use super::batch_run::BatchRun;
+use sqlx::Connection as _;
+
+use super::batch_run::{BatchPlan, BatchRun};
 use super::deadline::{HandlerWait, await_standby_if_late, until_deadline};
 use super::record::mirror_tags;
+use super::replies::wants_reply;
 use crate::worker::interrupt::Interrupt;
+use crate::worker::prediction::{ExpectedKeys, SMALL_BATCH};
 use oncely_config::LargeResponse;
 use oncely_core::outcome::Outcome;
 use oncely_failpoint::{step, step_with};
-use oncely_handler::{BatchRecord, Message, SqlHandler, commit_fresh};
+use oncely_handler::{BatchRecord, ConsumerHandler, Message, SqlHandler, commit_fresh};
 use oncely_postgres::{self as pg, Session};
 use oncely_process::metrics::Stage;
+
+/// Returns the handler if the batch is a transaction of one statement: a small one of a SQL function, with keys expected to be new and
+/// without requested replies. Everything else goes step by step; also where the handler may be slow, to measure its time without that of
+/// the commit, and inside another transaction, where one statement would commit nothing.
+pub(super) fn in_one_statement<'a>(run: &BatchRun<'a>, session: &Session) -> Option<&'a SqlHandler> {
+    match (&run.shared.run, run.plan, run.keys) {
+        (ConsumerHandler::Sql(handler), BatchPlan::Together { turn: false }, ExpectedKeys::Fresh)
+            if run.candidates.len() <= SMALL_BATCH
+                && !run.shared.pace.as_ref().is_some_and(|pace| pace.needs_handler_time())
+                && !run.candidates.iter().any(|one| wants_reply(run.shared, one))
+                && !session.connection.is_in_transaction() =>
+        {
+            Some(handler)
+        }
+        _ => None,
+    }
+}
 
 /// Commits the batch. On success all of the messages have taken effect for the first time; else nothing is left of them, or the reply is
 /// lost.

@@ -4,12 +4,10 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use super::batch_run::BatchRun;
-use super::call::handle;
+use super::batch_run::{BatchPlan, BatchRun};
+use super::call::{check_responses, handle};
 use super::claim::CandidateClaim;
 use super::deadline::{HandlerWait, in_time, until_deadline};
-use super::plan::BatchPlan;
-use super::response::check_responses;
 use super::verdict::verdicts;
 use crate::worker::candidate::Candidate;
 use crate::worker::interrupt::Interrupt;

@@ -1,21 +1,18 @@
 //! A lane's transactions: tried until they are decided, or until their messages will come again anyway.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use sqlx::Connection as _;
 
-use super::batch_run::BatchRun;
-use super::deadline::in_time;
-use super::plan::BatchPlan;
+use super::batch_run::{BatchPlan, BatchRun};
+use super::one_statement::{commit_in_one_statement, in_one_statement};
 use super::setback::Setback;
 use super::steps::transact;
 use super::unconfirmed::UnconfirmedOutcomes;
-use super::without_handler::{audit_only, record_failure, reject};
-use crate::worker::abandoned::AbandonedBatch;
-use crate::worker::candidate::{Candidate, DecidedDelivery};
+use crate::worker::candidate::Candidate;
 use crate::worker::intake::aside::DeferredDeliveries;
-use crate::worker::interrupt::Interrupt;
+use crate::worker::interrupt::{AbandonedBatch, Interrupt};
 use crate::worker::isolation::marks::Marks;
 use crate::worker::isolation::permit::{Isolation, NotAlone, Permit};
 use crate::worker::prediction::{ExpectedKeys, KeyPrediction};
@@ -25,17 +22,17 @@ use oncely_core::backoff::Backoff;
 use oncely_core::fault::{Fault, FaultClass};
 use oncely_core::identity::Identity;
 use oncely_core::outcome::Outcome;
-use oncely_postgres::{self as pg, AuditRecord, Session};
+use oncely_postgres::{self as pg, Session};
 use oncely_process::vitals::LoopBeat;
 use oncely_process::witnesses::Began;
 use oncely_traces::BatchTrace;
 
 /// Runs a lane's transactions; keeps its session, backoff and crash marks between batches.
 pub(crate) struct TransactionRunner {
-    shared: Arc<ConsumerContext>,
-    aside: Arc<DeferredDeliveries<Box<Delivery>>>,
+    pub(super) shared: Arc<ConsumerContext>,
+    pub(super) aside: Arc<DeferredDeliveries<Box<Delivery>>>,
     pub(crate) session: Option<Session>,
-    backoff: Backoff,
+    pub(super) backoff: Backoff,
     marks: Marks,
     /// Prediction of the next batch's keys from the last batches.
     pub(crate) prediction: KeyPrediction,
@@ -320,7 +317,10 @@ impl TransactionRunner {
             _ => self.prediction.expect(work),
         };
         let run = BatchRun::new((shared, &self.batch.trace), session, plan, keys, work);
-        let done = transact(&run, session, &mut self.batch.unconfirmed).await;
+        let done = match in_one_statement(&run, session) {
+            Some(handler) => commit_in_one_statement(&run, session, handler).await,
+            None => transact(&run, session, &mut self.batch.unconfirmed).await,
+        };
         self.batch.took = run.started.elapsed();
         match &done {
             Ok(outcomes) if keys == ExpectedKeys::Fresh || outcomes.iter().all(was_fresh) => {
@@ -334,7 +334,7 @@ impl TransactionRunner {
     }
 
     /// Records that a message was decided on the session's database.
-    fn note_epoch(&mut self) {
+    pub(super) fn note_epoch(&mut self) {
         if let Some(epoch) = self.session.as_ref().map(|session| session.cell.epoch.clone()) {
             self.decided_on(epoch);
         }
@@ -346,78 +346,6 @@ impl TransactionRunner {
             let backend = session.backend;
             drop(session);
             self.shared.end(backend).await;
-        }
-    }
-
-    /// Records a failure that is the message's own. `began`: when its run began, for a refusal at COMMIT is an answer.
-    pub(crate) async fn record_failed(
-        &mut self,
-        began: Began,
-        one: &Candidate,
-        fault: &Fault,
-    ) -> Result<Outcome, AbandonedBatch> {
-        let mut counted = None;
-        loop {
-            let shared = Arc::clone(&self.shared);
-            let session = self.session().await?;
-            match in_time(&shared, record_failure(&shared, session, one, fault, &mut counted)).await {
-                Ok(outcome) => {
-                    self.note_epoch();
-                    if shared.progress.note(began, std::iter::once((&one.identity, &outcome))) {
-                        self.aside.resume(tokio::time::Instant::now());
-                    }
-                    return Ok(outcome);
-                }
-                // The key itself is held: the message is left for later, and its failure is not recorded.
-                Err(Interrupt::Held(fault)) => {
-                    self.session = None;
-                    return Ok(Outcome::Undecided { attempts: 0, fault });
-                }
-                Err(interrupt) => self.wait_out(interrupt).await?,
-            }
-        }
-    }
-
-    pub(crate) async fn write_audit(&mut self, records: &[AuditRecord<'_>]) -> Result<(), AbandonedBatch> {
-        loop {
-            let shared = Arc::clone(&self.shared);
-            let session = self.session().await?;
-            match in_time(&shared, audit_only(&shared, session, records)).await {
-                Ok(()) => {
-                    self.note_epoch();
-                    return Ok(());
-                }
-                Err(interrupt) => self.wait_out(interrupt).await?,
-            }
-        }
-    }
-
-    /// Reads the keys that sign and are accepted, unless that was done after `since`.
-    pub(crate) async fn learn_keys(&mut self, since: Instant) -> Result<(), AbandonedBatch> {
-        loop {
-            let shared = Arc::clone(&self.shared);
-            let connection = &mut self.session().await?.connection;
-            let asked = async { shared.keys.ask(since, connection).await.map_err(Interrupt::of_ours) };
-            match in_time(&shared, asked).await {
-                Ok(()) => {
-                    self.backoff.reset();
-                    // A stall for lack of keys is over.
-                    shared.health.committed();
-                    return Ok(());
-                }
-                Err(interrupt) => self.wait_out(interrupt).await?,
-            }
-        }
-    }
-
-    pub(crate) async fn reject(&mut self, rejected: &mut [DecidedDelivery]) -> Result<(), AbandonedBatch> {
-        loop {
-            let shared = Arc::clone(&self.shared);
-            let session = self.session().await?;
-            match in_time(&shared, reject(&shared, session, rejected)).await {
-                Ok(()) => return Ok(()),
-                Err(interrupt) => self.wait_out(interrupt).await?,
-            }
         }
     }
 

@@ -1,7 +1,7 @@
 //! Reasons why a transaction decides nothing.
 
+use super::batch_run::BatchPlan;
 use super::deadline::is_late;
-use super::plan::BatchPlan;
 use oncely_core::fault::{Fault, FaultClass};
 
 /// Reason why a transaction decided nothing: the batch runs another way, or waits.

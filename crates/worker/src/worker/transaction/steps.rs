@@ -2,16 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use sqlx::{Connection as _, PgConnection};
+use sqlx::PgConnection;
 
-use super::batch_run::BatchRun;
-use super::call::{Results, handle};
+use super::batch_run::{BatchPlan, BatchRun};
+use super::call::{Results, check_responses, handle};
 use super::claim::{CandidateClaim, claim};
 use super::deadline::{HandlerWait, await_standby_if_late, in_time, until_deadline};
-use super::one_statement::commit_in_one_statement;
-use super::plan::BatchPlan;
 use super::record::record;
-use super::response::check_responses;
 use super::unconfirmed::UnconfirmedOutcomes;
 use super::verdict::verdicts;
 use crate::worker::interrupt::Interrupt;
@@ -32,12 +29,6 @@ pub(crate) async fn transact(
     session: &mut Session,
     unconfirmed: &mut UnconfirmedOutcomes,
 ) -> Result<Vec<Outcome>, Interrupt> {
-    // Inside another transaction one statement would commit nothing.
-    if let Some(handler) = run.in_one_statement()
-        && !session.connection.is_in_transaction()
-    {
-        return commit_in_one_statement(run, session, handler).await;
-    }
     if run.candidates.len() > SMALL_BATCH {
         in_time(run.shared, async { session.keep_memory().await.map_err(Interrupt::of_ours) }).await?;
     }

@@ -1,8 +1,8 @@
 //! Decides each message of a batch, by its claim and its handler's result.
 
+use super::batch_run::BatchPlan;
 use super::call::Results;
 use super::claim::CandidateClaim;
-use super::plan::BatchPlan;
 use crate::worker::candidate::Candidate;
 use crate::worker::progress::FailedRun;
 use crate::worker::shared::ConsumerContext;

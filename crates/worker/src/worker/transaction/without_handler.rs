@@ -1,31 +1,109 @@
 //! Writes in transactions without a handler: a failure that ended its own transaction, audit rows, refusals.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
 use super::claim::{CLAIM_ROUNDS, held_by_lease, too_quick};
+use super::deadline::in_time;
 use super::letters::{GivenUpDelivery, keep_letters};
 use super::record::{audit_records, failure, refusal, refusal_record};
 use super::replies::write_replies;
+use super::runner::TransactionRunner;
 use super::verdict::failure_outcome;
 use crate::worker::batch::prepare::ReadingStretch;
 use crate::worker::candidate::{Candidate, DecidedDelivery};
-use crate::worker::interrupt::Interrupt;
+use crate::worker::interrupt::{AbandonedBatch, Interrupt};
 use crate::worker::shared::ConsumerContext;
 use oncely_core::decide::{KeyDecision, decide, leased, wait};
 use oncely_core::fault::Fault;
 use oncely_core::outcome::{DuplicateSource, Outcome};
 use oncely_failpoint::step;
 use oncely_postgres::{self as pg, AuditRecord, Session};
+use oncely_process::witnesses::Began;
 
 /// Longest wait for a key when the failure of its message is recorded.
 const KEYS_LOCK_WAIT: Duration = Duration::from_secs(1);
 
+impl TransactionRunner {
+    /// Records a failure that is the message's own. `began`: when its run began, for a refusal at COMMIT is an answer.
+    pub(crate) async fn record_failed(
+        &mut self,
+        began: Began,
+        one: &Candidate,
+        fault: &Fault,
+    ) -> Result<Outcome, AbandonedBatch> {
+        let mut counted = None;
+        loop {
+            let shared = Arc::clone(&self.shared);
+            let session = self.session().await?;
+            match in_time(&shared, record_failure(&shared, session, one, fault, &mut counted)).await {
+                Ok(outcome) => {
+                    self.note_epoch();
+                    if shared.progress.note(began, std::iter::once((&one.identity, &outcome))) {
+                        self.aside.resume(tokio::time::Instant::now());
+                    }
+                    return Ok(outcome);
+                }
+                // The key itself is held: the message is left for later, and its failure is not recorded.
+                Err(Interrupt::Held(fault)) => {
+                    self.session = None;
+                    return Ok(Outcome::Undecided { attempts: 0, fault });
+                }
+                Err(interrupt) => self.wait_out(interrupt).await?,
+            }
+        }
+    }
+
+    pub(crate) async fn write_audit(&mut self, records: &[AuditRecord<'_>]) -> Result<(), AbandonedBatch> {
+        loop {
+            let shared = Arc::clone(&self.shared);
+            let session = self.session().await?;
+            match in_time(&shared, audit_only(&shared, session, records)).await {
+                Ok(()) => {
+                    self.note_epoch();
+                    return Ok(());
+                }
+                Err(interrupt) => self.wait_out(interrupt).await?,
+            }
+        }
+    }
+
+    /// Reads the keys that sign and are accepted, unless that was done after `since`.
+    pub(crate) async fn learn_keys(&mut self, since: Instant) -> Result<(), AbandonedBatch> {
+        loop {
+            let shared = Arc::clone(&self.shared);
+            let connection = &mut self.session().await?.connection;
+            let asked = async { shared.keys.ask(since, connection).await.map_err(Interrupt::of_ours) };
+            match in_time(&shared, asked).await {
+                Ok(()) => {
+                    self.backoff.reset();
+                    // A stall for lack of keys is over.
+                    shared.health.committed();
+                    return Ok(());
+                }
+                Err(interrupt) => self.wait_out(interrupt).await?,
+            }
+        }
+    }
+
+    pub(crate) async fn reject(&mut self, rejected: &mut [DecidedDelivery]) -> Result<(), AbandonedBatch> {
+        loop {
+            let shared = Arc::clone(&self.shared);
+            let session = self.session().await?;
+            match in_time(&shared, reject(&shared, session, rejected)).await {
+                Ok(()) => return Ok(()),
+                Err(interrupt) => self.wait_out(interrupt).await?,
+            }
+        }
+    }
+}
+
 /// Records that a message failed, in a transaction of its own, after all of its work was rolled back. `counted`: its attempt, from the
 /// first try on; a try with a lost reply may have recorded it.
-pub(crate) async fn record_failure(
+async fn record_failure(
     shared: &ConsumerContext,
     session: &mut Session,
     candidate: &Candidate,
