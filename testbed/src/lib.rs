@@ -40,6 +40,7 @@ mod spawner;
 mod standby;
 mod tool;
 mod usage;
+mod virtual_host;
 mod wait;
 
 pub use adoption::{AdoptionReport, Sightings, adopt};
@@ -70,4 +71,5 @@ pub use sentinel::{Sentinel, SentinelRedis};
 pub use servers::{Servers, Urls};
 pub use tool::{chromium, systemd_analyze};
 pub use usage::{cpu_time, cpu_time_of_family};
+pub use virtual_host::VirtualHost;
 pub use wait::{DEADLINE, eventually, eventually_within};

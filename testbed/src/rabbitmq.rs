@@ -8,11 +8,6 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use http_body_util::{BodyExt as _, Full};
-use hyper::body::Bytes;
-use hyper_util::client::legacy;
-use hyper_util::rt::TokioExecutor;
-use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::files::Scratch;
@@ -22,9 +17,6 @@ use crate::{install, ports, spawner, wait};
 
 /// What Erlang's nodes know each other by.
 pub(crate) const COOKIE: &str = "ONCELYTESTBED";
-
-/// The default user and its password.
-const GUEST: &str = "Basic Z3Vlc3Q6Z3Vlc3Q=";
 
 fn node_name(number: usize) -> String {
     format!("n{number}@localhost")
@@ -245,30 +237,6 @@ impl RabbitMq {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// Sets a policy for queues, or removes it where there is no definition, by the HTTP API: `rabbitmqctl` takes seconds for each.
-    pub async fn policy(&self, name: &str, of: Option<(&str, &str)>) -> anyhow::Result<()> {
-        let port = self.management_port.context("the broker has no HTTP API")?;
-        let (method, body) = match of {
-            Some((pattern, definition)) => {
-                let definition: serde_json::Value = serde_json::from_str(definition)?;
-                let policy = json!({ "pattern": pattern, "definition": definition, "apply-to": "queues" });
-                (http::Method::PUT, policy.to_string())
-            }
-            None => (http::Method::DELETE, String::new()),
-        };
-        let request = http::Request::builder()
-            .method(method)
-            .uri(format!("http://127.0.0.1:{port}/api/policies/%2f/{name}"))
-            .header("authorization", GUEST)
-            .header("content-type", "application/json")
-            .body(Full::new(Bytes::from(body)))?;
-        let client = legacy::Client::builder(TokioExecutor::new()).build_http();
-        let (head, body) = client.request(request).await?.into_parts();
-        let said = body.collect().await?.to_bytes();
-        anyhow::ensure!(head.status.is_success(), "{}: {}", head.status, String::from_utf8_lossy(&said));
-        Ok(())
-    }
-
     /// A script in `folder` that is `rabbitmqctl` for this node; returns its path.
     pub fn ctl_script(&self, folder: &Path) -> anyhow::Result<PathBuf> {
         let program = install::Server::RabbitMq.program()?.beside("rabbitmqctl");
@@ -305,7 +273,8 @@ impl RabbitMq {
         let plugins: Vec<&str> = management.into_iter().chain(self.plugins.iter().copied()).collect();
         std::fs::write(folder.join("plugins"), format!("[{}].\n", plugins.join(",")))?;
         // The log is for failed starts: two lines for each connection would be most of it.
-        let mut settings = format!("listeners.tcp.1 = 127.0.0.1:{}\nlog.connection.level = warning\n", self.port);
+        let mut settings =
+            format!("listeners.tcp.1 = 127.0.0.1:{}\nlog.connection.level = warning\n", self.port);
         if let Some(port) = self.management_port {
             settings.push_str(&format!("management.tcp.ip = 127.0.0.1\nmanagement.tcp.port = {port}\n"));
         }

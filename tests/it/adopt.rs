@@ -5,7 +5,7 @@ use std::path::Path;
 use lapin::BasicProperties;
 use lapin::types::FieldTable;
 use serde_json::{Value, json};
-use testbed::RabbitMq;
+use testbed::VirtualHost;
 
 use crate::command_line::stdout;
 use crate::support::{World, message, program, servers};
@@ -61,11 +61,11 @@ fn a_name_that_ends_as_an_observers_is_an_observers() {
 
 #[tokio::test]
 async fn an_observer_is_bound_as_the_queue_is_sees_each_message_and_leaves_all_as_it_was() {
-    let broker = RabbitMq::start_with_management().await.unwrap();
+    let broker = VirtualHost::create().await.unwrap();
     let mut urls = servers().await.urls().clone();
     urls.rabbitmq = broker.url();
     let mut world = World::on(urls).await;
-    world.configure(&format!("[rabbitmq]\nmanagement = {:?}", broker.management_url().unwrap()));
+    world.configure(&format!("[rabbitmq]\nmanagement = {:?}", broker.management_url()));
     // The function is not there yet: it is not called.
     let (queue, exchange) = observed(&mut world, "handler = { function = \"app.later\" }").await;
     world.apply_topology().await;
@@ -128,11 +128,11 @@ async fn an_observer_is_bound_as_the_queue_is_sees_each_message_and_leaves_all_a
 
 #[tokio::test]
 async fn an_observer_that_is_killed_at_every_step_counts_nothing_twice_without_saying_so() {
-    let broker = RabbitMq::start_with_management().await.unwrap();
+    let broker = VirtualHost::create().await.unwrap();
     let mut urls = servers().await.urls().clone();
     urls.rabbitmq = broker.url();
     let mut world = World::on(urls).await;
-    world.configure(&format!("[rabbitmq]\nmanagement = {:?}", broker.management_url().unwrap()));
+    world.configure(&format!("[rabbitmq]\nmanagement = {:?}", broker.management_url()));
     let exchange = world.queue("shop");
     let bindings =
         format!("bindings = [{{ exchange = {exchange:?}, routing_key = \"order.*\" }}]\nbatch = 50");
@@ -173,7 +173,7 @@ async fn an_observer_that_is_killed_at_every_step_counts_nothing_twice_without_s
 
 #[tokio::test]
 async fn a_queue_that_nobody_can_be_bound_like_is_told_what_to_do() {
-    let broker = RabbitMq::start_with_management().await.unwrap();
+    let broker = VirtualHost::create().await.unwrap();
     let mut urls = servers().await.urls().clone();
     urls.rabbitmq = broker.url();
     let mut world = World::on(urls).await;
@@ -182,7 +182,7 @@ async fn a_queue_that_nobody_can_be_bound_like_is_told_what_to_do() {
     let output = world.oncely(&["topology", "apply"]).await;
     assert_eq!(output.status.code(), Some(1));
     assert!(told(&output).contains("rabbitmq.management is not set"), "{}", told(&output));
-    world.configure(&format!("[rabbitmq]\nmanagement = {:?}", broker.management_url().unwrap()));
+    world.configure(&format!("[rabbitmq]\nmanagement = {:?}", broker.management_url()));
     let output = world.oncely(&["topology", "apply"]).await;
     assert_eq!(output.status.code(), Some(1));
     assert!(told(&output).contains("messages reach it by its name alone"), "{}", told(&output));
@@ -196,11 +196,11 @@ async fn a_queue_that_nobody_can_be_bound_like_is_told_what_to_do() {
 
 #[tokio::test]
 async fn no_observer_is_bound_to_an_exchange_that_divides_its_messages() {
-    let broker = RabbitMq::start_with_management_and("rabbitmq_consistent_hash_exchange").await.unwrap();
+    let broker = VirtualHost::create().await.unwrap();
     let mut urls = servers().await.urls().clone();
     urls.rabbitmq = broker.url();
     let mut world = World::on(urls).await;
-    world.configure(&format!("[rabbitmq]\nmanagement = {:?}", broker.management_url().unwrap()));
+    world.configure(&format!("[rabbitmq]\nmanagement = {:?}", broker.management_url()));
     world.consumer("payments", "mode = \"observe\"");
     let (queue, exchange) = (world.queue("payments"), world.queue("divided"));
     let kind = lapin::ExchangeKind::Custom("x-consistent-hash".to_owned());
@@ -243,10 +243,10 @@ async fn a_consumer_in_python_with_a_backlog_is_taken_over_back_and_over_again_w
     let target = program("oncely").parent().and_then(Path::parent).unwrap().to_path_buf();
     let target = std::fs::canonicalize(target).unwrap();
     let python = testbed::python(&root.join("examples/python"), &target.join("examples/python")).unwrap();
-    let broker = RabbitMq::start_with_management().await.unwrap();
+    let broker = VirtualHost::create().await.unwrap();
     let mut urls = servers().await.urls().clone();
     urls.rabbitmq = broker.url();
-    let management = broker.management_url().unwrap();
+    let management = broker.management_url();
     let programs = program("oncely").parent().unwrap().to_path_buf();
     let report = testbed::adopt(&programs, root, python, &urls, &management, 2_000, 17).await.unwrap();
     assert!(report.is_good(), "{report:#?}");
@@ -266,11 +266,11 @@ async fn checked(world: &World) -> (i32, Vec<(String, String)>) {
 
 #[tokio::test]
 async fn what_a_queue_lacks_is_told_and_the_guides_policy_mends_it() {
-    let broker = RabbitMq::start_with_management().await.unwrap();
+    let broker = VirtualHost::create().await.unwrap();
     let mut urls = servers().await.urls().clone();
     urls.rabbitmq = broker.url();
     let mut world = World::on(urls).await;
-    world.configure(&format!("[rabbitmq]\nmanagement = {:?}", broker.management_url().unwrap()));
+    world.configure(&format!("[rabbitmq]\nmanagement = {:?}", broker.management_url()));
     world.consumer("payments", "declare = true");
     let queue = world.queue("payments");
     let (code, remarks) = checked(&world).await;
@@ -297,7 +297,7 @@ async fn what_a_queue_lacks_is_told_and_the_guides_policy_mends_it() {
     world.reconfigure("declare = true", "declare = false");
     let definition = format!("{{\"dead-letter-exchange\": \"{queue}.dlx\"}}");
     let pattern = format!("^{queue}$");
-    broker.ctl(&["set_policy", "dlx", &pattern, &definition, "--apply-to", "queues"]).await.unwrap();
+    broker.policy("dlx", Some((&pattern, &definition))).await.unwrap();
     world.apply_topology().await;
     testbed::eventually("the policy holds", || async {
         let (code, remarks) = checked(&world).await;

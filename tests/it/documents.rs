@@ -5,7 +5,7 @@ use std::path::{Component, Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use testbed::{Database, RabbitMq};
+use testbed::{Database, VirtualHost};
 
 use crate::support::{Login, World, message, program, servers};
 
@@ -343,7 +343,7 @@ fn masked(text: &str) -> Vec<String> {
 #[tokio::test]
 async fn the_tour_does_what_the_book_shows() {
     // Its queue has a fixed name.
-    let broker = RabbitMq::start().await.unwrap();
+    let broker = VirtualHost::create().await.unwrap();
     let urls = servers().await.urls().clone();
     let database = Database::create(&urls.postgres).await.unwrap();
     let folder = program("oncely").parent().unwrap().to_path_buf();

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::Value;
-use testbed::{Process, RabbitMq, Scratch};
+use testbed::{Process, Scratch, VirtualHost};
 
 use crate::support::{World, program, servers};
 
@@ -21,17 +21,17 @@ fn target() -> PathBuf {
     std::fs::canonicalize(folder).unwrap()
 }
 
-/// The shop's tables, a broker of its own (the examples' queues have fixed names), and a configuration.
+/// The shop's tables, a virtual host of its own (the examples' queues have fixed names), and a configuration.
 struct Shop {
     world: World,
     // After the world, which has a connection to it.
-    _broker: RabbitMq,
+    _broker: VirtualHost,
     logs: Scratch,
 }
 
 impl Shop {
     async fn open(configuration: &str) -> Self {
-        let broker = RabbitMq::start().await.unwrap();
+        let broker = VirtualHost::create().await.unwrap();
         let mut urls = servers().await.urls().clone();
         urls.rabbitmq = broker.url();
         let mut world = World::on(urls).await;

@@ -2,7 +2,7 @@
 //! configuration alone mends ends it (exit code 78).
 
 use sqlx::{AssertSqlSafe, Executor as _};
-use testbed::{Broker, RabbitMq, Redis};
+use testbed::{Broker, Redis, VirtualHost};
 
 use crate::support::{Login, World, message, servers};
 
@@ -50,17 +50,17 @@ async fn programs_that_start_while_no_connection_is_free_wait_for_one() {
 
 #[tokio::test]
 async fn a_worker_that_starts_where_the_broker_takes_no_more_connections_waits() {
-    let rabbitmq = RabbitMq::start().await.unwrap();
+    let rabbitmq = VirtualHost::create().await.unwrap();
     let mut urls = servers().await.urls().clone();
     urls.rabbitmq = rabbitmq.url();
     let mut world = World::on(urls).await;
     world.consumer("payments", "");
     world.apply_topology().await;
     world.publish("payments", message("acme", "k"), "{}").await;
-    rabbitmq.ctl(&["set_vhost_limits", "-p", "/", r#"{"max-connections": 0}"#]).await.unwrap();
+    rabbitmq.limit_connections(Some(0)).await.unwrap();
     let worker = world.start("worker");
     world.wait_for_lines(&worker, "a limit of connections is reached", 2).await;
-    rabbitmq.ctl(&["clear_vhost_limits", "-p", "/"]).await.unwrap();
+    rabbitmq.limit_connections(None).await.unwrap();
     world.wait_for(EFFECTS, 1).await;
     world.stop(worker).await;
 }

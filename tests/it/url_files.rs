@@ -2,7 +2,7 @@
 
 use oncely::config::Config;
 use sqlx::AssertSqlSafe;
-use testbed::{Broker, RabbitMq, Redis, Scratch};
+use testbed::{Redis, Scratch, VirtualHost};
 
 use crate::support::{Login, World, message, servers};
 
@@ -43,7 +43,7 @@ fn a_file_that_holds_no_url_and_a_url_that_is_said_twice_are_refused() {
 
 #[tokio::test]
 async fn logins_that_are_replaced_in_their_files_are_used_without_a_restart() {
-    let rabbitmq = RabbitMq::start().await.unwrap();
+    let rabbitmq = VirtualHost::create().await.unwrap();
     let mut urls = servers().await.urls().clone();
     urls.rabbitmq = rabbitmq.url();
     let mut world = World::on(urls).await;
@@ -58,17 +58,14 @@ async fn logins_that_are_replaced_in_their_files_are_used_without_a_restart() {
         );
         sqlx::raw_sql(AssertSqlSafe(grant)).execute(&mut world.sql).await.unwrap();
     }
-    for arguments in
-        [&["add_user", "app", "old"][..], &["set_permissions", "-p", "/", "app", ".*", ".*", ".*"]]
-    {
-        rabbitmq.ctl(arguments).await.unwrap();
-    }
+    let user = rabbitmq.name();
+    rabbitmq.user(user, "old").await.unwrap();
+    rabbitmq.permit(user, [".*"; 3]).await.unwrap();
     let folder = Scratch::new("urls").unwrap();
     let file = |name: &str| folder.path().join(name).display().to_string();
     let write = |login: &Login, password: &str| {
         std::fs::write(file("database"), format!("{}\n", login.url)).unwrap();
-        std::fs::write(file("amqp"), rabbitmq.url().replace("guest:guest", &format!("app:{password}")))
-            .unwrap();
+        std::fs::write(file("amqp"), rabbitmq.url_as(user, password)).unwrap();
     };
     write(&logins[0], "old");
     let environment = [("DATABASE_URL_FILE", file("database")), ("AMQP_URL_FILE", file("amqp"))];
@@ -77,16 +74,15 @@ async fn logins_that_are_replaced_in_their_files_are_used_without_a_restart() {
     world.wait_for("select count(*) from app.effects where key = 'before'", 1).await;
 
     // First the servers forget the old ones: nobody comes in with them.
-    rabbitmq.ctl(&["change_password", "app", "new"]).await.unwrap();
+    rabbitmq.user(user, "new").await.unwrap();
     let ended = format!(
         "alter role {0} nologin; select pg_terminate_backend(pid) from pg_stat_activity where usename = '{0}'",
         logins[0].name
     );
     sqlx::raw_sql(AssertSqlSafe(ended)).execute(&mut world.sql).await.unwrap();
-    rabbitmq.ctl(&["close_all_connections", "rotated"]).await.unwrap();
+    rabbitmq.close_connections(user).await.unwrap();
     world.wait_for_line(&worker, "ACCESS_REFUSED").await;
     write(&logins[1], "new");
-    world.broker = Broker::connect(&rabbitmq.url()).await.unwrap();
     world.publish("payments", message("acme", "after"), "{}").await;
     world.wait_for("select count(*) from app.effects where key = 'after'", 1).await;
     world.stop(worker).await;

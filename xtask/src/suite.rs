@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::Instant;
 
-use testbed::{Generation, Servers};
+use testbed::{Generation, Servers, VirtualHost};
 
 use crate::process;
 use crate::servers::Choice;
@@ -32,6 +32,8 @@ pub(crate) async fn run(choice: &Choice, arguments: &[String]) -> anyhow::Result
     eprintln!("starting PostgreSQL, RabbitMQ and Redis");
     // The suite makes a database for each test: with PostgreSQL's minute, ten autovacuum workers would start in each second.
     let servers = Servers::start_with(&["autovacuum_naptime=1h"]).await?;
+    // A second broker, for tests that need its HTTP API or an empty virtual host.
+    let managed = VirtualHost::start_broker().await?;
     let versions = servers.versions().await?;
     eprintln!("{versions}");
     let urls = servers.urls().clone();
@@ -41,6 +43,7 @@ pub(crate) async fn run(choice: &Choice, arguments: &[String]) -> anyhow::Result
             .env("DATABASE_URL", &urls.postgres)
             .env("AMQP_URL", &urls.rabbitmq)
             .env("REDIS_URL", &urls.redis)
+            .envs(VirtualHost::VARIABLES.into_iter().zip(VirtualHost::values(&managed)))
             // Most of the time a test waits for a server: three a core keep the machine at work.
             .env(THREADS, threads()?)
             // Some tests start servers of their own.

@@ -4,7 +4,7 @@ use lapin::types::{AMQPValue, FieldTable};
 use oncely::config::Config;
 use oncely_doctor::{CheckSelection, Limits, Verdict};
 use secrecy::SecretString;
-use testbed::{RabbitMq, Urls};
+use testbed::{RabbitMq, Urls, VirtualHost};
 
 use super::{all, of, only, says};
 use crate::support::{World, message, servers};
@@ -79,10 +79,15 @@ async fn messages_that_nobody_takes_are_told() {
     world.stop(worker).await;
 }
 
-/// A broker with its HTTP API, a user who may only look at it, and a worker's world on it.
-async fn managed() -> (RabbitMq, World, Config) {
-    let broker = RabbitMq::start_with_management().await.unwrap();
-    let urls = Urls { rabbitmq: broker.url(), ..servers().await.urls().clone() };
+/// A virtual host of a broker with its HTTP API, and a worker's world on it.
+async fn managed() -> (VirtualHost, World, Config) {
+    let broker = VirtualHost::create().await.unwrap();
+    let (world, config) = managed_at(broker.url(), broker.management_url()).await;
+    (broker, world, config)
+}
+
+async fn managed_at(rabbitmq: String, management: String) -> (World, Config) {
+    let urls = Urls { rabbitmq, ..servers().await.urls().clone() };
     let mut world = World::on(urls).await;
     world.broker.declare_exchange("orders", lapin::ExchangeKind::Topic).await.unwrap();
     world.consumer(
@@ -91,19 +96,19 @@ async fn managed() -> (RabbitMq, World, Config) {
     );
     world.apply_topology().await;
     let mut config = world.config();
-    config.rabbitmq.management = broker.management_url().map(SecretString::from);
-    (broker, world, config)
+    config.rabbitmq.management = Some(SecretString::from(management));
+    (world, config)
 }
 
 #[tokio::test]
 async fn a_run_under_a_lease_may_last_for_half_of_the_consumer_timeout() {
-    let broker = RabbitMq::start_with_management().await.unwrap();
+    let broker = VirtualHost::create().await.unwrap();
     let urls = Urls { rabbitmq: broker.url(), ..servers().await.urls().clone() };
     let mut world = World::on(urls).await;
     world.consumer("charges", "queue_arguments = { x-consumer-timeout = 1000000 }");
     world.apply_topology().await;
     let mut config = world.config();
-    config.rabbitmq.management = broker.management_url().map(SecretString::from);
+    config.rabbitmq.management = Some(SecretString::from(broker.management_url()));
     // A SQL function takes no lease.
     is(&config, "mq.limits", Verdict::Ok, "").await;
     config.consumers[0].handler = None;
@@ -123,7 +128,7 @@ async fn policies_limits_and_ways_are_read_from_the_http_api() {
     {
         is(&config, check, verdict, "").await;
     }
-    let is_old = broker.ctl(&["version"]).await.unwrap().starts_with("3.");
+    let is_old = broker.version().await.unwrap().starts_with("3.");
     match is_old {
         // "mq.version", Verdict::Ok is what a newer one gets, and the release beside it is tested, too.
         true => is(&config, "mq.version", Verdict::Info, "without community support").await,
@@ -180,7 +185,7 @@ async fn a_queue_that_somebody_else_declares_is_judged_by_the_http_api() {
     world.broker.declare_queue(&queue, FieldTable::default()).await.unwrap();
     world.apply_topology().await;
     is(&config, "mq.queue", Verdict::Skipped, "the arguments of queues with declare = false").await;
-    config.rabbitmq.management = broker.management_url().map(SecretString::from);
+    config.rabbitmq.management = Some(SecretString::from(broker.management_url()));
     is(&config, "mq.queue", Verdict::Ok, "").await;
     is(&config, "mq.dlx", Verdict::Error, "is none: what the broker gives up").await;
     world.broker.delete_queue(&queue).await.unwrap();
@@ -206,7 +211,9 @@ async fn a_queue_that_somebody_else_declares_is_judged_by_the_http_api() {
 
 #[tokio::test]
 async fn an_alarm_a_user_without_permissions_and_one_without_the_api_are_told() {
-    let (broker, world, mut config) = managed().await;
+    // An alarm is the whole broker's.
+    let broker = RabbitMq::start_with_management().await.unwrap();
+    let (world, mut config) = managed_at(broker.url(), broker.management_url().unwrap()).await;
     for arguments in [
         &["add_user", "narrow", "S3CR3T"][..],
         &["set_permissions", "narrow", "^$", "^$", "^nothing$"],

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use lapin::ExchangeKind;
 use lapin::types::{AMQPValue, FieldTable};
-use testbed::{Broker, RabbitMq};
+use testbed::{Broker, RabbitMq, VirtualHost};
 
 use super::{bodies, parked_beside, run, world_with};
 use crate::support::{World, servers};
@@ -96,18 +96,13 @@ async fn what_a_channel_nacked_is_tried_again_on_another_one() {
 /// A fault of the relay's user, of the queue, and of the exchange, each for longer than all attempts last.
 #[tokio::test]
 async fn what_strikes_all_events_for_a_while_parks_none_and_they_arrive_in_order() {
-    let rabbitmq = RabbitMq::start().await.unwrap();
-    for arguments in
-        [&["add_user", "relay", "relay"][..], &["set_permissions", "-p", "/", "relay", ".*", ".*", ".*"]]
-    {
-        rabbitmq.ctl(arguments).await.unwrap();
-    }
+    let rabbitmq = VirtualHost::create().await.unwrap();
+    let user = rabbitmq.name();
+    rabbitmq.user(user, "relay").await.unwrap();
+    rabbitmq.permit(user, [".*"; 3]).await.unwrap();
     let mut world = world_with("").await;
     world.broker = Broker::connect(&rabbitmq.url()).await.unwrap();
-    let mut url = url::Url::parse(&rabbitmq.url()).unwrap();
-    url.set_username("relay").unwrap();
-    url.set_password(Some("relay")).unwrap();
-    world.urls.rabbitmq = url.into();
+    world.urls.rabbitmq = rabbitmq.url_as(user, "relay");
     world.configure("");
     let (queue, exchange) = (world.queue("told"), world.queue("exchange"));
     world.broker.declare_queue(&queue, full_after(20)).await.unwrap();
@@ -120,12 +115,7 @@ async fn what_strikes_all_events_for_a_while_parks_none_and_they_arrive_in_order
     let mut expected = Vec::new();
     for fault in ["right", "full", "exchange", "binding"] {
         match fault {
-            "right" => {
-                rabbitmq
-                    .ctl(&["set_permissions", "-p", "/", "relay", ".*", "^nothing$", ".*"])
-                    .await
-                    .unwrap();
-            }
+            "right" => rabbitmq.permit(user, [".*", "^nothing$", ".*"]).await.unwrap(),
             "full" => {
                 for _ in 0..20 {
                     let properties = lapin::BasicProperties::default();
@@ -151,7 +141,7 @@ async fn what_strikes_all_events_for_a_while_parks_none_and_they_arrive_in_order
         );
         match fault {
             "right" => {
-                rabbitmq.ctl(&["set_permissions", "-p", "/", "relay", ".*", ".*", ".*"]).await.unwrap();
+                rabbitmq.permit(user, [".*"; 3]).await.unwrap();
             }
             "full" => world.broker.purge(&queue).await.unwrap(),
             _ => bound(&world).await,

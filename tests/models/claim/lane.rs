@@ -1,9 +1,9 @@
 //! What a lane does with a batch.
 
-use oncely_core::identity::Identity;
 use oncely_core::decide::KeyDecision;
 use oncely_core::decide::{Suspicion, leaders, suspicion};
 use oncely_core::fault::FaultClass;
+use oncely_core::identity::Identity;
 use oncely_core::outcome::Disposition;
 use oncely_core::settlement::Ack;
 use oncely_postgres::{PgFault, class_of, classify};

@@ -2,9 +2,9 @@
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
-use oncely_core::identity::{Identity, IdentityPart};
 use oncely_core::decide::{FailureDecision, KeyDecision, OnConflict, after_failure, decide};
 use oncely_core::fault::{Fault, FaultClass};
+use oncely_core::identity::{Identity, IdentityPart};
 use oncely_core::outcome::Disposition;
 use oncely_core::retry::RetryPolicy;
 use oncely_core::settlement::Settlement;

@@ -1,9 +1,9 @@
 //! The broker, the table and the workers.
 
-use oncely_core::reason::{Reason, Rejection};
 use oncely_core::decide::{KeyRecord, KeyStatus};
 use oncely_core::fingerprint::Fingerprint;
 use oncely_core::outcome::{DuplicateSource, Outcome};
+use oncely_core::reason::{Reason, Rejection};
 use oncely_core::settlement::Settlement;
 
 /// What a message's handler does.
