@@ -60,7 +60,7 @@ impl ChannelLife {
         Self::from_channel(Some(channel), prefetch, timeout)
     }
 
-    /// Creates one for deliveries without a broker.
+    /// Creates a channel life for deliveries without a broker.
     pub(super) fn without_broker() -> Self {
         Self::from_channel(None, 1, Duration::ZERO)
     }
@@ -146,21 +146,21 @@ impl ChannelLife {
     /// Marks deliveries as settled and acknowledges those that can be. Call it only for messages that are known to be committed, or to be
     /// held by the broker in another queue. On a channel that has ended nothing is sent: redelivery decides.
     pub async fn settle(&self, tags: impl IntoIterator<Item = u64>) -> Result<(), AmqpError> {
-        let _turn = self.sending.lock().await;
+        let _guard = self.sending.lock().await;
         let acks = self.lock().settle(tags);
         self.send(acks).await
     }
 
     /// Acknowledges settled deliveries that are held back behind an unsettled one.
     pub async fn release(&self) -> Result<(), AmqpError> {
-        let _turn = self.sending.lock().await;
+        let _guard = self.sending.lock().await;
         let acks = self.lock().release();
         self.send(acks).await
     }
 
-    /// Acknowledges them only if the broker delivers nothing before it gets one and the oldest delivery has been at work since the last call.
+    /// Acknowledges the held-back deliveries only if the broker delivers nothing before it gets one and the oldest delivery has been at work since the last call.
     pub async fn release_where_stuck(&self) -> Result<(), AmqpError> {
-        let _turn = self.sending.lock().await;
+        let _guard = self.sending.lock().await;
         let acks = self.lock().release_where_stuck();
         self.send(acks).await
     }

@@ -76,12 +76,12 @@ impl Delivery {
         })
     }
 
-    /// Parks it until its time, or its copy.
+    /// Parks the delivery until its time comes, or its copy has arrived.
     pub fn park(&mut self) {
         self.parked.get_or_insert_with(|| Arc::new(self.channel.park(self.round)));
     }
 
-    /// Ends its parking.
+    /// Ends the parking of the delivery.
     pub fn unpark(&mut self) {
         self.parked = None;
     }

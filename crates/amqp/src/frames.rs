@@ -176,7 +176,8 @@ impl<'b> FrameCursor<'b> {
         Some(u16::from_be_bytes(self.bytes(2)?.try_into().ok()?))
     }
 
-    fn u32(&mut self) -> Option<usize> {
+    /// Reads a length of four bytes.
+    fn long_length(&mut self) -> Option<usize> {
         usize::try_from(u32::from_be_bytes(self.bytes(4)?.try_into().ok()?)).ok()
     }
 
@@ -188,7 +189,7 @@ impl<'b> FrameCursor<'b> {
 
     /// Rewrites all headers, a table.
     fn headers(&mut self) -> Option<()> {
-        let count = self.u32()?;
+        let count = self.long_length()?;
         let table = self.bytes(count)?;
         let mut values = 0;
         let read = FrameCursor(&mut *table).entries(1, &mut values);
@@ -220,17 +221,17 @@ impl<'b> FrameCursor<'b> {
         match *kind {
             b'F' | b'A' if level >= DEEPEST => {
                 *kind = b'x';
-                let count = self.u32()?;
+                let count = self.long_length()?;
                 self.skip(count)
             }
             b'F' | b'A' => {
                 let is_table = *kind == b'F';
-                let count = self.u32()?;
+                let count = self.long_length()?;
                 let inner = FrameCursor(self.bytes(count)?);
                 if is_table { inner.entries(level + 1, values) } else { inner.items(level + 1, values) }
             }
             b'S' | b'x' => {
-                let count = self.u32()?;
+                let count = self.long_length()?;
                 self.skip(count)
             }
             b't' | b'b' | b'B' => self.skip(1),

@@ -1,4 +1,4 @@
-//! Arguments of commands about a single key.
+//! A key that the command line names: its arguments, and the choice of its row.
 
 use std::process::ExitCode;
 
@@ -25,15 +25,15 @@ pub(super) struct KeyName {
 ///
 /// # Errors
 /// The exit code, if there are several.
-pub(super) fn only<T>(
+pub(super) fn only_row<T>(
     mut rows: Vec<T>,
-    several: impl FnOnce(usize) -> String,
+    ambiguous: impl FnOnce(usize) -> String,
     name: impl Fn(&T) -> (&str, &str),
 ) -> Result<Option<T>, ExitCode> {
     if rows.len() < 2 {
         return Ok(rows.pop());
     }
-    output::note(&format!("{}; name one:", several(rows.len())));
+    output::note(&format!("{}; name one:", ambiguous(rows.len())));
     for (tenant, consumer) in rows.iter().map(name) {
         output::note(&format!("  --tenant {} --consumer {}", safe(tenant), safe(consumer)));
     }

@@ -32,7 +32,7 @@ pub enum QueueType {
 }
 
 impl QueueType {
-    /// RabbitMQ's `x-queue-type`.
+    /// Returns the value of `x-queue-type`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {

@@ -196,7 +196,7 @@ impl Config {
     /// All problems of `[postgres]`.
     pub fn load_postgres(file: &Path) -> Result<PgSettings, Problems> {
         let mut problems = Problems::default();
-        let settings = only("postgres", file, &mut problems).postgres.settings(&mut problems);
+        let settings = read_table("postgres", file, &mut problems).postgres.settings(&mut problems);
         problems.or(settings)
     }
 
@@ -207,7 +207,7 @@ impl Config {
     #[doc(hidden)]
     pub fn load_encryption(file: &Path) -> Result<Option<Arc<dyn Cipher>>, Problems> {
         let mut problems = Problems::default();
-        let settings = only("encryption", file, &mut problems).encryption.settings(&mut problems);
+        let settings = read_table("encryption", file, &mut problems).encryption.settings(&mut problems);
         problems.or(settings.map(|settings| settings.cipher))
     }
 
@@ -358,7 +358,7 @@ fn value_of<'a>(values: &'a Map<String, Value>, table: &str, key: &str) -> Optio
 }
 
 /// Reads one table of a file, which may be missing, and of the environment.
-fn only(table: &str, file: &Path, problems: &mut Problems) -> file::File {
+fn read_table(table: &str, file: &Path, problems: &mut Problems) -> file::File {
     let text = std::fs::read_to_string(file).unwrap_or_default();
     match MergedValues::read(&text, true) {
         Ok(mut merged) => {

@@ -26,7 +26,7 @@ pub(crate) fn steps(path: &str) -> Vec<String> {
     path.split(['.', '[', ']']).filter(|step| !step.is_empty()).map(str::to_owned).collect()
 }
 
-/// The description itself, and those that it may be instead.
+/// Returns the description itself and its alternatives (`anyOf`, `oneOf`).
 fn choices(node: &'static Value) -> std::vec::IntoIter<&'static Value> {
     let others = ["anyOf", "oneOf"].into_iter().filter_map(|of| node[of].as_array()).flatten();
     let all: Vec<_> = std::iter::once(node).chain(others.flat_map(choices)).collect();

@@ -35,7 +35,7 @@ pub(crate) struct TracesTable {
     /// The sender of a message decides whether it has a span (the header traceparent). Of the messages without one, this share has: from 0 (none) to 1
     /// (all).
     #[schemars(range(min = 0, max = 1), extend("x-advice" = "must be a number from 0 (none) to 1 (all)"))]
-    #[garde(custom(is_share))]
+    #[garde(custom(check_share))]
     sample: f64,
     /// Also against the sender's decision, a message has a span that failed, or took this long from its delivery to its acknowledgement: a hundred of those a
     /// second at most.
@@ -71,7 +71,7 @@ pub(crate) enum SpanAttribute {
     RoutingKey,
 }
 
-fn is_share(share: &f64, _: &()) -> garde::Result {
+fn check_share(share: &f64, _: &()) -> garde::Result {
     match (0.0..=1.0).contains(share) {
         true => Ok(()),
         false => Err(garde::Error::new("must be a number from 0 (none) to 1 (all)")),

@@ -8,7 +8,7 @@ use oncely_postgres::ActionRow;
 const APART: Duration = Duration::minutes(5);
 
 /// Merges the steps of each action, and keeps the newest `most`. `actions`: the newest first.
-pub(super) fn together(actions: Vec<ActionRow>, most: usize) -> Vec<ActionRow> {
+pub(super) fn merge_steps(actions: Vec<ActionRow>, most: usize) -> Vec<ActionRow> {
     // With the time of the oldest step so far.
     let mut all: Vec<(ActionRow, DateTime<Utc>)> = Vec::new();
     for action in actions {
@@ -57,7 +57,7 @@ mod tests {
             action(700, "requeue", "{1}", "acme"),
             action(0, "requeue", "{1}", "acme"),
         ];
-        let told = together(all, 3);
+        let told = merge_steps(all, 3);
         let short: Vec<_> = told.iter().map(|a| (a.verb.as_str(), a.filter.as_str(), a.count)).collect();
         assert_eq!(short, [("requeue", "{1}", 300), ("requeue", "{2}", 100), ("discard", "{1}", 100)]);
         assert_eq!((told[0].tenant.as_str(), told[0].occurred_at.timestamp()), ("", 1_800_000_900));

@@ -9,7 +9,7 @@ use super::checkup::CheckRunner;
 use super::operations::Operations;
 use super::pool::Pool;
 use super::series::Plots;
-use super::turns::StreamLimiter;
+use super::stream_limiter::StreamLimiter;
 use super::watch::{StatusView, StatusWatch};
 use oncely_config::Config;
 use oncely_core::mask::Masks;

@@ -11,7 +11,7 @@ const ALL: usize = 200;
 /// Connections from one address, unless it is the proxy's.
 const ADDRESS: usize = 100;
 /// Connections of one user.
-const PERSON: usize = 40;
+const USER: usize = 40;
 
 /// The places. There is no queue: the oldest connection without a session is closed for a new one.
 pub(crate) struct ConnectionSlots {
@@ -24,18 +24,18 @@ pub(crate) struct ConnectionSlots {
 struct OccupiedSlots {
     next: u64,
     /// In order of arrival.
-    seats: BTreeMap<u64, SlotHolder>,
+    slots: BTreeMap<u64, SlotHolder>,
 }
 
 struct SlotHolder {
     peer: IpAddr,
-    person: Option<String>,
+    user: Option<String>,
     leave: CancellationToken,
 }
 
 /// A connection's place, freed when dropped.
 pub(crate) struct ConnectionSlot {
-    seats: Arc<ConnectionSlots>,
+    slots: Arc<ConnectionSlots>,
     number: u64,
     /// Cancelled if another connection needs the place.
     pub(crate) leave: CancellationToken,
@@ -57,8 +57,8 @@ impl ConnectionSlots {
         }
         let (number, leave) = (taken.next, CancellationToken::new());
         taken.next += 1;
-        taken.seats.insert(number, SlotHolder { peer, person: None, leave: leave.clone() });
-        Some(ConnectionSlot { seats: Arc::clone(self), number, leave })
+        taken.slots.insert(number, SlotHolder { peer, user: None, leave: leave.clone() });
+        Some(ConnectionSlot { slots: Arc::clone(self), number, leave })
     }
 
     fn lock(&self) -> MutexGuard<'_, OccupiedSlots> {
@@ -70,12 +70,12 @@ impl ConnectionSlots {
 impl OccupiedSlots {
     /// Returns whether there is room for one more of these; closes the oldest of them without a session if necessary.
     fn has_room(&mut self, most: usize, among: impl Fn(&SlotHolder) -> bool) -> bool {
-        if self.seats.values().filter(|known| among(known)).count() < most {
+        if self.slots.values().filter(|known| among(known)).count() < most {
             return true;
         }
-        let oldest = self.seats.iter().find(|(_, known)| known.person.is_none() && among(known));
+        let oldest = self.slots.iter().find(|(_, known)| known.user.is_none() && among(known));
         let Some(number) = oldest.map(|(number, _)| *number) else { return false };
-        if let Some(known) = self.seats.remove(&number) {
+        if let Some(known) = self.slots.remove(&number) {
             known.leave.cancel();
         }
         true
@@ -84,17 +84,17 @@ impl OccupiedSlots {
 
 impl ConnectionSlot {
     /// Assigns the connection to a user; returns `false` if the user has the maximum number of connections.
-    pub(crate) fn is_of(&self, person: &str) -> bool {
-        let mut taken = self.seats.lock();
+    pub(crate) fn assign_to(&self, user: &str) -> bool {
+        let mut taken = self.slots.lock();
         let others = taken
-            .seats
+            .slots
             .iter()
-            .filter(|(number, known)| **number != self.number && known.person.as_deref() == Some(person));
-        if others.count() >= PERSON {
+            .filter(|(number, known)| **number != self.number && known.user.as_deref() == Some(user));
+        if others.count() >= USER {
             return false;
         }
-        if let Some(known) = taken.seats.get_mut(&self.number) {
-            known.person = Some(person.to_owned());
+        if let Some(known) = taken.slots.get_mut(&self.number) {
+            known.user = Some(user.to_owned());
         }
         true
     }
@@ -102,7 +102,7 @@ impl ConnectionSlot {
 
 impl Drop for ConnectionSlot {
     fn drop(&mut self) {
-        self.seats.lock().seats.remove(&self.number);
+        self.slots.lock().slots.remove(&self.number);
     }
 }
 
@@ -116,33 +116,33 @@ mod tests {
 
     #[test]
     fn strangers_make_room_and_people_stay() {
-        let seats = ConnectionSlots::new(true);
-        let take = |number: usize| seats.take(address(number));
+        let slots = ConnectionSlots::new(true);
+        let take = |number: usize| slots.take(address(number));
         let operator = take(1_000).unwrap();
-        assert!(operator.is_of("bo"));
+        assert!(operator.assign_to("bo"));
         let strangers: Vec<ConnectionSlot> = (0..ALL).map(|number| take(number).unwrap()).collect();
         assert!(!operator.leave.is_cancelled());
-        let gone: Vec<bool> = strangers.iter().map(|seat| seat.leave.is_cancelled()).collect();
+        let gone: Vec<bool> = strangers.iter().map(|slot| slot.leave.is_cancelled()).collect();
         assert!(gone[0] && !gone[1], "the oldest makes room");
         assert!(take(2_000).is_some());
         drop(strangers);
-        assert_eq!(seats.lock().seats.len(), 1);
+        assert_eq!(slots.lock().slots.len(), 1);
     }
 
     #[test]
     fn one_address_or_one_person_does_not_take_all() {
-        let seats = ConnectionSlots::new(true);
-        let all: Vec<ConnectionSlot> = (0..ALL).map(|_| seats.take(address(1)).unwrap()).collect();
-        assert_eq!(all.iter().filter(|seat| !seat.leave.is_cancelled()).count(), ADDRESS);
+        let slots = ConnectionSlots::new(true);
+        let all: Vec<ConnectionSlot> = (0..ALL).map(|_| slots.take(address(1)).unwrap()).collect();
+        assert_eq!(all.iter().filter(|slot| !slot.leave.is_cancelled()).count(), ADDRESS);
         drop(all);
         let proxy = ConnectionSlots::new(false);
         let all: Vec<ConnectionSlot> = (0..ALL).map(|_| proxy.take(address(1)).unwrap()).collect();
-        assert!(all.iter().all(|seat| !seat.leave.is_cancelled()));
-        let of_ana = all.iter().filter(|seat| seat.is_of("ana")).count();
-        assert_eq!(of_ana, PERSON);
-        assert!(all[0].is_of("ana"), "over a connection that she has");
-        for (index, seat) in all.iter().enumerate() {
-            assert!(seat.is_of(&format!("person {index}")));
+        assert!(all.iter().all(|slot| !slot.leave.is_cancelled()));
+        let of_ana = all.iter().filter(|slot| slot.assign_to("ana")).count();
+        assert_eq!(of_ana, USER);
+        assert!(all[0].assign_to("ana"), "over a connection that she has");
+        for (index, slot) in all.iter().enumerate() {
+            assert!(slot.assign_to(&format!("person {index}")));
         }
         assert!(proxy.take(address(1)).is_none(), "everybody there has a session");
     }

@@ -14,10 +14,10 @@ use super::access::{ConsoleRole, LoginSession, LoginSessions, Offer};
 use super::app::App;
 use super::ask::{respond, see_other};
 use super::assets;
+use super::connection_slots::ConnectionSlot;
 use super::html::PageLink;
 use super::page::{Nav, Page, PageViewer, document, redirect_page, sign_in, sign_in_page};
 use super::parameters::Parameters;
-use super::seats::ConnectionSlot;
 
 /// Maximum size of a form in bytes, and the time limit to receive it.
 const FORM: usize = 64 << 10;
@@ -42,7 +42,7 @@ struct GuardedRequest<'a> {
 pub(super) async fn check(
     app: &App,
     peer: IpAddr,
-    seat: &ConnectionSlot,
+    slot: &ConnectionSlot,
     mut request: Request,
 ) -> GuardDecision {
     let headers = request.headers().clone();
@@ -84,7 +84,7 @@ pub(super) async fn check(
         return coming.login(form.as_ref());
     }
     let Some(session) = app.access.session(&coming.headers, Utc::now()) else { return coming.sign_in() };
-    if !seat.is_of(&session.person.name) {
+    if !slot.assign_to(&session.person.name) {
         let said = "You have forty connections to this console: close some of its pages.";
         return coming.refuse(StatusCode::TOO_MANY_REQUESTS, said);
     }

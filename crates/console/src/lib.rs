@@ -11,6 +11,7 @@ mod app;
 mod ask;
 mod assets;
 mod checkup;
+mod connection_slots;
 mod digest;
 mod error;
 mod guard;
@@ -22,11 +23,10 @@ mod parameters;
 mod plot;
 mod pool;
 mod search;
-mod seats;
 mod series;
 mod server;
 mod settings;
-mod turns;
+mod stream_limiter;
 mod watch;
 
 use std::net::SocketAddr;
@@ -41,7 +41,7 @@ use self::app::{App, SharedApp};
 use self::operations::Operations;
 use self::pool::Pool;
 use self::series::Plots;
-use self::turns::StreamLimiter;
+use self::stream_limiter::StreamLimiter;
 use self::watch::StatusWatch;
 use oncely_config::Config;
 use oncely_core::mask::Masks;
@@ -128,7 +128,7 @@ impl Console {
         });
         let router = pages::router(Arc::clone(&self.app));
         server::serve(Arc::clone(&self.app), router, self.listener, self.app.stop.clone()).await;
-        self.app.operations.end().await;
+        self.app.operations.shut_down().await;
         waiting.abort();
     }
 }

@@ -65,8 +65,8 @@ impl Operations {
         self.lock().iter().cloned().collect()
     }
 
-    /// Stops: completes the steps in progress, and leaves the rest unchanged.
-    pub(crate) async fn end(&self) {
+    /// Stops all operations: each completes its step in progress, within [`STOP`], and leaves its other letters unchanged.
+    pub(crate) async fn shut_down(&self) {
         self.stop.cancel();
         self.tasks.close();
         if tokio::time::timeout(STOP, self.tasks.wait()).await.is_err() {

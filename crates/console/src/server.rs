@@ -16,8 +16,8 @@ use tokio_util::task::TaskTracker;
 use tower_service::Service as _;
 
 use super::app::SharedApp;
+use super::connection_slots::{ConnectionSlot, ConnectionSlots};
 use super::guard::{self, GuardDecision};
-use super::seats::{ConnectionSlot, ConnectionSlots};
 use oncely_net::http_server::{ConnectionLimits, accept, serve_connection};
 
 const LIMITS: ConnectionLimits = ConnectionLimits {
@@ -33,7 +33,7 @@ const FULL: &[u8] =
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: 5\r\nconnection: close\r\n\r\n";
 /// Serves until stopped, and finishes running requests.
 pub(super) async fn serve(app: SharedApp, router: Router, listener: TcpListener, stop: CancellationToken) {
-    let seats = ConnectionSlots::new(!app.access.is_behind_proxy());
+    let slots = ConnectionSlots::new(!app.access.is_behind_proxy());
     let tasks = TaskTracker::new();
     loop {
         let (stream, peer) = tokio::select! {
@@ -46,10 +46,10 @@ pub(super) async fn serve(app: SharedApp, router: Router, listener: TcpListener,
             tracing::debug!(%peer, "not from the proxy's networks");
             continue;
         }
-        match seats.take(peer) {
-            Some(seat) => {
+        match slots.take(peer) {
+            Some(slot) => {
                 let app = Arc::clone(&app);
-                tasks.spawn(connection(app, router.clone(), stream, peer, Arc::new(seat), stop.clone()));
+                tasks.spawn(connection(app, router.clone(), stream, peer, Arc::new(slot), stop.clone()));
             }
             None => {
                 // Writes as much as possible without waiting.
@@ -68,26 +68,26 @@ async fn connection(
     router: Router,
     stream: TcpStream,
     peer: IpAddr,
-    seat: Arc<ConnectionSlot>,
+    slot: Arc<ConnectionSlot>,
     stop: CancellationToken,
 ) {
-    let own = Arc::clone(&seat);
+    let own = Arc::clone(&slot);
     let service = service_fn(move |request: hyper::Request<Incoming>| {
-        let (app, router, seat) = (Arc::clone(&app), router.clone(), Arc::clone(&own));
-        async move { Ok::<_, Infallible>(answer(app, router, peer, &seat, request.map(Body::new)).await) }
+        let (app, router, slot) = (Arc::clone(&app), router.clone(), Arc::clone(&own));
+        async move { Ok::<_, Infallible>(answer(app, router, peer, &slot, request.map(Body::new)).await) }
     });
     // The error has been logged, and ends the connection.
-    let _ = serve_connection(stream, &LIMITS, service, &stop, seat.leave.cancelled()).await;
+    let _ = serve_connection(stream, &LIMITS, service, &stop, slot.leave.cancelled()).await;
 }
 
 async fn answer(
     app: SharedApp,
     mut router: Router,
     peer: IpAddr,
-    seat: &ConnectionSlot,
+    slot: &ConnectionSlot,
     request: axum::extract::Request,
 ) -> Response {
-    let mut response = match guard::check(&app, peer, seat, request).await {
+    let mut response = match guard::check(&app, peer, slot, request).await {
         GuardDecision::Answer(response) => response,
         GuardDecision::Pass(request) => {
             let Ok(response) = router.call(request).await;

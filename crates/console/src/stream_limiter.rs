@@ -1,36 +1,36 @@
-//! Limits of simultaneous uses, per user and in total.
+//! Limits of simultaneous streams, per user and in total.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The turns in use.
+/// Limits the simultaneous streams, per user and in total.
 pub(crate) struct StreamLimiter {
-    each: usize,
-    all: usize,
+    per_user: usize,
+    total: usize,
     taken: Mutex<HashMap<String, usize>>,
 }
 
-/// A turn, freed when dropped.
+/// The permit of one stream, released when dropped.
 pub(crate) struct StreamPermit {
-    turns: Arc<StreamLimiter>,
-    person: String,
+    limiter: Arc<StreamLimiter>,
+    user: String,
 }
 
 impl StreamLimiter {
-    /// Creates the limits per user and in total.
-    pub(crate) fn new(each: usize, all: usize) -> Arc<Self> {
-        Arc::new(Self { each, all, taken: Mutex::default() })
+    /// Creates a limiter of `per_user` streams for each user and `total` streams for all users.
+    pub(crate) fn new(per_user: usize, total: usize) -> Arc<Self> {
+        Arc::new(Self { per_user, total, taken: Mutex::default() })
     }
 
-    /// Takes a turn for a user; `None` if the user's limit or the total is reached.
-    pub(crate) fn take(self: &Arc<Self>, person: &str) -> Option<StreamPermit> {
+    /// Takes a permit for a user; `None` if the user's limit or the total is reached.
+    pub(crate) fn take(self: &Arc<Self>, user: &str) -> Option<StreamPermit> {
         let mut taken = self.lock();
-        let own = taken.get(person).copied().unwrap_or(0);
-        if own >= self.each || taken.values().sum::<usize>() >= self.all {
+        let own = taken.get(user).copied().unwrap_or(0);
+        if own >= self.per_user || taken.values().sum::<usize>() >= self.total {
             return None;
         }
-        taken.insert(person.to_owned(), own + 1);
-        Some(StreamPermit { turns: Arc::clone(self), person: person.to_owned() })
+        taken.insert(user.to_owned(), own + 1);
+        Some(StreamPermit { limiter: Arc::clone(self), user: user.to_owned() })
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, usize>> {
@@ -41,11 +41,11 @@ impl StreamLimiter {
 
 impl Drop for StreamPermit {
     fn drop(&mut self) {
-        let mut taken = self.turns.lock();
-        if let Some(own) = taken.get_mut(&self.person) {
+        let mut taken = self.limiter.lock();
+        if let Some(own) = taken.get_mut(&self.user) {
             *own -= 1;
             if *own == 0 {
-                taken.remove(&self.person);
+                taken.remove(&self.user);
             }
         }
     }
@@ -57,14 +57,14 @@ mod tests {
 
     #[test]
     fn nobody_has_more_than_their_share() {
-        let turns = StreamLimiter::new(2, 3);
-        let (first, second) = (turns.take("ana").unwrap(), turns.take("ana").unwrap());
-        assert!(turns.take("ana").is_none());
-        let third = turns.take("bo").unwrap();
-        assert!(turns.take("bo").is_none(), "all are taken");
+        let limiter = StreamLimiter::new(2, 3);
+        let (first, second) = (limiter.take("ana").unwrap(), limiter.take("ana").unwrap());
+        assert!(limiter.take("ana").is_none());
+        let third = limiter.take("bo").unwrap();
+        assert!(limiter.take("bo").is_none(), "all are taken");
         drop(first);
-        assert!(turns.take("bo").is_some() && turns.take("ana").is_some());
+        assert!(limiter.take("bo").is_some() && limiter.take("ana").is_some());
         drop((second, third));
-        assert!(turns.lock().is_empty());
+        assert!(limiter.lock().is_empty());
     }
 }

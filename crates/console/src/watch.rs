@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use chrono::{DateTime, Utc};
 use tokio::sync::Mutex;
 
-use super::actions::together;
+use super::actions::merge_steps;
 use super::pool::{DEAD, Pool};
 use oncely_config::Config;
 use oncely_core::units::Times;
@@ -137,9 +137,9 @@ async fn ask_database(
     let now = session.clock.now();
     let connection = &mut session.connection;
     let stats = pg::consumer_stats(connection, now - LATELY, SPAN).await?;
-    let actions = together(pg::recent_actions(connection, STEPS).await?, ACTIONS);
+    let actions = merge_steps(pg::recent_actions(connection, STEPS).await?, ACTIONS);
     let open_letters = pg::open_letters(connection).await?;
-    let database = DatabaseSnapshot::ask(config, session, recent(&stats, now)).await?;
+    let database = DatabaseSnapshot::read(config, session, recent(&stats, now)).await?;
     Ok((database, RecentActivity { now, stats, actions, open_letters, abilities }))
 }
 

@@ -26,7 +26,7 @@ enum Token<'a> {
     Word(&'a str),
 }
 
-/// Iterator over a text's tokens, each with the place after it.
+/// Iterator over the tokens of a text, each with its position.
 struct JsonTokens<'a> {
     text: &'a str,
     place: usize,
@@ -135,8 +135,8 @@ impl<'a> FieldName<'a> {
 
     fn add_to(&self, hash: &mut Sha256) {
         match self {
-            Self::Characters(text) => add(hash, b's', text.as_bytes()),
-            Self::Written(text) => add(hash, b'e', text.as_bytes()),
+            Self::Characters(text) => hash_tagged(hash, b's', text.as_bytes()),
+            Self::Written(text) => hash_tagged(hash, b'e', text.as_bytes()),
         }
     }
 
@@ -161,28 +161,29 @@ enum HashedValue<'a> {
     Nested([u8; 32]),
 }
 
-fn add(hash: &mut Sha256, tag: u8, bytes: &[u8]) {
-    hash.update([tag]);
-    hash.update((bytes.len() as u64).to_be_bytes());
-    hash.update(bytes);
-}
-
 impl HashedValue<'_> {
     fn add_to(&self, hash: &mut Sha256) {
         match self {
             Self::Text(text) => {
                 let mut length = 0_u64;
                 if !unescape(text, |piece| length += piece.len() as u64) {
-                    return add(hash, b'e', text.as_bytes());
+                    return hash_tagged(hash, b'e', text.as_bytes());
                 }
                 hash.update([b's']);
                 hash.update(length.to_be_bytes());
                 unescape(text, |piece| hash.update(piece));
             }
-            Self::Word(word) => add(hash, b'w', word.as_bytes()),
-            Self::Nested(digest) => add(hash, b'n', digest),
+            Self::Word(word) => hash_tagged(hash, b'w', word.as_bytes()),
+            Self::Nested(digest) => hash_tagged(hash, b'n', digest),
         }
     }
+}
+
+/// Hashes a tag, the length of `bytes` as eight big-endian bytes, and `bytes`. Stored fingerprints depend on this form.
+fn hash_tagged(hash: &mut Sha256, tag: u8, bytes: &[u8]) {
+    hash.update([tag]);
+    hash.update((bytes.len() as u64).to_be_bytes());
+    hash.update(bytes);
 }
 
 /// Maximum levels of arrays and objects.
@@ -274,7 +275,7 @@ impl<'a> JsonText<'a> {
     pub(crate) fn add_to(self, hash: &mut Sha256) {
         match self.item() {
             Some(item) => item.add_to(hash),
-            None => add(hash, b'v', self.0.as_bytes()),
+            None => hash_tagged(hash, b'v', self.0.as_bytes()),
         }
     }
 

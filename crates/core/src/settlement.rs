@@ -25,7 +25,7 @@ pub enum Ack {
 }
 
 impl Settlement {
-    /// Creates one for a channel with this prefetch.
+    /// Creates the settlement of a channel with this prefetch.
     #[must_use]
     pub fn new(prefetch: u16) -> Self {
         Self { outstanding: VecDeque::new(), held: 0, prefetch: usize::from(prefetch), looked_at: None }

@@ -57,7 +57,7 @@ pub(super) async fn run_checks(config: &Config, management: &Management, found: 
 fn unanswered(config: &Config, error: &ManagementError, found: &mut CheckFindings) {
     if let ManagementError::Tls(_, fault) = error {
         let server = config.rabbitmq.management.as_ref().map(masked).unwrap_or_default();
-        preflight::RABBITMQ.broken(*fault, &server, &error.to_string(), found);
+        preflight::RABBITMQ.report_fault(*fault, &server, &error.to_string(), found);
     }
     skip(config, &error.to_string(), found);
 }

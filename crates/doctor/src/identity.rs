@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use chrono::TimeDelta;
 
-use super::asking::{CheckSession, ask};
+use super::check_session::{CheckSession, ask};
 use super::limits::Limits;
 use oncely_postgres::{self as pg, IdentitySample};
 use oncely_process::preflight::CheckFindings;

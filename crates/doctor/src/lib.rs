@@ -6,10 +6,10 @@
 // Between the crates of Oncely, not of its interface: names and types say most.
 #![allow(missing_docs)]
 
-mod asking;
 mod broker_api;
 mod catalogue;
 mod check;
+mod check_session;
 mod hosts;
 mod identity;
 mod limits;
@@ -29,9 +29,9 @@ mod words;
 
 use std::time::Duration;
 
-use self::asking::CheckSession;
 pub use self::catalogue::{CHECKS, check};
 pub use self::check::Check;
+use self::check_session::CheckSession;
 pub use self::limits::Limits;
 pub use self::redis_cluster::IN_CLUSTER;
 pub use self::report::{CheckResult, Report};

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use chrono::{DateTime, TimeDelta, Utc};
 use serde::Deserialize;
 
-use super::asking::{CheckSession, ask};
+use super::check_session::{CheckSession, ask};
 use super::limits::Limits;
 use super::words::delta;
 use oncely_config::Config;

@@ -1,6 +1,6 @@
 //! Rights of the login: `pg.grants`, `pg.powers`.
 
-use super::asking::{CheckSession, ask};
+use super::check_session::{CheckSession, ask};
 use super::role::Role;
 use oncely_postgres::{self as pg, LoginPrivileges};
 use oncely_process::preflight::CheckFindings;

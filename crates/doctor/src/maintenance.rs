@@ -3,7 +3,7 @@
 
 use chrono::TimeDelta;
 
-use super::asking::{CheckSession, ask};
+use super::check_session::{CheckSession, ask};
 use super::limits::Limits;
 use super::words::{delta, span};
 use oncely_config::Config;

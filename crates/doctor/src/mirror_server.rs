@@ -25,13 +25,13 @@ pub(super) async fn run_checks(config: &Config, scope: &CheckSelection, found: &
     };
     if let Err(error) = mirror.ping().await {
         return match mirror.tls_fault(&error) {
-            Some(fault) => preflight::REDIS.broken(fault, &server, &error.to_string(), found),
+            Some(fault) => preflight::REDIS.report_fault(fault, &server, &error.to_string(), found),
             None => report_unreachable(found, &server, &error),
         };
     }
     found.read("redis.reach", server);
     if let Ok(tls) = settings.redis_tls() {
-        preflight::REDIS.kept(tls.as_ref(), settings.allow_plaintext, found);
+        preflight::REDIS.report_protection(tls.as_ref(), settings.allow_plaintext, found);
     }
     if scope.at_start {
         if let Ok(facts) = mirror.facts().await {

@@ -20,13 +20,13 @@ pub(crate) async fn reach(config: &Config, found: &mut CheckFindings) -> Option<
         Ok(connection) => {
             found.read("mq.reach", server);
             if let Ok(tls) = config.rabbitmq.amqp_tls() {
-                RABBITMQ.kept(tls.as_ref(), config.rabbitmq.allow_plaintext, found);
+                RABBITMQ.report_protection(tls.as_ref(), config.rabbitmq.allow_plaintext, found);
             }
             Some(connection)
         }
         Err(error) => {
             if let Some(fault) = error.tls_fault(&config.rabbitmq) {
-                RABBITMQ.broken(fault, &server, &error.to_string(), found);
+                RABBITMQ.report_fault(fault, &server, &error.to_string(), found);
                 return None;
             }
             match error.reply_code() {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::asking::{CheckSession, ask};
+use super::check_session::{CheckSession, ask};
 use super::limits::Limits;
 use super::words::{bytes, span};
 use oncely_config::Config;

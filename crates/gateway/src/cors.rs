@@ -1,4 +1,4 @@
-//! Access of browser scripts to the gateway's own answers.
+//! CORS headers of the gateway's own answers.
 
 use http::Response;
 use http::header::{
@@ -20,13 +20,14 @@ const EXPOSED: HeaderValue = HeaderValue::from_static("retry-after, idempotent-r
 pub(super) struct ScriptOrigin(Option<HeaderValue>);
 
 impl ScriptOrigin {
+    /// Returns the `Origin` of a request that has an idempotency key; for other requests no origin may read the answer.
     pub(super) fn from_headers(headers: &HeaderMap) -> Self {
         Self(headers.get(ORIGIN).filter(|_| headers.contains_key(KEY)).cloned())
     }
 
     /// Lets the origin read an answer of this name, if it is the gateway's own. The service's answer and its replay carry the service's own
     /// headers.
-    pub(super) fn let_read(self, name: &str, answer: &mut Response<Body>) {
+    pub(super) fn allow(self, name: &str, answer: &mut Response<Body>) {
         let Self(Some(origin)) = self else { return };
         let is_services = name == UPSTREAM || name == REPLAY && answer.body().size_hint().exact() != Some(0);
         let headers = answer.headers_mut();

@@ -11,7 +11,7 @@ impl Member for GatewayMember {
 
     fn obey(&self, _: Vec<Pause>) {}
 
-    fn learn(&self, _: &Secrets) {}
+    fn set_secrets(&self, _: &Secrets) {}
 
     fn totals(&self) -> Option<Totals> {
         None

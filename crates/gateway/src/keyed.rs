@@ -16,13 +16,13 @@ use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use super::answer::{Meaning, is_endless, meaning, remove_hop_headers};
+use super::answer_memory::AnswerMemory;
 use super::body::Data;
-use super::calls::{ServiceCallResult, ServiceClient};
-use super::held::AnswerMemory;
 use super::problem::{GatewayProblemKind, problem};
+use super::service_client::{ServiceCallResult, ServiceClient};
 use oncely_config::{GatewaySettings, UnknownOutcomePolicy};
 use oncely_http::{
-    Body, FailureResponse, Run, StreamedBody, followed, kept_answer, passed, stored_answer, whole,
+    Body, FailureResponse, Run, StreamedBody, answer_from_json, answer_to_json, followed, passed, whole,
 };
 use oncely_lease::handler_error::HandlerError;
 use oncely_lease::{Call, Repeat, Step, StepError};
@@ -101,7 +101,7 @@ impl KeyedService {
         };
         match (stepped, came.into_inner().unwrap_or_else(PoisonError::into_inner)) {
             // Answer of an earlier run, which crashed before it could send it.
-            (Ok(stored), None) => stored_answer(&stored).unwrap_or_else(|| {
+            (Ok(stored), None) => answer_from_json(&stored).unwrap_or_else(|| {
                 FailureResponse::from(HandlerError::transient("the stored answer cannot be read")).answer()
             }),
             // Sent even if its step could not be recorded; the end of the run decides whether it is stored.
@@ -180,7 +180,7 @@ impl KeyedService {
         }
         let meaning = meaning(parts.status, &self.not_done);
         let held = held.freeze();
-        let stored = kept_answer(parts.status, &parts.headers, more.is_none().then_some(&held));
+        let stored = answer_to_json(parts.status, &parts.headers, more.is_none().then_some(&held));
         let body = match more {
             None => whole(held),
             Some(more) => {

@@ -4,22 +4,22 @@
 //! ([`oncely_http`]) with one step, the call of the service (`keyed`): if the gateway crashes during it, or the answer breaks off, the
 //! outcome is unknown, and the step's rule decides. All other requests stream through.
 //!
-//! connection (`server`, `tls`) → refusals and removed headers (`door`, `request`) → the layer → `upstream` (`keyed`, `answer`).
+//! connection (`server`, `tls`) → refusals and removed headers (`request_handler`, `request`) → the layer → `upstream` (`keyed`, `answer`).
 
 mod answer;
+mod answer_memory;
 mod body;
-mod browser;
-mod calls;
 mod connection_limiter;
-mod door;
+mod cors;
 mod heartbeat;
-mod held;
 mod keyed;
 mod layer;
 mod problem;
 mod readiness;
 mod request;
+mod request_handler;
 mod server;
+mod service_client;
 mod tls;
 mod upstream;
 
@@ -34,11 +34,11 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
-use self::door::RequestHandler;
 use self::heartbeat::GatewayMember;
 use self::layer::layer;
 use self::problem::answers;
 use self::readiness::ReadinessWatch;
+use self::request_handler::RequestHandler;
 use self::tls::Tls;
 use self::upstream::Upstream;
 use oncely_config::GatewayConfig;
@@ -85,13 +85,14 @@ impl Gateway {
         check_database(&config).await?;
         let name = format!("oncely gateway {}", config.worker.name);
         let timelines = Timelines::default();
-        let door = pg::SessionFactory::new(config.postgres.clone(), config.cell.clone(), timelines.clone());
-        let sessions = SessionPool::new(door, name, SESSIONS, config.postgres.connect_timeout);
+        let factory =
+            pg::SessionFactory::new(config.postgres.clone(), config.cell.clone(), timelines.clone());
+        let sessions = SessionPool::new(factory, name, SESSIONS, config.postgres.connect_timeout);
         let metrics =
             Arc::new(vitals.with_registry(|| GatewayMetrics::new(&config.gateway.consumer, answers)));
         let upstream = Upstream::new(&config, Arc::clone(&metrics)).context("gateway.upstream")?;
         let layer = layer(&config, sessions.clone())?;
-        let door = Arc::new(RequestHandler::new(&config.gateway, layer, upstream, metrics)?);
+        let handler = Arc::new(RequestHandler::new(&config.gateway, layer, upstream, metrics)?);
         let tls =
             config.gateway.listen_tls.as_ref().map(Tls::new).transpose().context("gateway.listen_tls")?;
         let listener = listen(config.gateway.listen).await?;
@@ -110,18 +111,18 @@ impl Gateway {
         let watch = ReadinessWatch {
             sessions,
             vitals: Arc::clone(vitals),
-            metrics: Arc::clone(&door.metrics),
+            metrics: Arc::clone(&handler.metrics),
             consumer: config.gateway.consumer.clone(),
             settings: config.postgres.clone(),
         };
         let mut watching = AbortOnDropHandle::new(tokio::spawn(watch.run(watched.clone())));
         let limit = config.worker.shutdown;
-        let open = server::serve(&door, listener, tls, config.gateway.connections, stop.clone()).await;
+        let open = server::serve(&handler, listener, tls, config.gateway.connections, stop.clone()).await;
         vitals.set_readiness(Readiness::Stopping);
         let finished = tokio::time::timeout(limit, async {
-            open.end().await;
+            open.wait().await;
             // Requests that have lost their client.
-            door.drain().await;
+            handler.drain().await;
         });
         let stopped = finished.await.map_or(StopOutcome::Deadline, |()| StopOutcome::Clean);
         if stopped == StopOutcome::Deadline {

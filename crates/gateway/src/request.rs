@@ -50,8 +50,8 @@ pub(super) fn prepare_upstream(parts: &mut Parts, peer: Peer) -> Result<(), Requ
     if parts.method == Method::CONNECT {
         return Err((GatewayProblemKind::Unsupported, "Tunnels are not made"));
     }
-    upgrade(&parts.headers)?;
-    coding(&parts.headers)?;
+    refuse_upgrade(&parts.headers)?;
+    check_transfer_coding(&parts.headers)?;
     let host = host(parts)?;
     parts.uri = target(&parts.uri)?;
     strip(&mut parts.headers);
@@ -106,7 +106,7 @@ fn tokens(headers: &HeaderMap, name: HeaderName) -> impl Iterator<Item = &str> {
 }
 
 /// Refuses protocol upgrades. An offer of HTTP/2 is ignored: such a client continues with HTTP/1.1.
-fn upgrade(headers: &HeaderMap) -> Result<(), RequestRefusal> {
+fn refuse_upgrade(headers: &HeaderMap) -> Result<(), RequestRefusal> {
     let wanted = headers.get_all(UPGRADE).iter().any(|value| !value.as_bytes().eq_ignore_ascii_case(b"h2c"));
     match wanted {
         true => Err((GatewayProblemKind::Unsupported, "No other protocol is spoken through the gateway")),
@@ -115,7 +115,7 @@ fn upgrade(headers: &HeaderMap) -> Result<(), RequestRefusal> {
 }
 
 /// Refuses transfer codings besides chunked: the header that names them is removed, so the service would misread the body.
-fn coding(headers: &HeaderMap) -> Result<(), RequestRefusal> {
+fn check_transfer_coding(headers: &HeaderMap) -> Result<(), RequestRefusal> {
     let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
     let is_known = match (codings.next(), codings.next()) {
         (None, _) => true,

@@ -11,8 +11,8 @@ use tower_layer::Layer as _;
 use tower_service::Service as _;
 
 use super::body::{GuardedBody, Upload};
-use super::browser::ScriptOrigin;
 use super::connection_limiter::ConnectionPermit;
+use super::cors::ScriptOrigin;
 use super::layer::{methods, tenant_of};
 use super::problem::{GatewayProblemKind, UPSTREAM, problem};
 use super::request::{Peer, prepare_upstream};
@@ -64,7 +64,7 @@ impl RequestHandler {
     ) -> Response<Body> {
         let began = Instant::now();
         let (mut parts, body) = request.into_parts();
-        let asker = ScriptOrigin::from_headers(&parts.headers);
+        let origin = ScriptOrigin::from_headers(&parts.headers);
         let peer = Peer { address: peer, is_trusted: self.trusts(peer), is_secure };
         let refused = prepare_upstream(&mut parts, peer).err();
         // Decided after `Connection` has removed the headers that it names.
@@ -94,7 +94,7 @@ impl RequestHandler {
         metrics.answered(name);
         tracing::debug!(status = answer.status().as_u16(), is_keyed, "answered");
         answer.extensions_mut().clear();
-        asker.let_read(name, &mut answer);
+        origin.allow(name, &mut answer);
         let place = AnswerGuard(Arc::clone(place));
         answer.map(|body| passed(GuardedBody::new(body, place)))
     }

@@ -20,8 +20,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::connection_limiter::{ConnectionLimiter, ConnectionPermit};
-use super::door::RequestHandler;
 use super::problem::FULL;
+use super::request_handler::RequestHandler;
 use super::tls::Tls;
 use oncely_net::http_server::{BrokenConnection, ConnectionLimits, accept, serve_connection};
 
@@ -44,15 +44,15 @@ const LINGER: Duration = Duration::from_secs(1);
 pub(super) struct OpenConnections(TaskTracker);
 
 impl OpenConnections {
-    /// Waits until all have ended.
-    pub(super) async fn end(&self) {
+    /// Waits until all connections have ended.
+    pub(super) async fn wait(&self) {
         self.0.wait().await;
     }
 }
 
 /// Accepts connections until `stop`; each finishes its current request, and ends.
 pub(super) async fn serve(
-    door: &Arc<RequestHandler>,
+    handler: &Arc<RequestHandler>,
     listener: TcpListener,
     tls: Option<Tls>,
     connections: u32,
@@ -66,14 +66,18 @@ pub(super) async fn serve(
             accepted = accept(&listener) => accepted,
             () = stop.cancelled() => break,
         };
-        match places.enter(peer.ip(), door.trusts(peer.ip())) {
+        match places.enter(peer.ip(), handler.trusts(peer.ip())) {
             Some(place) => {
-                let client =
-                    ClientConnection { door: Arc::clone(door), peer: peer.ip(), place, stop: stop.clone() };
+                let client = ClientConnection {
+                    handler: Arc::clone(handler),
+                    peer: peer.ip(),
+                    place,
+                    stop: stop.clone(),
+                };
                 tasks.spawn(connection(client, stream, tls.clone()));
             }
             None => {
-                door.metrics.plain.answered(FULL);
+                handler.metrics.plain.answered(FULL);
                 // Over TLS no answer is possible without a handshake: the connection is closed.
                 if tls.is_none()
                     && let Ok(place) = Arc::clone(&turned_away).try_acquire_owned()
@@ -101,7 +105,7 @@ async fn refuse_connection(mut stream: TcpStream, _place: OwnedSemaphorePermit) 
 
 /// The client of a connection.
 struct ClientConnection {
-    door: Arc<RequestHandler>,
+    handler: Arc<RequestHandler>,
     peer: IpAddr,
     place: Arc<ConnectionPermit>,
     stop: CancellationToken,
@@ -176,7 +180,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for FlushedStream<S> {
 }
 
 async fn connection(client: ClientConnection, stream: TcpStream, tls: Option<Tls>) {
-    let connections = client.door.metrics.connections.clone();
+    let connections = client.handler.metrics.connections.clone();
     connections.increment(1.0);
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "a connection waits for full packets");
@@ -205,19 +209,19 @@ async fn connection(client: ClientConnection, stream: TcpStream, tls: Option<Tls
 impl ClientConnection {
     /// Answers requests until either side closes the connection, or another client gets its place.
     async fn serve_requests<S: ClientStream>(self, stream: S, is_secure: bool) {
-        let Self { door, peer, place, stop } = self;
+        let Self { handler, peer, place, stop } = self;
         // Whether an answer that ends with the connection is being sent.
         let is_unsized = Arc::new(AtomicBool::new(false));
         let (seen, at) = (Arc::clone(&is_unsized), Arc::clone(&place));
         let service = service_fn(move |request: hyper::Request<Incoming>| {
-            let (door, place, is_unsized) = (Arc::clone(&door), Arc::clone(&at), Arc::clone(&seen));
+            let (handler, place, is_unsized) = (Arc::clone(&handler), Arc::clone(&at), Arc::clone(&seen));
             async move {
                 if !place.begin_request() {
                     // The place is lost: the connection ends.
                     std::future::pending::<()>().await;
                 }
                 let is_old = request.version() == Version::HTTP_10;
-                let answer = door.answer(peer, is_secure, request, &place).await;
+                let answer = handler.answer(peer, is_secure, request, &place).await;
                 let has_length = answer.headers().contains_key(CONTENT_LENGTH)
                     || answer.body().size_hint().exact().is_some();
                 is_unsized.store(is_old && !has_length, Ordering::Relaxed);

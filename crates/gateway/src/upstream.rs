@@ -12,9 +12,9 @@ use tower_service::Service;
 
 use super::answer::streamed;
 use super::body::GuardedBody;
-use super::calls::{ServiceCallResult, ServiceClient};
 use super::keyed::KeyedService;
 use super::problem::{GatewayProblemKind, problem};
+use super::service_client::{ServiceCallResult, ServiceClient};
 use oncely_config::GatewayConfig;
 use oncely_http::{Body, Run, passed};
 use oncely_process::metrics::GatewayMetrics;

@@ -26,90 +26,90 @@ impl Settings {
     /// Checks all settings and reports every problem at once.
     pub(super) fn checked(mut self) -> Result<Self, SettingsError> {
         let mut problems = std::mem::take(&mut self.problems);
-        let mut check = |is_right: bool, text: &str| {
+        let mut require = |is_right: bool, text: &str| {
             if !is_right {
                 problems.push(text.to_owned());
             }
         };
-        check(self.consumer.is_some(), "consumer is not set: Consumer::named, or another one");
-        check(self.tenant.is_some(), "tenant is not set: whose requests are they?");
+        require(self.consumer.is_some(), "consumer is not set: Consumer::named, or another one");
+        require(self.tenant.is_some(), "tenant is not set: whose requests are they?");
         if let Some(Consumer(ConsumerName::Fixed(name) | ConsumerName::Shared(name))) = &self.consumer {
-            check(
+            require(
                 IdentityPart::new(name.as_bytes()).is_ok(),
                 "consumer: a name has 1 to 255 bytes without NUL",
             );
         }
         let is_shared = self.is_shared();
-        check(
+        require(
             !is_shared || self.fingerprint.is_some(),
             "fingerprint is not set: a shared consumer compares what its queue compares, such as FingerprintPolicy::Body",
         );
-        check(
+        require(
             self.fingerprint.is_none() || self.principal.is_none(),
             "principal: it is not compared where fingerprint says what is",
         );
-        check(
+        require(
             self.principal.is_some() != self.is_one_principal,
             "principal: who sends a request? Either principal, or one_principal, which gives an answer to every client that repeats its request",
         );
-        self.limits.check(self.max_request, &mut check);
+        self.limits.check(self.max_request, &mut require);
         let at_most = |time: Duration, most: Duration| !time.is_zero() && time <= most;
-        check(at_most(self.wait, LONGEST_WAIT), "wait: more than nothing, and 60 s at most");
+        require(at_most(self.wait, LONGEST_WAIT), "wait: more than nothing, and 60 s at most");
         match self.keys {
             KeyStore::Transactions(_) => {
-                check(
+                require(
                     at_most(self.handler_limit, LONGEST_HANDLER),
                     "handler_limit: more than nothing, and 60 s at most",
                 );
-                check(
+                require(
                     self.lease.is_none() && self.retry.is_none(),
                     "lease and retry: for IdempotencyLayer::leased alone",
                 );
-                check(
+                require(
                     !is_shared || self.redelivery_horizon.is_none(),
                     "redelivery_horizon: a shared consumer's is that of its queue",
                 );
             }
-            KeyStore::Leases(_) => self.check_leases(is_shared, &mut check),
+            KeyStore::Leases(_) => self.check_leases(is_shared, &mut require),
         }
-        check(
+        require(
             (self.horizon()..=3_650 * DAY).contains(&self.retention) && self.horizon() >= SECOND,
             "retention: redelivery_horizon (1 day, or a second at least) to 3,650 days",
         );
-        check((1..=255).contains(&self.worker.len()), "worker: a name has 1 to 255 bytes");
-        check(
+        require((1..=255).contains(&self.worker.len()), "worker: a name has 1 to 255 bytes");
+        require(
             self.max_response <= 64 * 1_048_576 && self.max_request <= 1_024 * 1_048_576,
             "max_request is 1 GiB at most, max_response 64 MiB",
         );
         let unique: BTreeSet<&str> = self.methods.iter().map(Method::as_str).collect();
-        check(!unique.is_empty(), "methods: none is left");
+        require(!unique.is_empty(), "methods: none is left");
         if problems.is_empty() { Ok(self) } else { Err(SettingsError(problems)) }
     }
 
-    fn check_leases(&self, is_shared: bool, check: &mut impl FnMut(bool, &str)) {
-        check(
+    fn check_leases(&self, is_shared: bool, require: &mut impl FnMut(bool, &str)) {
+        require(
             (SECOND..=LONGEST_LEASED).contains(&self.handler_limit),
             "handler_limit: 1 s to 12 hours under a lease",
         );
-        check(
+        require(
             self.lease.is_none_or(|lease| (SECOND..=self.handler_limit).contains(&lease)),
             "lease: a second at least, and no longer than handler_limit",
         );
-        check(
+        require(
             self.redelivery_horizon.is_none(),
             "redelivery_horizon: for IdempotencyLayer::transactional alone",
         );
         let RetryPolicy { delays, max_attempts, max_crashes } = self.retries();
-        check(
+        require(
             [max_attempts, max_crashes].iter().all(|count| (1..=10_000).contains(count)),
             "retry: 1 to 10,000 runs, and as many deaths",
         );
-        check(delays.iter().all(|delay| *delay <= 365 * DAY), "retry: a delay is 365 days at most");
-        check(
+        require(delays.iter().all(|delay| *delay <= 365 * DAY), "retry: a delay is 365 days at most");
+        require(
             self.on_large != Some(OnLarge::Fail),
             "on_large: an effect under a lease has happened, however large its answer is",
         );
-        check(
+        require(
             !is_shared
                 || matches!(
                     &self.fingerprint,

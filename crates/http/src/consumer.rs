@@ -31,7 +31,7 @@ impl Consumer {
     ///
     /// Every client of this layer can use the queue's keys: a request takes the place of the message with its key, and gets the response of
     /// a message that came before; principals are not compared ([`IdempotencyLayerBuilder::one_principal`](super::IdempotencyLayerBuilder::one_principal)). Admit only
-    /// clients that may publish to the queue as that tenant. IdempotencyLayerBuilder that the queue's workers have registered stay (fingerprint,
+    /// clients that may publish to the queue as that tenant. Settings that the queue's workers have registered stay (fingerprint,
     /// conflicts, horizon); a longer [retention](super::IdempotencyLayerBuilder::retention) counts. 4xx answers are not final, as the message may still
     /// arrive.
     pub fn shared(queue_consumer: impl Into<String>) -> Self {

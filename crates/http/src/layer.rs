@@ -304,7 +304,7 @@ impl IdempotencyLayer {
 
     /// Refuses a request, as the limit of `what` is reached. Refusals may be frequent, so they are logged at intervals.
     fn busy(&self, consumer: &IdentityPart, what: &str) -> Response<Body> {
-        if let Some(refused) = self.at_work.refuse(Instant::now()) {
+        if let Some(refused) = self.at_work.count_refusal(Instant::now()) {
             tracing::warn!(%consumer, refused, "limit of {what} in progress reached; refusing requests");
         }
         ProblemDetails::busy().into()

@@ -13,15 +13,15 @@ use http::{Request, Response};
 
 use super::answer::{AnswerSender, HandlerCall, send};
 use super::body::{Body, whole};
-use super::held::{Run, RunTakenFlag};
 use super::in_flight::{InFlightKeys, KeyTurn};
 use super::key_time::check_age;
 use super::problem::{ProblemDetails, ProblemKind};
 use super::replay::replay;
 use super::request::RequestIdentity;
+use super::run::{Run, RunTakenFlag};
+use super::run_resolution::{HandlerResult, RunResolution, unknown};
 use super::settings::Settings;
 use super::stored;
-use super::word::{HandlerResult, RunResolution, unknown};
 use oncely_core::identity::Identity;
 use oncely_failpoint::step;
 use oncely_lease::{

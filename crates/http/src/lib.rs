@@ -38,7 +38,6 @@ mod builder;
 mod check;
 mod claim;
 mod consumer;
-mod held;
 mod in_flight;
 mod key;
 mod key_time;
@@ -48,21 +47,22 @@ mod limits;
 mod problem;
 mod replay;
 mod request;
+mod run;
+mod run_resolution;
 mod settings;
 mod step_result;
 mod store;
 mod stored;
 mod transactional;
 mod tx;
-mod word;
 
 pub use body::{Body, BodyError};
 pub use builder::IdempotencyLayerBuilder;
 pub use check::SettingsError;
 pub use consumer::Consumer;
-pub use held::{NoRun, Run};
 pub use layer::{Idempotency, IdempotencyLayer};
 pub use oncely_lease::failure::FailureResponse;
+pub use run::{NoRun, Run};
 pub use settings::{MessageResult, OnLarge};
 pub use tx::{NoTransaction, Tx};
 
@@ -78,5 +78,5 @@ mod for_gateway {
     pub use super::limits::ReceivedBytes;
     pub use super::problem::{AnswerName, PROBLEMS};
     pub use super::replay::REPLAY;
-    pub use super::step_result::{kept_answer, stored_answer};
+    pub use super::step_result::{answer_from_json, answer_to_json};
 }

@@ -10,7 +10,7 @@ const BYTES: usize = 64 * 1_048_576;
 const MOST_REQUESTS: usize = 1_000_000;
 const LONGEST_READ: Duration = Duration::from_secs(600);
 /// Interval of log lines about refused requests.
-const TOLD: Duration = Duration::from_secs(10);
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Limits of concurrent requests and of the time that a body may take to arrive.
 #[derive(Clone, Copy, Debug)]
@@ -31,10 +31,11 @@ impl RequestLimits {
         self.bytes.unwrap_or_else(|| BYTES.max(max_request.saturating_mul(2)))
     }
 
-    pub(super) fn check(&self, max_request: usize, check: &mut impl FnMut(bool, &str)) {
-        check((1..=MOST_REQUESTS).contains(&self.requests), "max_at_work: 1 to 1,000,000 requests");
-        check(self.bytes(max_request) >= max_request, "max_bytes_at_work: as many as max_request at least");
-        check(
+    /// Reports limits that are out of range through `require`. `max_request`: the maximum size of a request in bytes.
+    pub(super) fn check(&self, max_request: usize, require: &mut impl FnMut(bool, &str)) {
+        require((1..=MOST_REQUESTS).contains(&self.requests), "max_at_work: 1 to 1,000,000 requests");
+        require(self.bytes(max_request) >= max_request, "max_bytes_at_work: as many as max_request at least");
+        require(
             !self.read.is_zero() && self.read <= LONGEST_READ,
             "read_limit: more than nothing, and 10 minutes at most",
         );
@@ -52,8 +53,8 @@ pub(super) struct RequestLimiter {
 /// Refused requests since the last log line.
 #[derive(Default)]
 struct RefusalLog {
-    told: Option<Instant>,
-    since: u64,
+    logged_at: Option<Instant>,
+    count: u64,
 }
 
 /// The received bytes of a body, counted until this is dropped. It takes no permit of a request before the body is complete: a client that
@@ -91,14 +92,14 @@ impl RequestLimiter {
     }
 
     /// Counts a refused request; returns the number since the last log line when the next one is due.
-    pub(super) fn refuse(&self, now: Instant) -> Option<u64> {
+    pub(super) fn count_refusal(&self, now: Instant) -> Option<u64> {
         // Every change leaves it consistent.
         let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
-        refused.since += 1;
-        let is_time = refused.told.is_none_or(|told| now.duration_since(told) >= TOLD);
+        refused.count += 1;
+        let is_time = refused.logged_at.is_none_or(|at| now.duration_since(at) >= LOG_INTERVAL);
         is_time.then(|| {
-            refused.told = Some(now);
-            std::mem::take(&mut refused.since)
+            refused.logged_at = Some(now);
+            std::mem::take(&mut refused.count)
         })
     }
 }
@@ -133,7 +134,7 @@ mod tests {
         let at_work = RequestLimiter::new(&RequestLimits::default(), 1);
         let began = Instant::now();
         let told: Vec<_> =
-            (0..25).map(|second| at_work.refuse(began + Duration::from_secs(second))).collect();
+            (0..25).map(|second| at_work.count_refusal(began + Duration::from_secs(second))).collect();
         let told: Vec<_> =
             told.into_iter().enumerate().filter_map(|(at, count)| Some((at, count?))).collect();
         assert_eq!(told, [(0, 1), (10, 10), (20, 10)]);

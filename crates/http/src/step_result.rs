@@ -11,7 +11,7 @@ use super::stored::{of_json, to_json};
 use oncely_postgres::HttpAnswer;
 
 /// Returns an answer as JSON. `body` is `None` if it is not kept; a body too large for a store is left out.
-pub fn kept_answer(status: StatusCode, headers: &HeaderMap, body: Option<&Bytes>) -> Value {
+pub fn answer_to_json(status: StatusCode, headers: &HeaderMap, body: Option<&Bytes>) -> Value {
     let kept = headers.iter().filter(|(name, _)| is_kept(name, &[]));
     to_json(&HttpAnswer {
         status: status.as_u16(),
@@ -21,7 +21,7 @@ pub fn kept_answer(status: StatusCode, headers: &HeaderMap, body: Option<&Bytes>
 }
 
 /// Returns the answer that was stored as a step result, marked as a replay, since its step is not called again; `None` for another result.
-pub fn stored_answer(value: &Value) -> Option<Response<Body>> {
+pub fn answer_from_json(value: &Value) -> Option<Response<Body>> {
     let mut response = answered(of_json(value)?, &[]);
     mark(&mut response);
     Some(response)

@@ -123,7 +123,7 @@ impl TransactionalRequest {
                 // Its statements are not cancelled: the handler may end by itself, and is rolled back.
                 let _ = tokio::time::timeout(limit, handling).await;
                 if let Some(transaction) = slot.take() {
-                    end(&store, &asked, transaction).await;
+                    roll_back(&store, &asked, transaction).await;
                 }
                 return;
             }
@@ -140,12 +140,12 @@ impl TransactionalRequest {
             Ok(Ok(answer)) if answer.is_stored(&settings, slot.is_used()) => {
                 let (settings, store, asked) = (&*settings, &store, &asked);
                 let ending = AnswerCommit { settings, store, asked, asked_by: asked_by.as_ref(), at, began };
-                let answer = ending.end(transaction, answer).await;
+                let answer = ending.store_and_commit(transaction, answer).await;
                 send(reply, answer);
             }
             // An answer that may change on a retry.
             Ok(Ok(answer)) => {
-                let left = end(&store, &asked, transaction).await;
+                let left = roll_back(&store, &asked, transaction).await;
                 send(
                     reply,
                     if left.is_ended() { transaction_misused().into() } else { answer.into_response() },
@@ -153,12 +153,12 @@ impl TransactionalRequest {
             }
             Ok(Err(error)) => {
                 tracing::error!(consumer = %asked.identity.consumer, error = %error, "request failed");
-                let left = end(&store, &asked, transaction).await;
+                let left = roll_back(&store, &asked, transaction).await;
                 send(reply, if left.is_whole() { not_committed() } else { transaction_misused() });
             }
             Err(_) => {
                 tracing::error!(consumer = %asked.identity.consumer, "handler panicked");
-                let left = end(&store, &asked, transaction).await;
+                let left = roll_back(&store, &asked, transaction).await;
                 send(reply, if left.is_whole() { not_committed() } else { transaction_misused() });
             }
         }
@@ -177,7 +177,7 @@ struct AnswerCommit<'a> {
 
 impl AnswerCommit<'_> {
     /// Stores the answer and commits; then returns the answer.
-    async fn end(
+    async fn store_and_commit(
         mut self,
         mut transaction: Transaction<'static, Postgres>,
         answer: HandlerAnswer,
@@ -373,7 +373,7 @@ async fn leave(transaction: &mut PgConnection) -> TransactionState {
 }
 
 /// Rolls back the handler's writes.
-async fn end(
+async fn roll_back(
     store: &Store,
     asked: &RequestIdentity,
     mut transaction: Transaction<'static, Postgres>,

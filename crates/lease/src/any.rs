@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::claim::{Claim, ClaimOutcome};
 use super::error::StoreError;
-use super::held::{BegunStep, FailOutcome, Failure, KeySnapshot, LeaseId, RefusedCall, RenewOutcome};
+use super::lease_id::{BegunStep, FailOutcome, Failure, KeySnapshot, LeaseId, RefusedCall, RenewOutcome};
 use super::step::Step;
 use super::store::{Facts, LeaseStore, StepStore};
 use oncely_core::identity::Identity;

@@ -8,7 +8,7 @@ use uuid::Uuid;
 use super::check::{check_claim, check_failure, check_json, check_lease, check_step, check_step_name};
 use super::claim::{Claim, ClaimOutcome};
 use super::error::StoreError;
-use super::held::{BegunStep, FailOutcome, Failure, KeySnapshot, LeaseId, RefusedCall, RenewOutcome};
+use super::lease_id::{BegunStep, FailOutcome, Failure, KeySnapshot, LeaseId, RefusedCall, RenewOutcome};
 use super::micros::micros;
 use super::recent::RecentCells;
 use super::record::{Record, RecordTime};
@@ -129,7 +129,7 @@ impl<C: Cells> CellStore<C> {
         Err(StoreError::unavailable(anyhow::anyhow!("the key changes faster than it can be asked for")))
     }
 
-    /// Does the same for a holder: without a record there is no lease.
+    /// Changes the record of a held key, like [`Self::change`]; without a record the lease is lost.
     async fn hold<T: Send>(
         &self,
         held: &LeaseId,

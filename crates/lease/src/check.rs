@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::claim::Claim;
 use super::error::StoreError;
-use super::held::Failure;
+use super::lease_id::Failure;
 use super::step::{Repeat, Step};
 use oncely_core::identity::IdentityPart;
 use oncely_postgres as pg;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::error::StoreError;
-use super::held::LeaseId;
+use super::lease_id::LeaseId;
 use super::store::LeaseStore;
 use oncely_core::backoff::Backoff;
 

@@ -37,19 +37,19 @@
 
 mod again;
 mod any;
-mod belief;
 mod cells;
 mod check;
 mod claim;
 #[cfg(feature = "testing")]
 pub mod conformance;
+mod dual_instant;
 mod error;
 #[cfg(feature = "http")]
 pub mod failure;
 mod grouped;
 pub mod handler_error;
-mod held;
 mod holding;
+mod lease_id;
 mod memory;
 mod micros;
 mod postgres;
@@ -63,18 +63,20 @@ mod steps;
 mod store;
 
 pub use any::AnyStore;
-pub use belief::DualInstant;
 pub use cells::{Cell, CellStore, Cells, ReplaceOutcome};
 pub use check::{
     check_claim, check_failure, check_json, check_lease, check_step, check_step_name, stored_error,
 };
 pub use claim::{Claim, ClaimOutcome, Grant, fingerprint};
+pub use dual_instant::DualInstant;
 pub use error::StoreError;
 pub use grouped::{
     CallGroup, GroupLimits, GroupedStore, LeaseSessions, RunCompletion, RunTrail, SessionReuse, Statement,
     StatementError, TagFn, repeatable, statement,
 };
-pub use held::{BegunStep, FailOutcome, Failure, KeySnapshot, LeaseId, RefusedCall, RenewOutcome, StepState};
+pub use lease_id::{
+    BegunStep, FailOutcome, Failure, KeySnapshot, LeaseId, RefusedCall, RenewOutcome, StepState,
+};
 pub use memory::{Memory, MemoryClock, MemoryStore};
 pub use micros::micros;
 pub use postgres::PostgresStore;

@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::check::{check_claim, check_failure, check_json, check_lease, check_step, check_step_name};
 use super::claim::{Claim, ClaimOutcome, Grant};
 use super::error::StoreError;
-use super::held::{BegunStep, FailOutcome, Failure, KeySnapshot, LeaseId, RefusedCall, RenewOutcome};
+use super::lease_id::{BegunStep, FailOutcome, Failure, KeySnapshot, LeaseId, RefusedCall, RenewOutcome};
 use super::sessions::{CheckoutError, SessionSource};
 use super::step::Step;
 use super::store::{Facts, Failover, LeaseStore, StepStore, StoreClock};
@@ -61,16 +61,16 @@ impl PostgresStore {
     }
 
     /// Runs a statement in a transaction of its own, which is committed before it returns.
-    async fn say<T: Send + 'static>(
+    async fn in_transaction<T: Send + 'static>(
         &self,
         statement: impl for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<T, sqlx::Error>>
         + Send
         + 'static,
     ) -> Result<T, StoreError> {
-        self.say_within(LIMIT, statement).await
+        self.in_transaction_within(LIMIT, statement).await
     }
 
-    async fn say_within<T: Send + 'static>(
+    async fn in_transaction_within<T: Send + 'static>(
         &self,
         limit: Duration,
         statement: impl for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<T, sqlx::Error>>
@@ -180,7 +180,7 @@ impl StepStore for PostgresStore {
         check_lease(lease)?;
         let held = held.to_vec();
         // A connection that does not answer must not cost the lease: there is time for another one.
-        self.say_within(lease / 3, move |connection| {
+        self.in_transaction_within(lease / 3, move |connection| {
             Box::pin(async move {
                 let mut renewed = Vec::with_capacity(held.len());
                 for held in &held {
@@ -203,7 +203,7 @@ impl StepStore for PostgresStore {
         check_step(step)?;
         check_lease(lease)?;
         let (held, step) = (held.clone(), *step);
-        self.say(move |connection| {
+        self.in_transaction(move |connection| {
             Box::pin(async move {
                 let rule = step.repeat().rule();
                 pg::begin_step(connection, held.as_row(), step.name(), rule, call, lease).await
@@ -223,7 +223,7 @@ impl StepStore for PostgresStore {
         check_lease(lease)?;
         check_json("result", result)?;
         let (held, step, result) = (held.clone(), step.to_owned(), result.clone());
-        self.say(move |connection| {
+        self.in_transaction(move |connection| {
             Box::pin(
                 async move { pg::checkpoint(connection, held.as_row(), &step, &result, false, lease).await },
             )
@@ -241,7 +241,7 @@ impl StepStore for PostgresStore {
         check_step_name(step)?;
         check_lease(lease)?;
         let (held, step) = (held.clone(), step.to_owned());
-        self.say(move |connection| {
+        self.in_transaction(move |connection| {
             Box::pin(async move {
                 pg::refuse_step(connection, held.as_row(), &step, refused, "refused", lease).await
             })
@@ -262,7 +262,7 @@ impl LeaseStore for PostgresStore {
             (claim.lease, claim.max_run, claim.retention, claim.max_crashes);
         let may_take_over = !self.away.is_within(time);
         let claimed = self
-            .say(move |connection| {
+            .in_transaction(move |connection| {
                 Box::pin(async move {
                     let claim = pg::ClientClaim {
                         identity: &identity,
@@ -312,7 +312,7 @@ impl LeaseStore for PostgresStore {
     async fn complete(&self, held: &LeaseId, response: Option<&Value>) -> Result<(), StoreError> {
         response.map(|response| check_json("response", response)).transpose()?;
         let (held, response) = (held.clone(), response.cloned());
-        self.say(move |connection| {
+        self.in_transaction(move |connection| {
             Box::pin(async move {
                 // Not for the mirror: there may be no relay, and copies that come as messages are found in PostgreSQL.
                 let done =
@@ -328,7 +328,7 @@ impl LeaseStore for PostgresStore {
         let (held, error) = (held.clone(), super::check::stored_error(failure.error));
         let (reason, max_attempts, delay) = (failure.reason, failure.max_attempts, failure.delay);
         let failed = self
-            .say(move |connection| {
+            .in_transaction(move |connection| {
                 Box::pin(async move {
                     let failure = LeaseFailure {
                         error: &error,
@@ -352,7 +352,7 @@ impl LeaseStore for PostgresStore {
 
     async fn release(&self, held: &LeaseId) -> Result<bool, StoreError> {
         let held = held.clone();
-        self.say(move |connection| {
+        self.in_transaction(move |connection| {
             Box::pin(async move { pg::release_lease(connection, held.as_row()).await })
         })
         .await
@@ -361,7 +361,9 @@ impl LeaseStore for PostgresStore {
     async fn look_up(&self, identity: &Identity) -> Result<Option<KeySnapshot>, StoreError> {
         let identity = identity.clone();
         let row = self
-            .say(move |connection| Box::pin(async move { pg::known_lease(connection, &identity).await }))
+            .in_transaction(move |connection| {
+                Box::pin(async move { pg::known_lease(connection, &identity).await })
+            })
             .await?;
         row.map(|row| {
             Ok(KeySnapshot {

@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::check::{DAY, stored_error};
 use super::claim::{Claim, ClaimOutcome, Grant};
 use super::error::StoreError;
-use super::held::{BegunStep, FailOutcome, Failure, KeySnapshot, RefusedCall, RenewOutcome};
+use super::lease_id::{BegunStep, FailOutcome, Failure, KeySnapshot, RefusedCall, RenewOutcome};
 use super::micros::{micros, time};
 use super::step::Step;
 use super::steps::Steps;
@@ -353,7 +353,7 @@ impl Record {
         (lease, at): (Duration, i64),
     ) -> Result<(Option<Self>, u32), StoreError> {
         let Ok(mut held) = self.hold(token, lease, at, false) else {
-            if let Some(next) = self.steps.has_refused(token, step, refused) {
+            if let Some(next) = self.steps.round_after_refusal(token, step, refused) {
                 return Ok((None, next));
             }
             let (resolved, next) =

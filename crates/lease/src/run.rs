@@ -13,10 +13,10 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::again::until_answered;
-use super::belief::DualInstant;
 use super::claim::Grant;
+use super::dual_instant::DualInstant;
 use super::error::StoreError;
-use super::held::{BegunStep, LeaseId, RefusedCall, RenewOutcome, StepState};
+use super::lease_id::{BegunStep, LeaseId, RefusedCall, RenewOutcome, StepState};
 use super::step::{Call, Repeat, Step, StepError};
 use super::store::StepStore;
 use crate::handler_error::HandlerError;
@@ -296,7 +296,7 @@ impl<S: StepStore> Run<S> {
     async fn begin(&self, step: &Step) -> Result<BegunStep, HandlerError> {
         let inner = &*self.0;
         // No call is made if its result could not be stored.
-        inner.sealer.is_able(&self.place(step)).map_err(|error| {
+        inner.sealer.check_available(&self.place(step)).map_err(|error| {
             inner.lacks_key.store(true, Ordering::Relaxed);
             HandlerError::environment(format!(
                 "the result of the step {} could not be encrypted: {error}",
@@ -513,7 +513,7 @@ impl<S: StepStore> Run<S> {
         self.0.lease
     }
 
-    /// For results of steps, and the response.
+    /// Returns the sealer of step results and of the response.
     #[doc(hidden)]
     pub fn sealer(&self) -> &Sealer {
         &self.0.sealer

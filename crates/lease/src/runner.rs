@@ -9,11 +9,11 @@ use tokio_util::task::AbortOnDropHandle;
 use uuid::Uuid;
 
 use super::again::until_answered;
-use super::belief::DualInstant;
 use super::claim::{Claim, ClaimOutcome, Grant};
+use super::dual_instant::DualInstant;
 use super::error::StoreError;
-use super::held::{FailOutcome, Failure, LeaseId};
 use super::holding::HeldKeyGuard;
+use super::lease_id::{FailOutcome, Failure, LeaseId};
 use super::run::Run;
 use super::store::LeaseStore;
 use crate::handler_error::HandlerError;
@@ -280,7 +280,7 @@ impl<S: LeaseStore> LeaseRunner<S> {
         loop {
             let belief = DualInstant::now();
             said += 1;
-            let claimed = match self.say_claim(&identity, fingerprint, &owner).await {
+            let claimed = match self.send_claim(&identity, fingerprint, &owner).await {
                 Ok(claimed) => claimed,
                 Err(StoreError::Unavailable(_)) if said < CLAIMS => {
                     tokio::time::sleep(backoff.next_pause()).await;
@@ -300,7 +300,7 @@ impl<S: LeaseStore> LeaseRunner<S> {
         }
     }
 
-    async fn say_claim(
+    async fn send_claim(
         &self,
         identity: &Identity,
         fingerprint: [u8; 32],
@@ -329,7 +329,7 @@ impl<S: LeaseStore> LeaseRunner<S> {
         let (since, mut backoff) = (Instant::now(), Backoff::default());
         while since.elapsed() < self.lease {
             tokio::time::sleep(backoff.next_pause()).await;
-            match self.say_claim(&identity, fingerprint, &owner).await {
+            match self.send_claim(&identity, fingerprint, &owner).await {
                 Ok(ClaimOutcome::Granted(grant)) => return self.holding(&identity, grant).give_back().await,
                 Err(StoreError::Unavailable(_)) => {}
                 _ => return,

@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::check::{MAX_STEP_BYTES, MAX_STEPS};
 use super::error::StoreError;
-use super::held::{BegunStep, RefusedCall, StepState};
+use super::lease_id::{BegunStep, RefusedCall, StepState};
 use super::micros::micros;
 use super::step::{Repeat, Step};
 use oncely_core::identity::Identity;
@@ -176,7 +176,7 @@ impl Steps {
     }
 
     /// Returns the next round if this lease has refused this call of a step.
-    pub(super) fn has_refused(&self, token: i64, step: &str, refused: RefusedCall) -> Option<u32> {
+    pub(super) fn round_after_refusal(&self, token: i64, step: &str, refused: RefusedCall) -> Option<u32> {
         let known = self.0.get(step)?;
         let is_refused = known.token == token
             && known.state == StepProgress::Refused

@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::claim::{Claim, ClaimOutcome};
 use super::error::StoreError;
-use super::held::{BegunStep, FailOutcome, Failure, KeySnapshot, LeaseId, RefusedCall, RenewOutcome};
+use super::lease_id::{BegunStep, FailOutcome, Failure, KeySnapshot, LeaseId, RefusedCall, RenewOutcome};
 use super::step::Step;
 use oncely_core::identity::Identity;
 

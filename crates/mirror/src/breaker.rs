@@ -33,7 +33,7 @@ impl Breaker {
     }
 
     /// Lets the next call through without waiting for the end of the pause: a connection exists.
-    pub(crate) fn may_answer(&mut self, now: Instant) {
+    pub(crate) fn allow_next_call(&mut self, now: Instant) {
         self.open_until = self.open_until.map(|until| until.min(now));
     }
 
@@ -74,11 +74,11 @@ mod tests {
         assert!(!breaker.allows(later), "one try only");
         assert!(!breaker.failed(later), "it was open already");
         assert!(!breaker.allows(later + FIRST_PAUSE), "the pause grows");
-        breaker.may_answer(later);
+        breaker.allow_next_call(later);
         assert!(breaker.allows(later), "there is a connection");
         assert!(!breaker.allows(later), "and it may be worth nothing");
         breaker.succeeded();
-        breaker.may_answer(later);
+        breaker.allow_next_call(later);
         assert!(breaker.allows(later) && !breaker.is_open());
     }
 }

@@ -7,10 +7,10 @@ use chrono::{DateTime, Utc};
 use redis::{Pipeline, RedisResult, Value};
 
 use super::Breaker;
+use super::connect::connect;
+use super::connection::{ANSWER_TIME, RedisConnection, info};
 use super::error::MirrorError;
 use super::layout::Layout;
-use super::link::{ANSWER_TIME, RedisConnection, info};
-use super::reach::reach;
 use super::tag::{Tag, TagKey};
 use oncely_config::{MirrorSettings, Problems};
 use oncely_net::tls::{TlsFault, fault_of};
@@ -63,7 +63,7 @@ impl Mirror {
         })
     }
 
-    /// Does the same for a process that starts: settings that can't be used are returned as problems, which end it.
+    /// Creates the mirror at the start of a process; returns unusable settings as problems.
     pub fn open(settings: &MirrorSettings) -> Result<Self, Problems> {
         Self::new(settings).map_err(|error| {
             let mut problems = Problems::default();
@@ -77,7 +77,7 @@ impl Mirror {
     }
 
     pub(super) async fn connect(&self) -> Result<RedisConnection, MirrorError> {
-        reach(&self.settings).await
+        connect(&self.settings).await
     }
 
     /// Returns the maximum lifetime of an entry.
@@ -162,7 +162,7 @@ impl Mirror {
         match connected {
             Ok(link) => {
                 state.set(link);
-                state.breaker.may_answer(Instant::now());
+                state.breaker.allow_next_call(Instant::now());
             }
             Err(error) => {
                 let generation = state.generation;

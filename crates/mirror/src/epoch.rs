@@ -28,7 +28,7 @@ pub struct DatabaseStatus {
 }
 
 impl DatabaseStatus {
-    pub async fn ask(connection: &mut PgConnection) -> Result<Self, sqlx::Error> {
+    pub async fn read(connection: &mut PgConnection) -> Result<Self, sqlx::Error> {
         let asked = Instant::now();
         let (epoch, may_lose_commits, now) = within(LIMIT, database_status(connection)).await?;
         Ok(Self { epoch, may_lose_commits, now, asked })
@@ -76,7 +76,7 @@ impl EpochWatch {
                         Err(_) => continue,
                     },
                 };
-                match DatabaseStatus::ask(&mut open).await {
+                match DatabaseStatus::read(&mut open).await {
                     Ok(status) if timelines.admits(&status.epoch) => {
                         status.set(&clock);
                         shared.note(status);

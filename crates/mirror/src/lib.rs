@@ -7,13 +7,13 @@
 
 mod breaker;
 mod client;
+mod connect;
+mod connection;
 mod epoch;
 mod error;
 mod judge;
 mod layout;
 mod library;
-mod link;
-mod reach;
 mod removal;
 mod sentinel;
 mod server;

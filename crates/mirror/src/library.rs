@@ -6,9 +6,9 @@ use std::sync::Arc;
 use redis::{FromRedisValue as _, Value};
 use tokio::sync::Mutex;
 
+use super::connect::connect;
+use super::connection::{ANSWER_TIME, RedisConnection};
 use super::error::MirrorError;
-use super::link::{ANSWER_TIME, RedisConnection};
-use super::reach::reach;
 use oncely_config::MirrorSettings;
 
 /// A library of functions in the Redis that keeps the leases. Clones share one connection.
@@ -91,7 +91,7 @@ impl Library {
         if let Some(link) = &*place {
             return Ok(link.clone());
         }
-        let mut link = reach(&self.settings).await?;
+        let mut link = connect(&self.settings).await?;
         fits(&mut link).await?;
         self.load(&mut link).await?;
         Ok(place.insert(link).clone())

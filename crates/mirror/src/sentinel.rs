@@ -7,8 +7,8 @@ use futures::stream::FuturesUnordered;
 use redis::{ConnectionAddr, FromRedisValue as _, Value};
 use secrecy::{ExposeSecret as _, SecretString};
 
+use super::connection::{ANSWER_TIME, RedisConnection, info};
 use super::error::MirrorError;
-use super::link::{ANSWER_TIME, RedisConnection, info};
 use oncely_config::MirrorSettings;
 
 /// Longest wait for a Sentinel; the others are asked at the same time.

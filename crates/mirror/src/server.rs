@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use redis::Value;
 
 use super::client::Mirror;
+use super::connection::ANSWER_TIME;
 use super::error::MirrorError;
-use super::link::ANSWER_TIME;
 use super::sentinel::{SentinelAnswer, ask};
 
 /// The properties of a Redis that matter to a mirror.

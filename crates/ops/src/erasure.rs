@@ -79,6 +79,7 @@ impl Receipt {
 }
 
 impl Erasure<'_> {
+    /// Erases the tenant.
     ///
     /// # Errors
     /// If a server does not answer, or the login is not the schema's owner: rows erased before that stay erased.

@@ -265,7 +265,7 @@ pub async fn login_roles(connection: &mut PgConnection) -> sqlx::Result<Vec<Logi
 }
 
 /// Returns the session's user if it lacks usage of the schema.
-pub async fn may_enter(connection: &mut PgConnection) -> sqlx::Result<Option<String>> {
+pub async fn login_without_schema_usage(connection: &mut PgConnection) -> sqlx::Result<Option<String>> {
     let row = sqlx::query!(
         r#"select current_user::text as "login!",
             coalesce((select has_schema_privilege(oid, 'usage') from pg_namespace where nspname = 'oncely'), true) as "may!""#

@@ -8,7 +8,6 @@ mod ability;
 mod address;
 mod audit;
 mod audit_seal;
-mod away;
 mod backlog;
 mod claim;
 mod clock_check;
@@ -19,7 +18,6 @@ mod connection;
 mod consumers;
 mod control;
 mod dead_letter;
-mod door;
 pub mod equivalent_sql;
 mod error;
 mod event;
@@ -33,6 +31,7 @@ mod inspect;
 mod json_text;
 mod key_contents;
 mod key_list;
+mod last_outage;
 mod lease;
 mod lease_client;
 mod lease_list;
@@ -53,9 +52,9 @@ mod operator_action;
 mod ordering_key;
 mod park;
 mod partition;
-mod picture;
 pub mod process;
 mod refuse;
+mod rehearsal;
 mod reply;
 mod request_claim;
 mod right;
@@ -64,10 +63,12 @@ mod secret;
 mod seed;
 mod server;
 mod session;
+mod session_factory;
 mod session_pool;
 mod settings;
 mod settle;
 mod stats;
+mod status_queries;
 mod suspect;
 mod tenant;
 mod timelines;
@@ -75,7 +76,6 @@ mod trail;
 mod turn;
 mod unknown_keys;
 mod vacuum;
-mod written;
 
 pub use ability::{Abilities, abilities};
 pub use address::{Address, AddressError, files_of_url, tls_fault};
@@ -86,7 +86,6 @@ pub use audit_seal::{
     DroppedSpan, ErasedSpans, audit_count, audit_digest, dropped, erased_spans, look_as_sealed, seal_audit,
     seals,
 };
-pub use away::LastOutage;
 pub use backlog::{Backlog, WaitingLetters, backlog, waiting_letters, waiting_letters_of};
 pub use claim::{FreshClaim, claim, claim_fresh, is_aborted, is_locked, is_taken, look_up, retake};
 pub use clock_check::ObservedClock;
@@ -105,7 +104,6 @@ pub use consumers::{
 };
 pub use control::{Pause, pause_consumer, pauses, resume_consumer};
 pub use dead_letter::{DeadLetter, collect as collect_letters, store_letters as keep_letters};
-pub use door::{NoSession, SessionFactory};
 pub use error::{
     Outage, PgFault, affects_all_sessions, class_of, classify, classify_handler, handler_class_of, is_outage,
 };
@@ -126,12 +124,13 @@ pub use inspect::{
     mirror_queue_status,
 };
 pub use inspect::{
-    HandlerFunction, RecentOutcome, TableStatistics, handler_functions, login_roles, may_enter,
-    recent_outcomes, table_statistics,
+    HandlerFunction, RecentOutcome, TableStatistics, handler_functions, login_roles,
+    login_without_schema_usage, recent_outcomes, table_statistics,
 };
 pub use json_text::{LARGEST_JSON, json_text};
 pub use key_contents::KeyContents;
 pub use key_list::{KeyRow, KeyWalk, keys};
+pub use last_outage::LastOutage;
 pub use lease::{BegunStep, RefusedCall, RenewOutcome, StepState};
 pub use lease::{
     GrantedLease, LeaseAnswer, LeaseClaim, LeaseCompletion, LeaseFailOutcome, LeaseFailure, LeaseIdRef,
@@ -166,14 +165,15 @@ pub use operator_action::{Action, ActionRow, recent_actions, record_action};
 pub use ordering_key::collect_ordering_keys;
 pub use park::{ParkOutcome, park};
 pub use partition::{audit_floor, drop_oldest as drop_partition, make as make_partition};
-pub use picture::{
-    ConsumerKeyCounts, FailingKey, QueueLetters, consumer_states, failing_keys, queue_letters,
-};
 pub use process::{
     Process, ProcessRow, Readiness, SILENT, beat, delete_processes_before as bury_processes,
     disable_synchronous_commit, forget as forget_processes, leave, processes,
 };
 pub use refuse::{Refusal, refuse};
+pub use rehearsal::{
+    EmittedEvent, TableChanges, begin_rehearsal, defer_again, events_since, keep_from_savepoint,
+    run_deferred, set_savepoint, table_changes, undo_to_savepoint,
+};
 pub use reply::{Reply, write_replies};
 pub use request_claim::{RequestClaim, claim_request, retake_request};
 pub use right::{RightFilter, RightRow, grant_right, revoke_rights, rights};
@@ -196,6 +196,7 @@ pub use session::{
     limit_lock_wait, process, read_by_index, take_time,
 };
 pub use session::{DatabaseCell, DatabaseClock, Session};
+pub use session_factory::{NoSession, SessionFactory};
 pub use session_pool::{PoolLimits, PooledSession, SessionOpener, SessionPool};
 pub use settings::HostState;
 pub use settings::PgSettings;
@@ -203,6 +204,9 @@ pub use settle::settle_claim;
 pub use stats::{
     ConsumerStats, RelayStats, consumer_stats, prune_stats, record_relay_stats, record_stats, relay_stats,
     roll_up_stats,
+};
+pub use status_queries::{
+    ConsumerKeyCounts, FailingKey, QueueLetters, consumer_key_counts, failing_keys, queue_letters,
 };
 pub use suspect::{mark, unmark};
 pub use tenant::{
@@ -217,7 +221,3 @@ pub use trail::{
 pub use turn::take_turn;
 pub use unknown_keys::unknown_keys;
 pub use vacuum::{dead_rows, hidden_sessions, invalid_indexes, old_transactions, replication_slots};
-pub use written::{
-    EmittedEvent, TableChanges, begin_to_take_back, defer_again, events_since, keep_from_savepoint,
-    run_deferred, set_savepoint, table_changes, undo_to_savepoint,
-};

@@ -51,7 +51,7 @@ pub async fn events_since(
 }
 
 /// Begins a transaction that is never committed.
-pub async fn begin_to_take_back(connection: &mut PgConnection) -> sqlx::Result<()> {
+pub async fn begin_rehearsal(connection: &mut PgConnection) -> sqlx::Result<()> {
     connection.execute("begin; set local search_path = pg_catalog, pg_temp").await.map(drop)
 }
 

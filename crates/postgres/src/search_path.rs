@@ -64,7 +64,7 @@ pub async fn begin_request(pool: &PgPool) -> sqlx::Result<Transaction<'static, P
     pool.begin_with(BEGIN_REQUEST).await
 }
 
-/// Begins it again in the same session, after the previous transaction has ended; an open one is rolled back.
+/// Begins a request's transaction again in the same session, after the previous transaction has ended; an open one is rolled back.
 pub async fn begin_request_anew(connection: &mut PgConnection) -> sqlx::Result<()> {
     connection.execute("rollback").await?;
     connection.execute(BEGIN_REQUEST).await.map(drop)

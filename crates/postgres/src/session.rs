@@ -111,7 +111,7 @@ impl Session {
         Self::identify(settings, connection).await
     }
 
-    /// Does the same for a lane: while idle the session keeps the search_path of its role and database, which is for handlers (see
+    /// Opens a session for a lane. While idle it keeps the search_path of its role and database, which is for handlers (see
     /// [`super::search_path`]).
     pub(crate) async fn open_for_handlers(settings: &PgSettings, application: &str) -> sqlx::Result<Self> {
         let mut connection = settings.connect_with(application, None).await?;
@@ -258,7 +258,7 @@ pub async fn end_backend(connection: &mut PgConnection, backend: Backend) -> sql
     Ok(())
 }
 
-/// Does the same, and waits up to five seconds for its end. Returns whether it has ended.
+/// Terminates a session like [`end_backend`], and waits up to five seconds for its end. Returns whether it has ended.
 #[cfg(feature = "testing")]
 pub async fn end_backend_now(connection: &mut PgConnection, backend: Backend) -> sqlx::Result<bool> {
     let ended = sqlx::query_scalar(

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use sqlx::postgres::PgConnection;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::away::LastOutage;
 use super::connection::within;
-use super::door::{NoSession, SessionFactory};
+use super::last_outage::LastOutage;
 use super::session::{Session, process};
+use super::session_factory::{NoSession, SessionFactory};
 
 /// Longest wait for the check of an idle session: a slower server counts as unavailable.
 const LIFE: Duration = Duration::from_secs(1);

@@ -14,7 +14,8 @@ pub struct ConsumerKeyCounts {
     pub failing: i64,
 }
 
-pub async fn consumer_states(
+/// Returns for each consumer the time of its last completion and the number of its failing keys.
+pub async fn consumer_key_counts(
     connection: &mut PgConnection,
     consumers: &[String],
 ) -> sqlx::Result<Vec<ConsumerKeyCounts>> {

@@ -168,7 +168,7 @@ impl<K: Clone + Eq + Hash> Witnesses<K> {
             match said {
                 TryResult::Succeeded => {
                     succeeded = true;
-                    failed.drain(..).for_each(|key| state.is_witnessed(key));
+                    failed.drain(..).for_each(|key| state.mark_witnessed(key));
                 }
                 TryResult::Failed => {
                     state.failed(key, now);
@@ -337,7 +337,7 @@ impl<K: Clone + Eq + Hash> WitnessState<K> {
         self.undecided(key, now).failed.get_or_insert(FirstFailure { number, at: now, is_witnessed: false });
     }
 
-    fn is_witnessed(&mut self, key: &K) {
+    fn mark_witnessed(&mut self, key: &K) {
         if let Some(failed) = self.undecided.get_mut(key).and_then(|one| one.failed.as_mut()) {
             failed.is_witnessed = true;
         }

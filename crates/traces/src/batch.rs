@@ -7,7 +7,7 @@ use opentelemetry::KeyValue;
 use opentelemetry::trace::{Event, Link, SpanContext, SpanKind};
 
 use super::consumer_spans::{ConsumerSpans, destination};
-use super::span::{Clocks, context, link, number, sender, set_error, span};
+use super::span::{Clocks, link, new_context, number, sender, set_error, span};
 use oncely_core::fault::Fault;
 use oncely_core::identity::IdentityPart;
 use oncely_core::message::RawMessage;
@@ -68,7 +68,7 @@ impl TracedBatch {
     }
 
     fn context(&self) -> &SpanContext {
-        self.context.get_or_init(|| context(None))
+        self.context.get_or_init(|| new_context(None))
     }
 }
 
@@ -151,7 +151,7 @@ impl BatchTrace {
         for (stage, began, took) in notes.stages {
             let times = (clocks.wall(began), clocks.wall(began + took));
             let (kind, attributes) = of_stage(stage, consumer.in_postgres, *messages);
-            let context = context(Some(batch));
+            let context = new_context(Some(batch));
             consumer.tracer.push(span(context, Some(batch), kind, stage.as_str(), times, attributes));
         }
     }
@@ -196,7 +196,7 @@ impl MessageTrace {
         }
         let times = (clocks.wall(arrived), clocks.wall(Instant::now()));
         let name = format!("process {}", destination(message));
-        let context = context(parent.as_ref());
+        let context = new_context(parent.as_ref());
         let mut span = span(context, parent.as_ref(), SpanKind::Consumer, name, times, attributes);
         span.links.links = links.into_iter().map(|(to, what)| link(to, what)).collect();
         match outcome {
@@ -226,7 +226,7 @@ impl MessageTrace {
         let batch = noted.context();
         let times = (noted.clocks.wall(asked), noted.clocks.wall(Instant::now()));
         let consumer = &noted.consumer;
-        let contexts = (context(Some(batch)), batch);
+        let contexts = (new_context(Some(batch)), batch);
         consumer.tracer.push(consumer.acknowledged(contexts, queue, messages, times, sent));
     }
 }

@@ -8,7 +8,7 @@ use opentelemetry::KeyValue;
 use opentelemetry::trace::SpanKind;
 use serde::Deserialize;
 
-use super::span::{Clocks, context, link, number, remote, set_error, span};
+use super::span::{Clocks, link, new_context, number, remote, set_error, span};
 use super::tracer::Tracer;
 use oncely_config::SpanParent;
 use oncely_core::trace_parent::TraceParent;
@@ -78,7 +78,7 @@ impl EventTraces {
         }
         let parent = creator.as_ref().filter(|_| tracer.settings.parent == SpanParent::Producer);
         let name = format!("publish {exchange}");
-        let mut span = span(context(parent), parent, SpanKind::Client, name, times, attributes);
+        let mut span = span(new_context(parent), parent, SpanKind::Client, name, times, attributes);
         if let Some(creator) = creator {
             span.links.links.push(link(creator, "creation"));
         }

@@ -44,7 +44,7 @@ struct Duplicate {
 pub(super) struct FirstRunLookup {
     tracer: Arc<Tracer>,
     consumer: IdentityPart,
-    door: SessionFactory,
+    factory: SessionFactory,
     application: String,
     waiting: mpsc::Receiver<Duplicate>,
     session: Option<Session>,
@@ -54,12 +54,12 @@ impl FirstRuns {
     pub(super) fn new(
         tracer: Arc<Tracer>,
         consumer: IdentityPart,
-        door: SessionFactory,
+        factory: SessionFactory,
         application: String,
     ) -> (Self, FirstRunLookup) {
         let (sender, waiting) = mpsc::channel(QUEUE);
         let first_runs = Self { tracer: Arc::clone(&tracer), waiting: sender };
-        (first_runs, FirstRunLookup { tracer, consumer, door, application, waiting, session: None })
+        (first_runs, FirstRunLookup { tracer, consumer, factory, application, waiting, session: None })
     }
 
     /// Exports the span when its first run is known, or can't be queried.
@@ -115,9 +115,9 @@ impl FirstRunLookup {
         let mut session = self.session.take();
         let asked = async {
             let keys: Vec<_> = duplicates.iter().map(|one| (&one.tenant, &one.key)).collect();
-            let mut open = match session.take().filter(|open| self.door.admits(open)) {
+            let mut open = match session.take().filter(|open| self.factory.admits(open)) {
                 Some(open) => open,
-                None => self.door.open(&self.application).await?,
+                None => self.factory.open(&self.application).await?,
             };
             let found = pg::first_runs(&mut open.connection, &self.consumer, &keys).await?;
             Ok::<_, pg::NoSession>((open, found))

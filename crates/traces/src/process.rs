@@ -82,10 +82,10 @@ impl Traces {
             lock_timeout: LOOK_UP,
             ..config.postgres.clone()
         };
-        let door = SessionFactory::new(postgres, config.cell.clone(), timelines.clone());
+        let factory = SessionFactory::new(postgres, config.cell.clone(), timelines.clone());
         let name = format!("oncely worker {} {} traces", config.worker.name, consumer.name);
         let (first_runs, looking) =
-            FirstRuns::new(Arc::clone(&at_work.tracer), consumer.name.clone(), door, name);
+            FirstRuns::new(Arc::clone(&at_work.tracer), consumer.name.clone(), factory, name);
         at_work.look_ups.push(tokio::spawn(looking.run(at_work.ending.clone())));
         ConsumerTraces::new(Arc::clone(&at_work.tracer), consumer, run, first_runs)
     }

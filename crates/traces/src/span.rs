@@ -40,7 +40,7 @@ impl Clocks {
 }
 
 /// Creates a span context in the trace of `parent`, or in a new trace.
-pub(super) fn context(parent: Option<&SpanContext>) -> SpanContext {
+pub(super) fn new_context(parent: Option<&SpanContext>) -> SpanContext {
     let ids = RandomIdGenerator::default();
     let trace_id = parent.map_or_else(|| ids.new_trace_id(), SpanContext::trace_id);
     let state = parent.map(|parent| parent.trace_state().clone()).unwrap_or_default();

@@ -17,7 +17,9 @@ const RESPONSE: &str = r#"{"success":true,"transactionId":"txn_123"}"#;
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [table, phase, count] = &arguments[..] else { anyhow::bail!("requests TABLE first|again|article COUNT") };
+    let [table, phase, count] = &arguments[..] else {
+        anyhow::bail!("requests TABLE first|again|article COUNT")
+    };
     let count: u64 = count.parse()?;
     let config = Config::builder()
         .behavior_version(BehaviorVersion::latest())

@@ -1,4 +1,4 @@
-//! What time it is at the server, by the `Date` of its answers. Of those that come soon: one that was long on its way tells the time of then.
+//! Estimates the server's time from the `Date` headers of answers that arrive within [`CLOCK_ERROR`].
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -15,9 +15,8 @@ use aws_smithy_types::date_time::Format;
 
 use crate::CLOCK_ERROR;
 
-/// How far the server is ahead of this machine, in microseconds; its copies are one. It was written in the middle between question and answer,
-/// give or take half of the time between them, and lacks half a second, give or take as much: within a second all of it is no more than
-/// [`CLOCK_ERROR`].
+/// Offset of the server's clock from this machine's, in microseconds, shared by all clones. The error is half of the round trip plus half a
+/// second: at most [`CLOCK_ERROR`].
 #[derive(Clone, Debug)]
 pub(crate) struct ServerDate(Arc<AtomicI64>);
 
@@ -34,7 +33,7 @@ fn micros(time: SystemTime) -> i64 {
 }
 
 impl ServerDate {
-    /// In microseconds since 1970; `None` before the first answer.
+    /// Returns the server's time in microseconds since 1970; `None` before the first usable answer.
     pub(crate) fn now(&self, here: SystemTime) -> Option<i64> {
         match self.0.load(Ordering::Relaxed) {
             NOT_KNOWN => None,
@@ -42,8 +41,8 @@ impl ServerDate {
         }
     }
 
-    /// `here`: when the answer came, so long after its question left.
-    fn learn(&self, date: &str, here: SystemTime, took: Duration) {
+    /// Updates the offset from a `Date` header. `here`: the local time at which the answer arrived; `took`: the time since the request was sent.
+    fn update(&self, date: &str, here: SystemTime, took: Duration) {
         if took > CLOCK_ERROR {
             return;
         }
@@ -56,7 +55,7 @@ impl ServerDate {
     }
 }
 
-/// When a try of a question left.
+/// Time at which an attempt of a request was sent.
 #[derive(Clone, Copy, Debug)]
 struct Left(Instant);
 
@@ -87,7 +86,7 @@ impl Intercept for ServerDate {
     ) -> Result<(), BoxError> {
         let date = context.response().headers().get("date");
         if let (Some(date), Some(Left(left))) = (date, config.load::<Left>()) {
-            self.learn(date, SystemTime::now(), left.elapsed());
+            self.update(date, SystemTime::now(), left.elapsed());
         }
         Ok(())
     }
@@ -103,9 +102,9 @@ mod tests {
     fn the_servers_time_goes_on_between_two_answers() {
         let (date, here) = (ServerDate::default(), UNIX_EPOCH + Duration::from_secs(1_000));
         assert_eq!(date.now(here), None);
-        date.learn("nonsense", here, AT_ONCE);
+        date.update("nonsense", here, AT_ONCE);
         assert_eq!(date.now(here), None);
-        date.learn("Thu, 01 Jan 1970 00:20:00 GMT", here, AT_ONCE);
+        date.update("Thu, 01 Jan 1970 00:20:00 GMT", here, AT_ONCE);
         assert_eq!(date.now(here), Some(1_200_500_000));
         assert_eq!(date.now(here + Duration::from_secs(7)), Some(1_207_500_000));
     }
@@ -114,12 +113,12 @@ mod tests {
     fn an_answer_that_was_long_on_its_way_sets_no_clock() {
         let (date, here) = (ServerDate::default(), UNIX_EPOCH + Duration::from_secs(1_200));
         let said = "Thu, 01 Jan 1970 00:20:00 GMT";
-        date.learn(said, here, CLOCK_ERROR + Duration::from_millis(1));
+        date.update(said, here, CLOCK_ERROR + Duration::from_millis(1));
         assert_eq!(date.now(here), None);
         // Written half a second before it came.
-        date.learn(said, here, CLOCK_ERROR);
+        date.update(said, here, CLOCK_ERROR);
         assert_eq!(date.now(here), Some(1_201_000_000));
-        date.learn(said, here + Duration::from_secs(60), Duration::from_secs(60));
+        date.update(said, here + Duration::from_secs(60), Duration::from_secs(60));
         assert_eq!(date.now(here + Duration::from_secs(60)), Some(1_261_000_000), "a minute late");
     }
 }

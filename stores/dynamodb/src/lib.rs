@@ -1,7 +1,7 @@
 //! A lease store of Oncely in DynamoDB: one item a key, replaced by conditional writes.
 //!
 //! An item is written only where the version stands that was read; so whether a lease has run out is tested in the same step as the write, and
-//! never left to the table's TTL, which may come days late and only removes what nobody needs any more. A write that the client has tried
+//! never left to the table's TTL, which may come days late and only removes expired items. A write that the client has tried
 //! twice and that had worked the first time fails its condition: it is known by its version.
 //!
 //! ```no_run
@@ -34,8 +34,7 @@ use uuid::Uuid;
 
 use date::ServerDate;
 
-/// How wrong the time may be that is known of the server: its `Date` has no fractions of a second, and takes a while to come. An answer that
-/// takes longer than this tells no time.
+/// Maximum error of the estimated server time: `Date` has whole seconds, and an answer takes time to arrive. Slower answers are ignored.
 const CLOCK_ERROR: Duration = Duration::from_secs(1);
 /// DynamoDB takes items of 400 KB; the rest is for the names and the other attributes.
 const MAX_RECORD: usize = 390_000;
@@ -51,21 +50,21 @@ pub struct Table {
     date: ServerDate,
 }
 
-/// A store in this table. Asks the table what it is, and the server what time it is.
+/// Opens a lease store in a table: checks the table's key schema and reads the server's time.
 ///
 /// The steps of a key share the 400 KB of its item: a step's result that does not fit is refused.
 ///
 /// # Errors
-/// [`StoreError::Refused`] where its key is another one; [`StoreError::Unavailable`] where the table can't be reached.
+/// [`StoreError::Refused`] if the table has another key schema; [`StoreError::Unavailable`] if it can't be reached.
 pub async fn open(client: Client, table: impl Into<String>) -> Result<DynamoStore, StoreError> {
     Ok(CellStore::new(Table::open(client, table).await?))
 }
 
 impl Table {
-    /// The same without the store.
+    /// Opens a table without a store around it: checks its key schema and reads the server's time.
     ///
     /// # Errors
-    /// As [`open`].
+    /// See [`open`].
     pub async fn open(client: Client, table: impl Into<String>) -> Result<Self, StoreError> {
         let (name, date) = (table.into(), ServerDate::default());
         let described = describe(&client, &name, &date).await?;
@@ -96,7 +95,7 @@ fn has_our_key(table: &TableDescription) -> bool {
         && is_text
 }
 
-/// Each part after its length, so that no two identities are one key.
+/// Returns the item key of an identity: each part after its length, so that different identities have different keys.
 fn key(identity: &Identity) -> AttributeValue {
     let parts = [&identity.tenant, &identity.consumer, &identity.key].map(|part| part.as_str());
     AttributeValue::S(parts.map(|part| format!("{}:{part}", part.len())).concat())
@@ -130,7 +129,7 @@ impl Cells for Table {
         if let Some(now) = self.date.now(SystemTime::now()) {
             return Ok(now);
         }
-        // No answer has come soon enough so far, that to the first question neither.
+        // No answer has arrived within [`CLOCK_ERROR`] yet, not even the first.
         describe(&self.client, &self.name, &self.date).await?;
         let late = || anyhow::anyhow!("DynamoDB has not told in time what time it is");
         self.date.now(SystemTime::now()).ok_or_else(|| StoreError::unavailable(late()))
@@ -156,7 +155,7 @@ impl Cells for Table {
                 record.len()
             )));
         }
-        // Rounded up: it goes late rather than early.
+        // Rounded up, so that the TTL never deletes an item early.
         let expires = new.record.expires_at() / 1_000_000 + 1;
         let put = self
             .client

@@ -12,7 +12,9 @@ use aws_sdk_dynamodb::types::{
 };
 use oncely::identity::{Identity, IdentityPart};
 use oncely::lease::conformance::{self, Clock};
-use oncely::lease::{Cell, CellStore, Cells, Claim, Facts, LeaseStore as _, ReplaceOutcome, StoreError, fingerprint};
+use oncely::lease::{
+    Cell, CellStore, Cells, Claim, Facts, LeaseStore as _, ReplaceOutcome, StoreError, fingerprint,
+};
 use oncely_dynamodb::Table;
 use uuid::Uuid;
 

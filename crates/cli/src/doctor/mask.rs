@@ -169,14 +169,14 @@ fn table(part: &ReferenceTable, fields: Map<String, Value>) -> Value {
         let is_secret = SECRET.contains(&name.as_str()) && !(part.is_list && name == "key")
             // A process's name; the heartbeats have its hash.
             || (part.name == "worker" && name == "name");
-        let told = if is_known && !is_secret { known(&name, value) } else { Value::from(HIDDEN) };
+        let told = if is_known && !is_secret { mask_setting(&name, value) } else { Value::from(HIDDEN) };
         (name, told)
     };
     Value::Object(fields.into_iter().map(told).collect())
 }
 
 /// Masks the value of a documented setting.
-fn known(name: &str, value: Value) -> Value {
+fn mask_setting(name: &str, value: Value) -> Value {
     match value {
         Value::Object(fields) => {
             let said = TABLES.iter().find(|(table, _)| *table == name).map_or(&[][..], |(_, said)| said);
@@ -187,7 +187,7 @@ fn known(name: &str, value: Value) -> Value {
             Value::Object(fields.into_iter().map(told).collect())
         }
         // Bindings are a list of tables.
-        Value::Array(values) => values.into_iter().map(|value| known(name, value)).collect(),
+        Value::Array(values) => values.into_iter().map(|value| mask_setting(name, value)).collect(),
         value => value,
     }
 }

@@ -100,7 +100,7 @@ impl SeedFile {
             _ => {
                 let mut reader =
                     csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(reader);
-                let columns = columns(&mut reader, tenant.is_some())?;
+                let columns = read_columns(&mut reader, tenant.is_some())?;
                 SeedFormat::Csv { reader: Box::new(reader), columns }
             }
         };
@@ -108,9 +108,12 @@ impl SeedFile {
     }
 }
 
-/// Reads the column names from the first line.
-fn columns(reader: &mut csv::Reader<Box<dyn BufRead>>, has_tenant: bool) -> anyhow::Result<Vec<SeedColumn>> {
-    let wanted = match has_tenant {
+/// Reads and validates the column names in the first line. The tenant is a column, unless --tenant gives it.
+fn read_columns(
+    reader: &mut csv::Reader<Box<dyn BufRead>>,
+    tenant_is_given: bool,
+) -> anyhow::Result<Vec<SeedColumn>> {
+    let wanted = match tenant_is_given {
         true => "line 1 must name the columns: key or key,completed_at (their tenant is given by --tenant)",
         false => {
             "line 1 must name the columns: tenant,key or tenant,key,completed_at; or key with --tenant (psql: format csv, header)"
@@ -127,7 +130,7 @@ fn columns(reader: &mut csv::Reader<Box<dyn BufRead>>, has_tenant: bool) -> anyh
         columns.push(column);
     }
     anyhow::ensure!(
-        columns.contains(&SeedColumn::Key) && columns.contains(&SeedColumn::Tenant) != has_tenant,
+        columns.contains(&SeedColumn::Key) && columns.contains(&SeedColumn::Tenant) != tenant_is_given,
         wanted
     );
     Ok(columns)

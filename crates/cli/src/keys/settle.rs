@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::super::confirmation::{ChangeOptions, ChangePlan, Confirmation};
 use super::super::connection::connect;
-use super::super::key_name::{KeyName, only};
+use super::super::key_name::{KeyName, only_row};
 use super::super::operator;
 use super::super::output::{self, age, safe};
 use oncely_core::decide::KeyStatus;
@@ -50,7 +50,7 @@ pub(super) async fn run(file: &Path, arguments: KeySettleArguments) -> crate::Ve
     let KeySettleArguments { took_effect, name: KeyName { key, tenant, consumer }, options } = arguments;
     let found = pg::key_details(&mut connection, &key, tenant.as_deref(), consumer.as_deref()).await?;
     let several = |count| format!("{} is known {count} times", safe(&key));
-    let found = match only(found, several, |key| (&key.tenant, &key.consumer)) {
+    let found = match only_row(found, several, |key| (&key.tenant, &key.consumer)) {
         Ok(Some(found)) => found,
         Ok(None) => {
             output::note(&format!("nothing was changed: {} is not known", safe(&key)));

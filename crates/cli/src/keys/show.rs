@@ -7,7 +7,7 @@ use clap::Args;
 use serde_json::Value;
 
 use super::super::explain::as_json;
-use super::super::key_name::{KeyName, only};
+use super::super::key_name::{KeyName, only_row};
 use super::super::output::{self, Times, safe};
 use oncely_config::Config;
 use oncely_ops::exit;
@@ -32,7 +32,7 @@ pub(super) async fn run(file: &Path, arguments: KeyShowArguments, times: Times) 
     let found = stories(&config, &mut session, &key, tenant.as_deref(), consumer.as_deref()).await?;
     session.close().await;
     let several = |count| format!("{} is known {count} times", safe(&key));
-    match only(found, several, |story| (&story.tenant, &story.consumer)) {
+    match only_row(found, several, |story| (&story.tenant, &story.consumer)) {
         Ok(Some(story)) => {
             let story = as_json(&story);
             match arguments.json {

@@ -8,7 +8,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::super::confirmation::{ChangeOptions, ChangePlan, Confirmation};
-use super::super::key_name::{KeyName, only};
+use super::super::key_name::{KeyName, only_row};
 use super::super::operator;
 use super::super::output::{self, age, safe};
 use oncely_config::Config;
@@ -43,7 +43,7 @@ pub(super) async fn run(file: &Path, arguments: LeaseReleaseArguments) -> crate:
     let now = session.clock.now();
     let held = pg::held_leases(&mut session.connection, &filter, now).await?;
     let several = |_| "this key is held more than once".to_owned();
-    let lease = match only(held, several, |lease| (&lease.tenant, &lease.consumer)) {
+    let lease = match only_row(held, several, |lease| (&lease.tenant, &lease.consumer)) {
         Ok(Some(lease)) => lease,
         Ok(None) => {
             output::note(&format!("nothing was changed: no run holds {} by a lease", safe(&key)));

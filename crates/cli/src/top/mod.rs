@@ -1,9 +1,9 @@
 //! `oncely top`: shows the consumers live.
 
+mod frame;
 mod keys;
 mod live;
 mod numbers;
-mod picture;
 mod servers;
 mod table;
 mod terminal;
@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use self::picture::{ScreenContent, WIDE, as_json, plain};
+use self::frame::{ScreenContent, WIDE, as_json, plain};
 use self::servers::{ServerAnswers, ServerConnections};
 use self::view::ScreenState;
 use super::output::{self, Times};

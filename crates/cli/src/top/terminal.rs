@@ -9,7 +9,7 @@ use ratatui::text::Text;
 use ratatui::{DefaultTerminal, Frame};
 use tokio::sync::mpsc;
 
-use super::picture::{ScreenContent, bottom};
+use super::frame::{ScreenContent, bottom};
 use super::view::ScreenState;
 
 /// Returns the terminal's width if stdout is one.
@@ -22,6 +22,8 @@ pub(super) fn width() -> Option<usize> {
 pub(super) struct Screen(DefaultTerminal);
 
 impl Screen {
+    /// Opens the alternate screen.
+    ///
     /// # Errors
     /// If there is no terminal to draw on.
     pub(super) fn open() -> std::io::Result<Self> {

@@ -9,8 +9,8 @@ use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::super::output::Times;
+use super::frame::{ScreenContent, plain};
 use super::keys::{KeyAction, handle_key};
-use super::picture::{ScreenContent, plain};
 use super::servers::{DatabaseAnswer, ServerAnswers};
 use super::terminal::draw;
 use super::view::{ScreenMode, ScreenState};

@@ -49,7 +49,7 @@ const BY_LINK: &[u8] = b"link";
 
 /// Signs users in and authenticates their requests.
 pub(crate) struct Access {
-    door: SignInMethod,
+    method: SignInMethod,
     sessions: LoginSessions,
     site: Site,
     /// Cookies ignore ports: two consoles on one machine need different names, in order not to sign each other out.
@@ -111,7 +111,7 @@ impl Access {
         listen: SocketAddr,
         user: &str,
     ) -> Result<(Self, Option<String>), Problems> {
-        let (door, token) = match (&settings.proxy, &settings.tokens) {
+        let (method, token) = match (&settings.proxy, &settings.tokens) {
             (Some(proxy), _) => (SignInMethod::Proxy(proxy.clone(), secret(proxy)?), None),
             (None, Some(file)) => (SignInMethod::Tokens(TokenFile::open(file)?), None),
             (None, None) => {
@@ -124,8 +124,8 @@ impl Access {
         let key = settings.key.as_ref().map(|key| key.expose_secret().as_bytes());
         let site = Site::new(listen, settings.url.as_ref());
         let access = Self {
-            sessions: LoginSessions::new(key, &[cell, &site.address(), door.name()], settings.session),
-            door,
+            sessions: LoginSessions::new(key, &[cell, &site.address(), method.name()], settings.session),
+            method,
             site,
             cookie: format!("oncely_console_{}", listen.port()),
         };
@@ -137,7 +137,7 @@ impl Access {
     }
 
     pub(crate) fn offer(&self) -> Offer {
-        match self.door {
+        match self.method {
             SignInMethod::Link(..) => Offer::Link,
             SignInMethod::Tokens(_) => Offer::Token,
             SignInMethod::Proxy(..) => Offer::Proxy,
@@ -146,7 +146,7 @@ impl Access {
 
     /// Returns whether a peer is answered: behind a proxy only the proxy is.
     pub(crate) fn answers(&self, peer: IpAddr) -> bool {
-        match &self.door {
+        match &self.method {
             SignInMethod::Proxy(proxy, _) => proxy.from.iter().any(|network| network.contains(peer)),
             SignInMethod::Link(..) | SignInMethod::Tokens(_) => true,
         }
@@ -154,20 +154,20 @@ impl Access {
 
     /// Returns whether all users come from a proxy's few addresses.
     pub(crate) fn is_behind_proxy(&self) -> bool {
-        matches!(self.door, SignInMethod::Proxy(..))
+        matches!(self.method, SignInMethod::Proxy(..))
     }
 
     /// Returns the session of a request.
     pub(crate) fn session(&self, headers: &HeaderMap, now: DateTime<Utc>) -> Option<LoginSession> {
-        if let SignInMethod::Proxy(proxy, secret) = &self.door {
+        if let SignInMethod::Proxy(proxy, secret) = &self.method {
             if let Some((header, known)) = secret {
                 // Compared by hash, in constant time.
-                let said = blake3::hash(only(headers, header)?.as_bytes());
+                let said = blake3::hash(single_header(headers, header)?.as_bytes());
                 if said != *known {
                     return None;
                 }
             }
-            let name = only(headers, &proxy.header)?.to_str().ok()?;
+            let name = single_header(headers, &proxy.header)?.to_str().ok()?;
             let is_operator = proxy.operators.iter().any(|operator| operator == name.trim());
             let role = if is_operator { ConsoleRole::Operator } else { ConsoleRole::Viewer };
             return User::new(name, role).map(|person| self.sessions.vouched(person));
@@ -183,7 +183,7 @@ impl Access {
     }
 
     /// Returns whether a session is still valid, for work that outlasts its request.
-    pub(crate) fn still(&self, session: &LoginSession, now: DateTime<Utc>) -> bool {
+    pub(crate) fn is_still_valid(&self, session: &LoginSession, now: DateTime<Utc>) -> bool {
         self.sessions.is_valid(session, now)
             && session
                 .cookie
@@ -193,7 +193,7 @@ impl Access {
 
     /// Returns the owner of a cookie, with the current role.
     fn person(&self, cookie: &session::SessionCookie) -> Option<User> {
-        match &self.door {
+        match &self.method {
             SignInMethod::Link(_, person) => self.sessions.is_by(cookie, BY_LINK).then(|| person.clone()),
             SignInMethod::Tokens(file) => {
                 file.tokens().find(|hash| self.sessions.is_by(cookie, hash.as_bytes())).cloned()
@@ -204,7 +204,7 @@ impl Access {
 
     /// Signs in by a one-time link or a token; returns the `Set-Cookie` value.
     pub(crate) fn let_in(&self, token: &str, now: DateTime<Utc>) -> Option<String> {
-        let value = match &self.door {
+        let value = match &self.method {
             SignInMethod::Link(link, _) => {
                 link.use_up(token, Instant::now()).then(|| self.sessions.open(BY_LINK, now))?
             }
@@ -222,7 +222,7 @@ impl Access {
 
     /// Returns the token of a new link, if links are used and the last one is old enough.
     pub(crate) fn renew_link(&self) -> Option<String> {
-        match &self.door {
+        match &self.method {
             SignInMethod::Link(link, _) => link.renew(Instant::now()),
             SignInMethod::Tokens(_) | SignInMethod::Proxy(..) => None,
         }
@@ -241,7 +241,7 @@ impl Access {
 }
 
 /// Returns a header that occurs once: of two, one may be the client's own.
-fn only<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a HeaderValue> {
+fn single_header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a HeaderValue> {
     let mut found = headers.get_all(name).iter();
     match (found.next(), found.next()) {
         (Some(value), None) => Some(value),

@@ -17,6 +17,8 @@ pub(crate) struct TokenFile {
 }
 
 impl TokenFile {
+    /// Opens a token file.
+    ///
     /// # Errors
     /// If the file is invalid; the text contains no token.
     pub(crate) fn open(path: &Path) -> Result<Self, Problems> {

@@ -9,10 +9,10 @@ use super::super::html::{ago, capped, code, count, exact_time, length, text, tex
 use super::super::page::{EquivalentCommands, Page, Tab, csrf};
 use super::super::settings::settings;
 use super::super::watch::{RecentActivity, StatusView};
+use super::consumer_state::{pause_details, state_sign};
 use super::leases;
 use super::overview::unavailable_error;
 use super::plots::{self, PlotQuery};
-use super::standing::{pause_details, state_sign};
 use oncely_config::Config;
 use oncely_core::shown;
 use oncely_ops::status::DatabaseSnapshot;

@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use super::super::ask::{PageReply, PageRequest, PageResult, parts, too_many};
 use super::super::error::PageError;
-use super::super::turns::StreamPermit;
+use super::super::stream_limiter::StreamPermit;
 use super::keys::asked;
 use oncely_ops::trail::{TrailQuery, search_trail};
 use oncely_postgres::AuditRow;
@@ -47,11 +47,11 @@ struct ExportStream {
     rows: usize,
     began: Instant,
     /// One file per user at a time.
-    _turn: StreamPermit,
+    _permit: StreamPermit,
 }
 
 async fn export(ask: PageRequest, kind: ExportFormat) -> PageResult {
-    let Some(turn) = ask.app.exports.take(&ask.visitor.session.person.name) else {
+    let Some(permit) = ask.app.exports.take(&ask.visitor.session.person.name) else {
         return Ok(too_many(
             "One file at a time for each person, and ten for all: wait until the last one is complete.",
         ));
@@ -61,7 +61,7 @@ async fn export(ask: PageRequest, kind: ExportFormat) -> PageResult {
     pooled.give_back();
     let wanted = asked(&ask, now, ROWS)?;
     let mut state =
-        ExportStream { ask, kind, look: Some(wanted.look), rows: 0, began: Instant::now(), _turn: turn };
+        ExportStream { ask, kind, look: Some(wanted.look), rows: 0, began: Instant::now(), _permit: permit };
     // An early error is a page instead of a file.
     let first = state.next().await?;
     let head = if kind == ExportFormat::Csv { HEAD } else { "" };

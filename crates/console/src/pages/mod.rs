@@ -2,6 +2,7 @@
 
 mod checks;
 mod consumer;
+mod consumer_state;
 mod consumers;
 mod doctor;
 mod export;
@@ -20,7 +21,6 @@ mod plots;
 mod reveal;
 mod rows;
 mod settle;
-mod standing;
 mod table;
 mod tail;
 
@@ -48,7 +48,7 @@ pub(super) fn router(app: SharedApp) -> Router {
         .route("/lease", page(leases::plan))
         .route("/lease/release", action(leases::release))
         .route("/settle", page(settle::plan))
-        .route("/settle/say", action(settle::say))
+        .route("/settle/say", action(settle::settle))
         .route("/failed", page(failed::page))
         .route("/failed/letters", page(letters::page))
         .route("/failed/letter", page(letter::page))

@@ -19,7 +19,8 @@ use oncely_postgres as pg;
 /// Maximum number of letters in the list; those with errors come first.
 const LISTED: usize = 500;
 
-fn known(ask: &PageRequest) -> Result<Arc<Operation>, PageError> {
+/// Returns the operation that the request names.
+fn find_operation(ask: &PageRequest) -> Result<Arc<Operation>, PageError> {
     let id = ask.parameters.word("id").and_then(|id| Uuid::try_parse(id).ok());
     id.and_then(|id| ask.app.operations.get(id)).ok_or_else(|| {
         PageError::NotFound(
@@ -31,7 +32,7 @@ fn known(ask: &PageRequest) -> Result<Arc<Operation>, PageError> {
 }
 
 pub(super) async fn page(ask: PageRequest) -> PageResult {
-    let operation = known(&ask)?;
+    let operation = find_operation(&ask)?;
     let progress = operation.progress();
     let done = operation.done();
     let came_back = if operation.change == Change::Requeue && !done.is_empty() {
@@ -212,7 +213,7 @@ fn sweep_line(pass: &SweepResult) -> String {
 
 /// Stops after the current steps; recorded. It stops even if the record can't be written.
 pub(super) async fn stop_operation(ask: PageRequest) -> PageResult {
-    let operation = known(&ask)?;
+    let operation = find_operation(&ask)?;
     operation.stop();
     let done = operation.progress().count(is_done);
     let mut pooled = ask.app.pool.acquire().await?;

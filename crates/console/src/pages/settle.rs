@@ -111,7 +111,7 @@ fn order(ask: &PageRequest, key: &KeyDetails) -> Markup {
 }
 
 /// Settles the key that was shown.
-pub(super) async fn say(ask: PageRequest) -> PageResult {
+pub(super) async fn settle(ask: PageRequest) -> PageResult {
     let (key, abilities) = named(&ask).await?;
     if !abilities.settle {
         return Err(PageError::Refused(refused(&abilities.login, CANNOT)));

@@ -6,7 +6,7 @@ use super::super::ask::PageRequest;
 use super::super::html::{ago, count, duration, percent, rate, text};
 use super::super::plot::spark;
 use super::super::watch::{LATELY, RecentActivity, StatusView};
-use super::standing::state_sign;
+use super::consumer_state::state_sign;
 use oncely_ops::overview::ConsumerOverview;
 use oncely_ops::status::DatabaseSnapshot;
 use oncely_postgres::ConsumerStats;

@@ -12,7 +12,7 @@ use super::super::ask::{PageReply, PageRequest, PageResult, parts, too_many};
 use super::super::error::PageError;
 use super::super::pool::DEAD;
 use super::super::search::Search;
-use super::super::turns::StreamPermit;
+use super::super::stream_limiter::StreamPermit;
 use super::following::TailPosition;
 use super::rows::row;
 use oncely_ops::trail::{TrailQuery, search_trail};
@@ -35,12 +35,12 @@ struct TailStream {
     began: tokio::time::Instant,
     is_first: bool,
     /// A few for each user.
-    _turn: StreamPermit,
+    _permit: StreamPermit,
 }
 
 /// Streams the rows.
 pub(super) async fn page(ask: PageRequest) -> PageResult {
-    let Some(turn) = ask.app.tails.take(&ask.visitor.session.person.name) else {
+    let Some(permit) = ask.app.tails.take(&ask.visitor.session.person.name) else {
         return Ok(too_many(
             "The trail is followed three times by each person, and twenty times by all: close one of the pages that follow it.",
         ));
@@ -54,7 +54,7 @@ pub(super) async fn page(ask: PageRequest) -> PageResult {
     let after = ask.last_event.as_deref().or(ask.parameters.word("after")).and_then(Position::parse);
     let following = TailPosition::begin(now, after);
     let began = tokio::time::Instant::now();
-    let mut state = TailStream { ask, filter, following, began, is_first: true, _turn: turn };
+    let mut state = TailStream { ask, filter, following, began, is_first: true, _permit: permit };
     let rows = parts(|sender| async move {
         while let Some(part) = state.next(&sender).await {
             if sender.send(Ok(Bytes::from(part))).await.is_err() {
@@ -86,7 +86,9 @@ impl TailStream {
             () = reader.closed() => return None,
         }
         // A tail ends with its session, and if its user's role is revoked.
-        if self.began.elapsed() > LIFE || !self.ask.app.access.still(&self.ask.visitor.session, Utc::now()) {
+        if self.began.elapsed() > LIFE
+            || !self.ask.app.access.is_still_valid(&self.ask.visitor.session, Utc::now())
+        {
             return None;
         }
         match tokio::time::timeout(DEAD, self.next_rows()).await.unwrap_or_else(|_| Err(unavailable_error()))

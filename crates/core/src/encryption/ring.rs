@@ -83,7 +83,7 @@ impl KeyRing {
         if wrong.is_empty() { Ok(Self { keys }) } else { Err(KeyRingError(wrong)) }
     }
 
-    /// The ids of the keys; the first one encrypts.
+    /// Returns the ids of the keys; the first one encrypts.
     #[must_use]
     pub fn ids(&self) -> Vec<&str> {
         self.keys.iter().map(|(id, _)| id.as_str()).collect()

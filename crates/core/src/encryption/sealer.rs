@@ -60,7 +60,7 @@ pub struct Sealer {
 }
 
 impl Sealer {
-    /// `seals` is whether new values are encrypted; encrypted values are decrypted in either case.
+    /// Creates a sealer. `seals`: whether new values are encrypted; encrypted values are decrypted in either case.
     #[doc(hidden)]
     pub fn new(cipher: Option<Arc<dyn Cipher>>, seals: bool) -> Self {
         Self { cipher, seals }
@@ -80,14 +80,14 @@ impl Sealer {
 
     /// Checks that encryption would succeed, before work that might have a result that can't be stored.
     #[doc(hidden)]
-    pub fn is_able(&self, place: &Place<'_>) -> Result<(), CipherError> {
+    pub fn check_available(&self, place: &Place<'_>) -> Result<(), CipherError> {
         match self.seals {
             true => self.envelope(place, "null").map(drop),
             false => Ok(()),
         }
     }
 
-    /// Does the same for JSON text; `None` if the text is stored unchanged.
+    /// Returns the JSON text to store; `None` if it is stored unchanged.
     #[doc(hidden)]
     pub fn seal_text(&self, place: &Place<'_>, json: &str) -> Result<Option<String>, CipherError> {
         match self.seals {

@@ -7,7 +7,7 @@ use futures::future::BoxFuture;
 use serde_json::Value;
 use sqlx::PgConnection;
 
-use super::failed::{RunError, still};
+use super::failed::{RunError, check_transaction};
 use super::finish::FinishWrite;
 use super::{Finish, Lease};
 use oncely_core::backoff::Backoff;
@@ -147,7 +147,7 @@ impl Lease {
     pub async fn fail(&self, failure: RunFailure) -> RunEndResult<LeaseFailOutcome> {
         self.run().pay_owed().await;
         let failed = self
-            .say("record a failed run", move |me, connection| {
+            .run_until_answered("record a failed run", move |me, connection| {
                 let failure = failure.clone();
                 Box::pin(async move {
                     let failure = LeaseFailure {
@@ -184,7 +184,7 @@ impl Lease {
     pub async fn release(&self) -> Option<bool> {
         self.run().pay_owed().await;
         let released = self
-            .say("release a lease", |me, connection| {
+            .run_until_answered("release a lease", |me, connection| {
                 Box::pin(async move { pg::release_lease(connection, me.run().held().as_row()).await })
             })
             .await;
@@ -198,7 +198,7 @@ impl Lease {
     }
 
     /// Repeats a statement until it is answered, or the process does not wait any longer.
-    async fn say<T: Send + 'static>(
+    async fn run_until_answered<T: Send + 'static>(
         &self,
         what: &str,
         make: impl for<'c> Fn(Lease, &'c mut PgConnection) -> BoxFuture<'c, Result<T, sqlx::Error>>
@@ -206,11 +206,11 @@ impl Lease {
         + Send
         + 'static,
     ) -> Result<T, StatementError> {
-        let say = || {
+        let statement_for = || {
             let (me, make) = (self.clone(), make.clone());
             statement(move |connection| make(me, connection))
         };
-        self.store().own.say(self.run().abandon(), what, say).await
+        self.store().own.run_until_answered(self.run().abandon(), what, statement_for).await
     }
 }
 
@@ -235,7 +235,7 @@ async fn complete_with(
     let own = pg::within(limit, pg::transaction_id(&mut transaction)).await?;
     pg::within(limit, pg::enter_handler(&mut transaction, pg::LockWait::Session)).await?;
     me.in_time(write(&mut transaction)).await?;
-    still(&mut transaction, &own).await?;
+    check_transaction(&mut transaction, &own).await?;
     at("lease.commit.before");
     // Includes the writes' deferred work: a timeout there is an error of the writes.
     transaction.commit().await.map_err(|error| match pg::is_cancelled(&error) {

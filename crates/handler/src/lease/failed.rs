@@ -26,7 +26,7 @@ impl From<HandlerError> for RunError {
 
 /// Checks that it is still our transaction, and that nothing in it has failed. A COMMIT of a failed transaction, or of one that the handler
 /// has ended, would report success.
-pub(super) async fn still(connection: &mut PgConnection, own: &str) -> Result<(), RunError> {
+pub(super) async fn check_transaction(connection: &mut PgConnection, own: &str) -> Result<(), RunError> {
     match pg::transaction_id(connection).await {
         Ok(now) if now == own => Ok(()),
         Ok(_) => Err(HandlerError::permanent("the handler has ended the transaction").into()),

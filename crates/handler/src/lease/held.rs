@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use sqlx::PgConnection;
 
-use super::failed::{RunError, still};
+use super::failed::{RunError, check_transaction};
 use oncely_failpoint::step as at;
 use oncely_lease::handler_error::HandlerError;
 use oncely_lease::{Call, GroupedStore, Repeat, Run, RunTrail, SessionReuse, Statement, Step, StepError};
@@ -128,7 +128,7 @@ impl Lease {
                 pg::within(limit, pg::enter_handler(&mut transaction, pg::LockWait::Session)).await?;
                 let written = me.in_time(work(&mut transaction)).await?;
                 let result = run.write(&step, &written)?;
-                still(&mut transaction, &own).await?;
+                check_transaction(&mut transaction, &own).await?;
                 let held = run.held().as_row();
                 let stored = pg::checkpoint(&mut transaction, held, name, &result, true, run.lease());
                 pg::within(limit, stored).await?;

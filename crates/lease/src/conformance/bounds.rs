@@ -6,18 +6,18 @@ use super::{
     CHARGE, Case, CaseContext, Claim, ClaimOutcome, Clock, Duration, LEASE, LeaseStore, RefusedCall, Repeat,
     SECOND, Step, StoreError, claim, failure, fits, same, text,
 };
-use crate::held::StepState;
+use crate::lease_id::StepState;
 
 impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     pub(super) async fn what_is_too_large_is_refused_and_what_just_fits_is_kept(&self) -> Case {
         // Including the quotes.
         let (fits, large) = (text(&"x".repeat(65_534)), text(&"x".repeat(65_535)));
-        let held = self.held().await?;
+        let held = self.claim_new().await?;
         self.begin(&held, &CHARGE).await?;
         fits!(self.store.checkpoint(&held, "charge", &large, LEASE).await, Err(StoreError::Refused(_)));
         self.store.checkpoint(&held, "charge", &fits, LEASE).await?;
         fits!(self.store.complete(&held, Some(&large)).await, Err(StoreError::Refused(_)));
-        self.is_held_by(&held).await?;
+        self.assert_held_by(&held).await?;
         self.store.complete(&held, Some(&fits)).await?;
         same!(self.claim(&held.identity, "second").await? == ClaimOutcome::Done(Some(fits)), true);
         Ok(())
@@ -46,7 +46,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
         fits!(self.store.fail(&held, &failure(4_000 * day, 3, None)).await, Err(StoreError::Refused(_)));
         let step = Step::new("charge", Repeat::Within(Duration::ZERO));
         fits!(self.begin(&held, &step).await, Err(StoreError::Refused(_)));
-        self.is_held_by(&held).await
+        self.assert_held_by(&held).await
     }
 
     pub(super) async fn names_out_of_bounds_are_refused(&self) -> Case {
@@ -64,7 +64,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
                 Err(StoreError::Refused(_))
             );
         }
-        self.is_held_by(&held).await
+        self.assert_held_by(&held).await
     }
 
     pub(super) async fn json_comes_back_as_it_was(&self) -> Case {
@@ -76,7 +76,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
             json!([i64::MIN, i64::MAX, 9_007_199_254_740_993_i64, 0.1, -1.5e-7]),
             json!("\u{e9}\u{1f980}\"\\/\n\u{7f}"),
         ] {
-            let held = self.held().await?;
+            let held = self.claim_new().await?;
             self.begin(&held, &CHARGE).await?;
             self.store.checkpoint(&held, "charge", &value, LEASE).await?;
             same!(self.begin(&held, &CHARGE).await?.state, StepState::Done(value.clone()));

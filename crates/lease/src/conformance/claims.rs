@@ -7,7 +7,7 @@ use super::{
     ObservedBehaviour, RefusedCall, RenewOutcome, SECOND, claim, failure, fingerprint, fits, identity, same,
     text,
 };
-use crate::held::FailOutcome;
+use crate::lease_id::FailOutcome;
 use oncely_core::reason::Reason;
 
 fn one_won(claimed: Vec<Result<ClaimOutcome, super::StoreError>>) -> Case {
@@ -27,7 +27,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     pub(super) async fn a_fresh_key_is_granted(&self) -> Case {
         let (grant, held) = self.granted(&self.key()?, "first").await?;
         same!((grant.attempt, grant.is_takeover), (1, false));
-        self.is_held_by(&held).await
+        self.assert_held_by(&held).await
     }
 
     pub(super) async fn one_of_64_claimants_wins(&self) -> Case {
@@ -38,13 +38,13 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     }
 
     pub(super) async fn a_held_key_is_in_flight_for_the_rest_of_its_lease(&self) -> Case {
-        let held = self.held().await?;
+        let held = self.claim_new().await?;
         // An estimated clock may be wrong at both ends.
         let grace = self.store.facts().clock.grace() * 2;
         fits!(self.claim(&held.identity, "second").await?, ClaimOutcome::InFlight(left) if *left <= LEASE + grace && *left > LEASE - 5 * SECOND);
         self.pass(20 * SECOND).await;
         fits!(self.claim(&held.identity, "second").await?, ClaimOutcome::InFlight(left) if *left <= 10 * SECOND + grace && *left > SECOND);
-        self.is_held_by(&held).await
+        self.assert_held_by(&held).await
     }
 
     pub(super) async fn a_claim_that_is_said_again_is_granted_again(&self) -> Case {
@@ -61,24 +61,24 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
         let (later, _) = self.granted(&key, "one").await?;
         same!(later, first);
         fits!(self.claim(&key, "another").await?, ClaimOutcome::InFlight(_));
-        self.is_held_by(&held).await
+        self.assert_held_by(&held).await
     }
 
     pub(super) async fn a_lease_that_has_run_out_is_taken_over(&self) -> Case {
         let (old, new) = self.taken_over().await?;
         same!(self.renew(&old).await?, RenewOutcome::Lost);
-        self.is_held_by(&new).await
+        self.assert_held_by(&new).await
     }
 
     pub(super) async fn one_of_16_takeovers_wins(&self) -> Case {
-        let held = self.held().await?;
+        let held = self.claim_new().await?;
         self.run_out().await;
         let owners: Vec<String> = (0..16).map(|number| format!("heir {number}")).collect();
         one_won(join_all(owners.iter().map(|owner| self.claim(&held.identity, owner))).await)
     }
 
     pub(super) async fn a_renewed_lease_is_not_taken_over(&self) -> Case {
-        let held = self.held().await?;
+        let held = self.claim_new().await?;
         for _ in 0..4 {
             self.pass(LEASE - 5 * SECOND).await;
             fits!(self.renew(&held).await?, RenewOutcome::Until(left) if *left <= LEASE + self.slack() && *left > LEASE - 5 * SECOND);
@@ -86,11 +86,11 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
         }
         // Late, but no other claim came first.
         self.run_out().await;
-        self.is_held_by(&held).await
+        self.assert_held_by(&held).await
     }
 
     pub(super) async fn no_renewal_goes_beyond_the_run(&self) -> Case {
-        let held = self.held().await?;
+        let held = self.claim_new().await?;
         self.pass(MAX_RUN - 10 * SECOND).await;
         fits!(self.renew(&held).await?, RenewOutcome::Until(left) if *left <= 10 * SECOND + self.slack());
         self.pass(11 * SECOND + self.slack()).await;
@@ -102,7 +102,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     }
 
     pub(super) async fn a_renewal_shortens_no_lease(&self) -> Case {
-        let held = self.held().await?;
+        let held = self.claim_new().await?;
         let renewed = self.store.renew(std::slice::from_ref(&held), SECOND).await?;
         fits!(renewed.as_slice(), [RenewOutcome::Until(left)] if *left > LEASE - 5 * SECOND);
         self.pass(10 * SECOND).await;
@@ -113,7 +113,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     pub(super) async fn many_leases_are_renewed_at_once_and_told_apart(&self) -> Case {
         let mut held = Vec::new();
         for _ in 0..5 {
-            held.push(self.held().await?);
+            held.push(self.claim_new().await?);
         }
         self.store.complete(&held[1], None).await?;
         held[3].token -= 1;
@@ -132,17 +132,17 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
                 self.store.claim(&other).await
             }
         };
-        let held = self.held().await?;
+        let held = self.claim_new().await?;
         same!(other(&held).await?, ClaimOutcome::Conflict);
         self.run_out().await;
         same!(other(&held).await?, ClaimOutcome::Conflict);
-        self.is_held_by(&held).await?;
+        self.assert_held_by(&held).await?;
         self.store.release(&held).await?;
         same!(other(&held).await?, ClaimOutcome::Conflict);
         let (_, held) = self.granted(&held.identity, "third").await?;
         self.store.complete(&held, Some(&text("a secret"))).await?;
         same!(other(&held).await?, ClaimOutcome::Conflict);
-        let failed = self.held().await?;
+        let failed = self.claim_new().await?;
         self.store.fail(&failed, &failure(SECOND, 1, None)).await?;
         same!(other(&failed).await?, ClaimOutcome::Conflict);
         Ok(())
@@ -195,7 +195,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     }
 
     pub(super) async fn tokens_only_grow(&self) -> Case {
-        let mut held = self.held().await?;
+        let mut held = self.claim_new().await?;
         for round in 0..12 {
             match round % 3 {
                 0 => same!(self.store.release(&held).await?, true),

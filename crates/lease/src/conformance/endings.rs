@@ -6,13 +6,13 @@ use super::{
     Case, CaseContext, ClaimOutcome, Clock, Duration, LEASE, LeaseStore, ObservedBehaviour, RETENTION,
     SECOND, failure, fits, same, text,
 };
-use crate::held::FailOutcome;
+use crate::lease_id::FailOutcome;
 use oncely_core::decide::KeyStatus;
 use oncely_core::reason::Reason;
 
 impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     pub(super) async fn a_completed_key_answers_with_its_response(&self) -> Case {
-        let held = self.held().await?;
+        let held = self.claim_new().await?;
         let response = json!({ "receipt": 7 });
         self.store.complete(&held, Some(&response)).await?;
         for owner in ["second", "first"] {
@@ -23,7 +23,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
 
     pub(super) async fn no_response_and_null_are_two_things(&self) -> Case {
         for response in [None, Some(Value::Null), Some(json!(0)), Some(json!("")), Some(json!(false))] {
-            let held = self.held().await?;
+            let held = self.claim_new().await?;
             self.store.complete(&held, response.as_ref()).await?;
             same!(self.claim(&held.identity, "second").await?, ClaimOutcome::Done(response));
         }
@@ -31,7 +31,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     }
 
     pub(super) async fn a_completion_that_is_said_again_is_done(&self) -> Case {
-        let held = self.held().await?;
+        let held = self.claim_new().await?;
         self.store.complete(&held, Some(&text("first"))).await?;
         self.store.complete(&held, Some(&text("first"))).await?;
         // Also late; the first response is kept.
@@ -42,7 +42,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     }
 
     pub(super) async fn a_completed_key_outlives_its_lease(&self) -> Case {
-        let held = self.held().await?;
+        let held = self.claim_new().await?;
         self.pass(LEASE / 2).await;
         self.store.complete(&held, Some(&text("done"))).await?;
         for time in [LEASE, Duration::from_secs(86_400), RETENTION - Duration::from_secs(86_400) - 2 * LEASE]
@@ -54,7 +54,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     }
 
     pub(super) async fn a_failed_run_waits_for_its_delay_and_runs_again(&self) -> Case {
-        let held = self.held().await?;
+        let held = self.claim_new().await?;
         let delay = 10 * SECOND;
         same!(self.store.fail(&held, &failure(delay, 3, None)).await?, FailOutcome::Retry { attempts: 1 });
         fits!(self.claim(&held.identity, "second").await?, ClaimOutcome::Wait(left) if *left <= delay + self.slack() && *left > 5 * SECOND);
@@ -65,7 +65,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     }
 
     pub(super) async fn a_failure_that_is_said_again_counts_once(&self) -> Case {
-        let held = self.held().await?;
+        let held = self.claim_new().await?;
         for _ in 0..3 {
             same!(
                 self.store.fail(&held, &failure(SECOND, 3, None)).await?,
@@ -80,7 +80,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     }
 
     pub(super) async fn attempts_are_used_up(&self) -> Case {
-        let mut held = self.held().await?;
+        let mut held = self.claim_new().await?;
         same!(
             self.store.fail(&held, &failure(Duration::ZERO, 2, None)).await?,
             FailOutcome::Retry { attempts: 1 }
@@ -98,7 +98,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     }
 
     pub(super) async fn a_reason_gives_up_at_once_and_for_good(&self) -> Case {
-        let held = self.held().await?;
+        let held = self.claim_new().await?;
         let failed = self.store.fail(&held, &failure(SECOND, 9, Some(Reason::OutcomeUnknown))).await?;
         same!(failed, FailOutcome::GivenUp { attempts: 1, reason: Reason::OutcomeUnknown });
         self.pass(3 * LEASE).await;
@@ -111,7 +111,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     }
 
     pub(super) async fn a_failure_of_a_completed_run_changes_nothing(&self) -> Case {
-        let held = self.held().await?;
+        let held = self.claim_new().await?;
         self.store.complete(&held, Some(&text("done"))).await?;
         same!(
             self.store.fail(&held, &failure(SECOND, 1, Some(Reason::Poison))).await?,
@@ -123,7 +123,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     }
 
     pub(super) async fn a_released_key_is_free_at_once_and_nothing_is_counted(&self) -> Case {
-        let held = self.held().await?;
+        let held = self.claim_new().await?;
         same!(self.store.release(&held).await?, true);
         let (grant, _) = self.granted(&held.identity, "second").await?;
         same!((grant.attempt, grant.is_takeover), (1, false));
@@ -131,16 +131,16 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     }
 
     pub(super) async fn a_release_that_is_said_again_is_one(&self) -> Case {
-        let held = self.held().await?;
+        let held = self.claim_new().await?;
         same!(self.store.release(&held).await?, true);
         same!(self.store.release(&held).await?, true);
         let (_, next) = self.granted(&held.identity, "second").await?;
         same!(self.store.release(&held).await?, false);
-        self.is_held_by(&next).await
+        self.assert_held_by(&next).await
     }
 
     pub(super) async fn what_is_known_of_a_key_is_told(&self) -> Case {
-        let held = self.held().await?;
+        let held = self.claim_new().await?;
         let known = async || {
             let known = self.store.look_up(&held.identity).await?;
             known.ok_or_else(|| ObservedBehaviour("nothing is known".to_owned()))

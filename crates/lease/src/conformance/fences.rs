@@ -4,11 +4,11 @@ use super::{
     CHARGE, Case, CaseContext, ClaimOutcome, Clock, LEASE, LeaseId, LeaseStore, RefusedCall, RenewOutcome,
     SECOND, StoreError, failure, fits, same, text,
 };
-use crate::held::{FailOutcome, StepState};
+use crate::lease_id::{FailOutcome, StepState};
 
 impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     pub(super) async fn a_late_finish_without_a_takeover_stands(&self) -> Case {
-        let held = self.held().await?;
+        let held = self.claim_new().await?;
         self.begin(&held, &CHARGE).await?;
         self.run_out().await;
         self.store.checkpoint(&held, "charge", &text("late"), LEASE).await?;
@@ -21,7 +21,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     pub(super) async fn a_frozen_holder_cannot_complete(&self) -> Case {
         let (old, new) = self.taken_over().await?;
         fits!(self.store.complete(&old, Some(&text("old"))).await, Err(StoreError::Lost));
-        self.is_held_by(&new).await?;
+        self.assert_held_by(&new).await?;
         self.store.complete(&new, Some(&text("new"))).await?;
         fits!(self.store.complete(&old, Some(&text("old"))).await, Err(StoreError::Lost));
         same!(self.claim(&old.identity, "third").await?, ClaimOutcome::Done(Some(text("new"))));
@@ -31,7 +31,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     pub(super) async fn a_frozen_holder_cannot_fail(&self) -> Case {
         let (old, new) = self.taken_over().await?;
         same!(self.store.fail(&old, &failure(SECOND, 1, None)).await?, FailOutcome::Lost);
-        self.is_held_by(&new).await?;
+        self.assert_held_by(&new).await?;
         self.store.complete(&new, None).await?;
         same!(self.store.fail(&old, &failure(SECOND, 1, None)).await?, FailOutcome::Lost);
         same!(self.claim(&old.identity, "third").await?, ClaimOutcome::Done(None));
@@ -42,7 +42,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
         let (old, new) = self.taken_over().await?;
         same!(self.store.release(&old).await?, false);
         fits!(self.claim(&old.identity, "third").await?, ClaimOutcome::InFlight(_));
-        self.is_held_by(&new).await
+        self.assert_held_by(&new).await
     }
 
     pub(super) async fn a_frozen_holder_cannot_renew(&self) -> Case {
@@ -63,7 +63,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     }
 
     pub(super) async fn a_frozen_holder_decides_nothing_about_a_call_of_another_run(&self) -> Case {
-        let old = self.held().await?;
+        let old = self.claim_new().await?;
         self.begin(&old, &CHARGE).await?;
         self.run_out().await;
         let (_, new) = self.granted(&old.identity, "second").await?;
@@ -81,12 +81,12 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     }
 
     pub(super) async fn a_finished_run_says_nothing_more(&self) -> Case {
-        let completed = self.held().await?;
+        let completed = self.claim_new().await?;
         self.begin(&completed, &CHARGE).await?;
         self.store.complete(&completed, None).await?;
-        let failed = self.held().await?;
+        let failed = self.claim_new().await?;
         self.store.fail(&failed, &failure(SECOND, 9, None)).await?;
-        let released = self.held().await?;
+        let released = self.claim_new().await?;
         self.store.release(&released).await?;
         for held in [&completed, &failed, &released] {
             same!(self.renew(held).await?, RenewOutcome::Lost);
@@ -106,7 +106,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     }
 
     pub(super) async fn a_token_of_another_key_is_worth_nothing(&self) -> Case {
-        let (mine, theirs) = (self.held().await?, self.held().await?);
+        let (mine, theirs) = (self.claim_new().await?, self.claim_new().await?);
         for token in [mine.token, theirs.token.saturating_add(1), theirs.token - 1, 0, -1, i64::MAX] {
             let forged = LeaseId { token, ..theirs.clone() };
             if token == theirs.token {
@@ -116,6 +116,6 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
             same!(self.store.release(&forged).await?, false);
             same!(self.renew(&forged).await?, RenewOutcome::Lost);
         }
-        self.is_held_by(&theirs).await
+        self.assert_held_by(&theirs).await
     }
 }

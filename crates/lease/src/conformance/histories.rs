@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::{Clock, LEASE, PAYLOAD, SECOND, claim, failure, identity};
 use crate::claim::{Claim, ClaimOutcome, fingerprint};
 use crate::error::StoreError;
-use crate::held::{LeaseId, RefusedCall, RenewOutcome};
+use crate::lease_id::{LeaseId, RefusedCall, RenewOutcome};
 use crate::memory::{MemoryClock, MemoryStore};
 use crate::step::{Repeat, Step};
 use crate::store::LeaseStore;

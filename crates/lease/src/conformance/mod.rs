@@ -33,7 +33,7 @@ pub use histories::histories;
 
 use super::claim::{Claim, ClaimOutcome, Grant, fingerprint};
 use super::error::StoreError;
-use super::held::{BegunStep, Failure, LeaseId, RefusedCall, RenewOutcome};
+use super::lease_id::{BegunStep, Failure, LeaseId, RefusedCall, RenewOutcome};
 use super::memory::MemoryClock;
 use super::store::LeaseStore;
 use crate::step::{Repeat, Step};
@@ -150,7 +150,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     }
 
     /// Claims an unused key and returns its lease.
-    async fn held(&self) -> Result<LeaseId, ObservedBehaviour> {
+    async fn claim_new(&self) -> Result<LeaseId, ObservedBehaviour> {
         Ok(self.granted(&self.key()?, "first").await?.1)
     }
 
@@ -170,7 +170,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
 
     /// Takes a held key over; returns the old lease and the new one.
     async fn taken_over(&self) -> Result<(LeaseId, LeaseId), ObservedBehaviour> {
-        let old = self.held().await?;
+        let old = self.claim_new().await?;
         self.run_out().await;
         let (grant, new) = self.granted(&old.identity, "second").await?;
         same!((grant.is_takeover, grant.token > old.token), (true, true));
@@ -189,7 +189,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     }
 
     /// Checks that this lease still holds the key and nothing else has changed.
-    async fn is_held_by(&self, held: &LeaseId) -> Case {
+    async fn assert_held_by(&self, held: &LeaseId) -> Case {
         fits!(self.renew(held).await?, RenewOutcome::Until(_));
         Ok(())
     }

@@ -6,14 +6,14 @@ use super::{
 };
 use uuid::Uuid;
 
-use crate::held::{FailOutcome, StepState};
+use crate::lease_id::{FailOutcome, StepState};
 
 const NEVER: Step = Step::new("call", Repeat::Never);
 
 impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     /// Begins the step in a run that then crashes; returns the lease of the next run.
     async fn begun_and_gone(&self, step: &Step) -> Result<LeaseId, ObservedBehaviour> {
-        let held = self.held().await?;
+        let held = self.claim_new().await?;
         same!(self.begin(&held, step).await?.state, StepState::Run);
         self.run_out().await;
         Ok(self.granted(&held.identity, "second").await?.1)
@@ -21,7 +21,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
 
     pub(super) async fn always_is_repeated_by_the_same_key(&self) -> Case {
         let step = Step::new("charge", Repeat::Always);
-        let held = self.held().await?;
+        let held = self.claim_new().await?;
         let first = self.begin(&held, &step).await?;
         self.run_out().await;
         let (_, held) = self.granted(&held.identity, "second").await?;
@@ -113,7 +113,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
 
     /// Begins a step in a run and brings its key into each state in which it may be when the outcome becomes known.
     async fn in_doubt(&self, state: usize) -> Result<LeaseId, ObservedBehaviour> {
-        let old = self.held().await?;
+        let old = self.claim_new().await?;
         self.begin(&old, &NEVER).await?;
         match state {
             0 => same!(self.store.release(&old).await?, true),
@@ -182,7 +182,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
 
     pub(super) async fn a_step_that_began_without_a_call_begins_again(&self) -> Case {
         let (call, other) = (Uuid::now_v7(), Uuid::now_v7());
-        let held = self.held().await?;
+        let held = self.claim_new().await?;
         let refuse = async |held: &LeaseId, call| {
             self.store.refuse_step(held, "call", RefusedCall::Begun(call), LEASE).await
         };
@@ -211,7 +211,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     }
 
     pub(super) async fn a_late_outcome_ends_the_run_that_was_told_that_it_is_unknown(&self) -> Case {
-        let old = self.held().await?;
+        let old = self.claim_new().await?;
         self.begin(&old, &NEVER).await?;
         self.run_out().await;
         let new = self.granted(&old.identity, "second").await?.1;

@@ -7,12 +7,12 @@ use super::{
     CHARGE, Case, CaseContext, ClaimOutcome, Clock, Duration, LEASE, LeaseStore, MAX_RUN, RefusedCall,
     Repeat, SECOND, Step, StoreError, failure, fits, same, text,
 };
-use crate::held::{FailOutcome, StepState};
+use crate::lease_id::{FailOutcome, StepState};
 use crate::steps::step_key;
 
 impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     pub(super) async fn a_stored_result_is_not_called_again(&self) -> Case {
-        let held = self.held().await?;
+        let held = self.claim_new().await?;
         same!(self.begin(&held, &CHARGE).await?.state, StepState::Run);
         let result = json!({ "charge": "ch_1", "amount": 20 });
         self.store.checkpoint(&held, "charge", &result, LEASE).await?;
@@ -23,7 +23,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     }
 
     pub(super) async fn a_result_outlives_failure_release_and_takeover(&self) -> Case {
-        let mut held = self.held().await?;
+        let mut held = self.claim_new().await?;
         self.begin(&held, &CHARGE).await?;
         self.store.checkpoint(&held, "charge", &text("ch_1"), LEASE).await?;
         for round in 0..3 {
@@ -44,7 +44,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     }
 
     pub(super) async fn a_beginning_that_is_said_again_is_one(&self) -> Case {
-        let held = self.held().await?;
+        let held = self.claim_new().await?;
         let never = Step::new("mail", Repeat::Never);
         let call = Uuid::new_v4();
         let first = self.store.begin_step(&held, &never, call, LEASE).await?;
@@ -56,7 +56,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     }
 
     pub(super) async fn a_step_begins_only_in_the_time_of_its_run(&self) -> Case {
-        let held = self.held().await?;
+        let held = self.claim_new().await?;
         self.begin(&held, &CHARGE).await?;
         self.pass(MAX_RUN + SECOND + self.slack()).await;
         fits!(self.begin(&held, &CHARGE).await, Err(StoreError::Lost));
@@ -68,7 +68,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     }
 
     pub(super) async fn a_refused_step_begins_in_the_next_round(&self) -> Case {
-        let held = self.held().await?;
+        let held = self.claim_new().await?;
         let never = Step::new("charge", Repeat::Never);
         let first = self.begin(&held, &never).await?;
         same!(self.store.refuse_step(&held, "charge", RefusedCall::Round(first.round), LEASE).await?, 1);
@@ -81,7 +81,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     }
 
     pub(super) async fn a_refusal_that_is_said_again_is_one(&self) -> Case {
-        let held = self.held().await?;
+        let held = self.claim_new().await?;
         self.begin(&held, &CHARGE).await?;
         for _ in 0..2 {
             same!(self.store.refuse_step(&held, "charge", RefusedCall::Round(0), LEASE).await?, 1);
@@ -94,7 +94,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     }
 
     pub(super) async fn a_result_that_is_said_again_is_stored_and_another_one_is_not(&self) -> Case {
-        let held = self.held().await?;
+        let held = self.claim_new().await?;
         self.begin(&held, &CHARGE).await?;
         for _ in 0..2 {
             self.store.checkpoint(&held, "charge", &json!({ "b": 1, "a": [1, 2] }), LEASE).await?;
@@ -108,7 +108,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     }
 
     pub(super) async fn what_has_not_begun_has_no_result(&self) -> Case {
-        let held = self.held().await?;
+        let held = self.claim_new().await?;
         fits!(self.store.checkpoint(&held, "charge", &text("x"), LEASE).await, Err(StoreError::Refused(_)));
         fits!(
             self.store.refuse_step(&held, "charge", RefusedCall::Round(0), LEASE).await,
@@ -122,7 +122,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     }
 
     pub(super) async fn step_keys_are_those_of_every_language(&self) -> Case {
-        let held = self.held().await?;
+        let held = self.claim_new().await?;
         for name in ["charge", "mail", "\u{e9}:|'\"{x}", "k"] {
             let step = Box::leak(name.to_owned().into_boxed_str());
             let step = Step::new(step, Repeat::Always);
@@ -135,7 +135,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     }
 
     pub(super) async fn a_step_renews_the_lease(&self) -> Case {
-        let held = self.held().await?;
+        let held = self.claim_new().await?;
         for round in 0..3 {
             self.pass(LEASE - 5 * SECOND).await;
             match round {
@@ -153,7 +153,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
 
     pub(super) async fn a_key_has_a_hundred_steps(&self) -> Case {
         const NAMES: &str = "stepsABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789stepsABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijk";
-        let held = self.held().await?;
+        let held = self.claim_new().await?;
         for number in 1..=100 {
             let step = Step::new(&NAMES[..number], Repeat::Always);
             same!((number, self.begin(&held, &step).await?.state), (number, StepState::Run));

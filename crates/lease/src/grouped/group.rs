@@ -59,12 +59,12 @@ impl<Q: Send + Sync + 'static, A: Send + 'static> CallGroup<Q, A> {
     pub fn start(
         sessions: &Arc<LeaseSessions>,
         grouping: GroupLimits,
-        say: Arc<StatementBuilder<Q, A>>,
+        statement_for: Arc<StatementBuilder<Q, A>>,
         unheard: Option<Arc<FollowUpBuilder<Q, A>>>,
     ) -> Self {
         let (sender, receiver) = mpsc::unbounded_channel();
         let receiver = Arc::new(Mutex::new(receiver));
-        let saying = GroupState { sessions: Arc::clone(sessions), say, unheard };
+        let saying = GroupState { sessions: Arc::clone(sessions), statement_for, unheard };
         for _ in 0..grouping.loops {
             tokio::spawn(serve(Arc::clone(&receiver), grouping, saying.clone()));
         }
@@ -73,7 +73,7 @@ impl<Q: Send + Sync + 'static, A: Send + 'static> CallGroup<Q, A> {
 
     /// Issues a call once. It is carried to its end even if the caller is dropped.
     #[doc(hidden)]
-    pub fn say(&self, question: Q) -> BoxFuture<'static, Result<A, sqlx::Error>> {
+    pub fn submit(&self, question: Q) -> BoxFuture<'static, Result<A, sqlx::Error>> {
         let (answer, answered) = oneshot::channel();
         // If the tasks have ended, the sender is dropped with the call.
         let _ = self.0.send(QueuedCall { question: Arc::new(question), answer });
@@ -84,7 +84,7 @@ impl<Q: Send + Sync + 'static, A: Send + 'static> CallGroup<Q, A> {
 /// The shared state of a group's tasks.
 struct GroupState<Q, A> {
     sessions: Arc<LeaseSessions>,
-    say: Arc<StatementBuilder<Q, A>>,
+    statement_for: Arc<StatementBuilder<Q, A>>,
     unheard: Option<Arc<FollowUpBuilder<Q, A>>>,
 }
 
@@ -92,7 +92,7 @@ impl<Q, A> Clone for GroupState<Q, A> {
     fn clone(&self) -> Self {
         Self {
             sessions: Arc::clone(&self.sessions),
-            say: Arc::clone(&self.say),
+            statement_for: Arc::clone(&self.statement_for),
             unheard: self.unheard.clone(),
         }
     }
@@ -128,7 +128,7 @@ async fn serve<Q: Send + Sync + 'static, A: Send + 'static>(
 impl<Q: Send + Sync + 'static, A: Send + 'static> GroupState<Q, A> {
     async fn together(&self, asked: Vec<QueuedCall<Q, A>>) {
         let questions = asked.iter().map(|one| Arc::clone(&one.question)).collect();
-        match self.sessions.ask((self.say)(questions)).await {
+        match self.sessions.run_once((self.statement_for)(questions)).await {
             Ok(said) => {
                 for (one, said) in asked.into_iter().zip(said) {
                     self.tell(one, Ok(said));
@@ -144,7 +144,8 @@ impl<Q: Send + Sync + 'static, A: Send + 'static> GroupState<Q, A> {
             // One of the calls may be the cause: nothing was written, and each is issued in a statement of its own.
             Err(_) => {
                 let each = asked.into_iter().map(async |one| {
-                    let said = self.sessions.ask((self.say)(vec![Arc::clone(&one.question)])).await;
+                    let said =
+                        self.sessions.run_once((self.statement_for)(vec![Arc::clone(&one.question)])).await;
                     let said =
                         said.and_then(|said| said.into_iter().next().ok_or(sqlx::Error::WorkerCrashed));
                     self.tell(one, said);
@@ -161,7 +162,7 @@ impl<Q: Send + Sync + 'static, A: Send + 'static> GroupState<Q, A> {
         };
         let sessions = Arc::clone(&self.sessions);
         tokio::spawn(async move {
-            if let Err(error) = sessions.ask(statement).await {
+            if let Err(error) = sessions.run_once(statement).await {
                 tracing::debug!(%error, "an unclaimed answer could not be taken back");
             }
         });

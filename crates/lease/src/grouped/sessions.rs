@@ -133,7 +133,7 @@ impl LeaseSessions {
 
     /// Runs a statement once. It is carried to its end even if the caller is dropped. The session is kept if PostgreSQL has only refused
     /// the statement.
-    pub(crate) async fn ask<T: Send + 'static>(
+    pub(crate) async fn run_once<T: Send + 'static>(
         self: &Arc<Self>,
         statement: Statement<T, sqlx::Error>,
     ) -> Result<T, sqlx::Error> {
@@ -153,8 +153,7 @@ impl LeaseSessions {
         answered?
     }
 
-    /// Does the same for a statement that includes a handler's work: `limit` is for all of it. The protocol's statements in it have limits
-    /// of their own.
+    /// Runs a statement that includes a handler's work; `limit` covers both. The protocol's statements in it have limits of their own.
     #[doc(hidden)]
     pub async fn within<T, E>(
         self: &Arc<Self>,
@@ -169,7 +168,7 @@ impl LeaseSessions {
         self.run_statement(after, limit, statement).await.1
     }
 
-    /// Does the same; also returns whether a session was opened for it, successfully or not.
+    /// Runs a statement once. Also returns whether a session was opened for it, successfully or not.
     async fn run_statement<T, E>(
         self: &Arc<Self>,
         after: SessionReuse,
@@ -212,7 +211,7 @@ impl LeaseSessions {
 
     /// Repeats a statement until it is answered or `until` is cancelled. `make` builds it for each try.
     #[doc(hidden)]
-    pub async fn say<T: Send + 'static>(
+    pub async fn run_until_answered<T: Send + 'static>(
         self: &Arc<Self>,
         until: &CancellationToken,
         what: &str,
@@ -220,7 +219,7 @@ impl LeaseSessions {
     ) -> Result<T, StatementError> {
         let ask = || -> BoxFuture<'static, Result<T, sqlx::Error>> {
             let (sessions, statement) = (Arc::clone(self), make());
-            Box::pin(async move { sessions.ask(statement).await })
+            Box::pin(async move { sessions.run_once(statement).await })
         };
         self.until_answered(until, what, ask).await
     }

@@ -12,7 +12,7 @@ use super::group::{CallGroup, GroupLimits};
 use super::sessions::{LeaseSessions, statement};
 use super::trail::RunTrail;
 use crate::error::StoreError;
-use crate::held::{BegunStep, LeaseId, RefusedCall, RenewOutcome};
+use crate::lease_id::{BegunStep, LeaseId, RefusedCall, RenewOutcome};
 use crate::step::Step;
 use crate::store::StepStore;
 use oncely_core::fingerprint::Fingerprint;
@@ -107,7 +107,7 @@ impl GroupedStore {
     /// Completes a key, in one commit with others.
     #[doc(hidden)]
     pub async fn complete(&self, end: RunCompletion) -> Result<(), sqlx::Error> {
-        self.finishing.say(end).await
+        self.finishing.submit(end).await
     }
 
     #[doc(hidden)]
@@ -118,12 +118,12 @@ impl GroupedStore {
     }
 
     /// Runs a statement of the protocol once.
-    async fn say<T: Send + 'static>(
+    async fn run_statement<T: Send + 'static>(
         &self,
         said: impl for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<T, sqlx::Error>> + Send + 'static,
     ) -> Result<T, StoreError> {
         let asked = Instant::now();
-        self.own.ask(statement(said)).await.map_err(|error| self.own.judge(asked, error).into())
+        self.own.run_once(statement(said)).await.map_err(|error| self.own.judge(asked, error).into())
     }
 }
 
@@ -132,7 +132,7 @@ impl StepStore for GroupedStore {
     async fn renew(&self, held: &[LeaseId], _: Duration) -> Result<Vec<RenewOutcome>, StoreError> {
         at("lease.renew.before");
         let asked = Instant::now();
-        let renewed = try_join_all(held.iter().map(|held| self.renewing.say(held.clone()))).await;
+        let renewed = try_join_all(held.iter().map(|held| self.renewing.submit(held.clone()))).await;
         renewed.map_err(|error| self.renewals.judge(asked, error).into())
     }
 
@@ -144,7 +144,7 @@ impl StepStore for GroupedStore {
         lease: Duration,
     ) -> Result<BegunStep, StoreError> {
         let (held, name, rule) = (held.clone(), step.name(), step.repeat().rule());
-        self.say(move |connection| {
+        self.run_statement(move |connection| {
             Box::pin(async move {
                 at("lease.begin.before");
                 let begun = pg::begin_step(connection, held.as_row(), name, rule, call, lease).await;
@@ -163,7 +163,7 @@ impl StepStore for GroupedStore {
         lease: Duration,
     ) -> Result<(), StoreError> {
         let (held, step, result) = (held.clone(), step.to_owned(), result.clone());
-        self.say(move |connection| {
+        self.run_statement(move |connection| {
             Box::pin(async move {
                 at("lease.checkpoint.before");
                 let stored = pg::checkpoint(connection, held.as_row(), &step, &result, false, lease).await;
@@ -182,7 +182,7 @@ impl StepStore for GroupedStore {
         lease: Duration,
     ) -> Result<u32, StoreError> {
         let (held, step) = (held.clone(), step.to_owned());
-        self.say(move |connection| {
+        self.run_statement(move |connection| {
             Box::pin(async move {
                 pg::refuse_step(connection, held.as_row(), &step, refused, "refused", lease).await
             })

@@ -151,12 +151,12 @@ impl Operation {
         !matches!(self.lock().phase, OperationPhase::Running | OperationPhase::Sweeping)
     }
 
-    /// Stops it after the current step.
+    /// Stops the operation after the current step.
     pub fn stop(&self) {
         self.stop.cancel();
     }
 
-    /// Records that it ended without a result of [`Operation::run`].
+    /// Records that the operation ended without a result of [`Operation::run`].
     pub fn break_off(&self, why: String) {
         self.enter(OperationPhase::Broken(why));
     }
@@ -171,7 +171,7 @@ impl Operation {
         })
     }
 
-    /// Carries it out. Decided letters are published and swept, however the deciding ends.
+    /// Carries out the operation. Decided letters are published and swept, however the deciding ends.
     ///
     /// # Errors
     /// If a server fails: [`Operation::progress`] has the letters that were done.

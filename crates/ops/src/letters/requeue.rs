@@ -116,7 +116,7 @@ pub(super) struct Requeue {
 }
 
 impl Requeue {
-    /// Prepares it without changes: an unreachable broker must not leave letters half done.
+    /// Prepares a requeue without changes: an unreachable broker must not leave letters half done.
     ///
     /// # Errors
     /// If the broker does not answer, or the database's keys can't be read.

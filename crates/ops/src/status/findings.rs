@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 
-use super::picture::{DatabaseSnapshot, StatusSnapshot};
+use super::snapshot::{DatabaseSnapshot, StatusSnapshot};
 use crate::exit;
 use crate::overview::{CONTENDED, QueueState};
 use oncely_core::shown;

@@ -2,10 +2,10 @@
 
 mod failure;
 mod findings;
-mod picture;
 mod servers;
+mod snapshot;
 
 pub use failure::ServerFailure;
 pub use findings::{Severity, StatusFinding, exit_code, judge};
-pub use picture::{DatabaseSnapshot, StatusSnapshot};
 pub use servers::Servers;
+pub use snapshot::{DatabaseSnapshot, StatusSnapshot};

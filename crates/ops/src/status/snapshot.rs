@@ -130,7 +130,7 @@ async fn database(config: &Config) -> anyhow::Result<DatabaseSnapshot> {
         pg::read_by_index(&mut session.connection).await?;
         let since = session.clock.now() - RECENT;
         let recent = pg::recent_outcomes(&mut session.connection, since).await?;
-        DatabaseSnapshot::ask(config, &mut session, recent).await
+        DatabaseSnapshot::read(config, &mut session, recent).await
     };
     let asked = asked.await;
     session.close().await;
@@ -142,7 +142,7 @@ impl DatabaseSnapshot {
     ///
     /// # Errors
     /// If a query fails.
-    pub async fn ask(
+    pub async fn read(
         config: &Config,
         session: &mut Session,
         recent: Vec<RecentOutcome>,
@@ -159,7 +159,7 @@ impl DatabaseSnapshot {
             events: pg::event_status(connection, now).await?,
             tables: pg::table_statistics(connection).await?,
             recent,
-            consumers: pg::consumer_states(connection, &names).await?,
+            consumers: pg::consumer_key_counts(connection, &names).await?,
             failing: pg::failing_keys(connection, &names, NAMED).await?,
             letters: pg::queue_letters(connection, now - ARRIVED).await?,
             over_quota: pg::over_quota(connection, NAMED).await?,

@@ -42,9 +42,9 @@ pub trait Member: Send + Sync + 'static {
 
     /// Applies the current pauses.
     fn obey(&self, pauses: Vec<Pause>);
-    /// Applies the current keys, which sign or are accepted.
-    fn learn(&self, secrets: &Secrets);
-    /// Returns its work; `None` if it reports elsewhere.
+    /// Applies the current signing keys and tag keys.
+    fn set_secrets(&self, secrets: &Secrets);
+    /// Returns the work of the process; `None` if it reports elsewhere.
     fn totals(&self) -> Option<Totals>;
 }
 
@@ -55,8 +55,8 @@ impl<M: Member> Member for Arc<M> {
         M::obey(self, pauses);
     }
 
-    fn learn(&self, secrets: &Secrets) {
-        M::learn(self, secrets);
+    fn set_secrets(&self, secrets: &Secrets) {
+        M::set_secrets(self, secrets);
     }
 
     fn totals(&self) -> Option<Totals> {
@@ -73,7 +73,7 @@ pub struct Heartbeat {
 }
 
 impl Heartbeat {
-    /// Starts it. Pauses are read only from a server on the process's `timelines`.
+    /// Starts the heartbeat. Pauses are read only from a server on the process's `timelines`.
     pub fn start(
         vitals: Arc<Vitals>,
         postgres: &PgSettings,
@@ -86,7 +86,7 @@ impl Heartbeat {
             PgSettings { statement_timeout: STATEMENT, lock_timeout: STATEMENT, ..postgres.clone() };
         let heart = HeartbeatTask {
             application: format!("oncely {} {} heartbeat", vitals.process.kind, vitals.process.name),
-            door: SessionFactory::new(settings, cell.to_owned(), timelines),
+            factory: SessionFactory::new(settings, cell.to_owned(), timelines),
             beat: vitals.liveness.watch("heartbeat"),
             vitals,
             clock,
@@ -109,7 +109,7 @@ impl Heartbeat {
 
 struct HeartbeatTask {
     vitals: Arc<Vitals>,
-    door: SessionFactory,
+    factory: SessionFactory,
     application: String,
     clock: DatabaseClock,
     session: Option<Session>,
@@ -173,10 +173,10 @@ impl HeartbeatTask {
         pauses_unreadable: &mut bool,
     ) -> Result<(), NoSession> {
         // An old primary that is still running would report outdated pauses.
-        let mut session = match self.session.take().filter(|open| self.door.admits(open)) {
+        let mut session = match self.session.take().filter(|open| self.factory.admits(open)) {
             Some(open) => open,
             None => {
-                let mut session = self.door.open(&self.application).await?;
+                let mut session = self.factory.open(&self.application).await?;
                 pg::disable_synchronous_commit(&mut session.connection).await?;
                 session
             }
@@ -202,7 +202,7 @@ impl HeartbeatTask {
         }
         if M::OBEYS && turn.is_multiple_of(KEYS) {
             match pg::secrets(connection).await {
-                Ok(secrets) => member.learn(&secrets),
+                Ok(secrets) => member.set_secrets(&secrets),
                 Err(error) if pg::is_outage(&error) => return Err(error.into()),
                 Err(error) => tracing::warn!(
                     error = pg::describe(&error),

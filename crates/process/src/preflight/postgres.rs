@@ -33,7 +33,7 @@ pub(super) async fn database(
         Err(error) => {
             let text = pg::describe(&error);
             if let Some(fault) = pg::tls_fault(&error, settings) {
-                POSTGRES.broken(fault, &server, &text, found);
+                POSTGRES.report_fault(fault, &server, &text, found);
                 return None;
             }
             match is_refusal(&error) {
@@ -44,7 +44,7 @@ pub(super) async fn database(
         }
     };
     if let Ok(address) = pg::Address::from_settings(settings) {
-        POSTGRES.kept(address.tls.as_ref(), settings.allow_plaintext, found);
+        POSTGRES.report_protection(address.tls.as_ref(), settings.allow_plaintext, found);
     }
     match fitting(settings, &server, &mut connection, found).await {
         Ok(true) => {}
@@ -101,7 +101,7 @@ async fn fitting(
         found.error("pg.encoding", "postgres.url", format!("{server}: {what}"));
         return Ok(false);
     }
-    if let Some(login) = pg::may_enter(connection).await.map_err(of("pg.grants"))? {
+    if let Some(login) = pg::login_without_schema_usage(connection).await.map_err(of("pg.grants"))? {
         let what = format!(
             "the login {login} may not enter the schema oncely at {server}: grant it the role of its work, as in \"grant \
              oncely_worker to {login}\""
@@ -168,16 +168,27 @@ pub async fn read_secrets(
 ) -> Option<Secrets> {
     let asked = pg::within(config.postgres.client_timeout(), pg::secrets(&mut session.connection)).await;
     let of = "oncely.mirror_keys and oncely.signing_keys (role oncely_worker)";
-    given(config, found, of, asked)
+    keys_or_finding(config, found, of, asked)
 }
 
 /// Checks that the keys of tags can be read.
 pub async fn read_tag_keys(config: &Config, session: &mut Session, found: &mut CheckFindings) {
     let asked = pg::within(config.postgres.client_timeout(), pg::mirror_keys(&mut session.connection)).await;
-    given(config, found, "oncely.mirror_keys (roles oncely_worker, oncely_relay, oncely_operator)", asked);
+    keys_or_finding(
+        config,
+        found,
+        "oncely.mirror_keys (roles oncely_worker, oncely_relay, oncely_operator)",
+        asked,
+    );
 }
 
-fn given<T>(config: &Config, found: &mut CheckFindings, of: &str, asked: sqlx::Result<T>) -> Option<T> {
+/// Returns the keys; reports it if they can't be read.
+fn keys_or_finding<T>(
+    config: &Config,
+    found: &mut CheckFindings,
+    of: &str,
+    asked: sqlx::Result<T>,
+) -> Option<T> {
     match asked {
         Ok(keys) => Some(keys),
         Err(error) => {

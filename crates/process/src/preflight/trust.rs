@@ -17,7 +17,12 @@ pub const REDIS: Trust = Trust { check: "redis.tls", section: "redis" };
 
 impl Trust {
     /// Reports the protection of a connection.
-    pub fn kept(&self, tls: Option<&TlsSettings>, allow_plaintext: bool, found: &mut CheckFindings) {
+    pub fn report_protection(
+        &self,
+        tls: Option<&TlsSettings>,
+        allow_plaintext: bool,
+        found: &mut CheckFindings,
+    ) {
         let Some(tls) = tls else {
             found.read(self.check, "plaintext");
             if allow_plaintext {
@@ -38,7 +43,7 @@ impl Trust {
     }
 
     /// Reports why no trusted connection was made.
-    pub fn broken(&self, fault: TlsFault, server: &str, error: &str, found: &mut CheckFindings) {
+    pub fn report_fault(&self, fault: TlsFault, server: &str, error: &str, found: &mut CheckFindings) {
         let what = match fault {
             TlsFault::Refused => format!("{server}: {error}"),
             fault => format!("{server}: {} ({error})", fault.explanation(self.section)),

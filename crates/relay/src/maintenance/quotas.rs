@@ -15,7 +15,7 @@ const INTERVAL: Duration = Duration::from_secs(60);
 /// Counts until `stop`. Several relays may run it: the second leaves the count to the first.
 pub(crate) async fn run_counts(
     config: Config,
-    door: SessionFactory,
+    factory: SessionFactory,
     beat: LoopBeat,
     stop: CancellationToken,
 ) {
@@ -23,7 +23,7 @@ pub(crate) async fn run_counts(
     let mut session = None;
     while !stop.is_cancelled() {
         beat.expect(INTERVAL + config.postgres.client_timeout() * 4);
-        if let Err(error) = measure_usage(&config, &door, &application, &mut session).await {
+        if let Err(error) = measure_usage(&config, &factory, &application, &mut session).await {
             tracing::debug!(error = %error, "stored dead letters can't be counted");
             session = None;
         }
@@ -39,14 +39,14 @@ pub(crate) async fn run_counts(
 
 async fn measure_usage(
     config: &Config,
-    door: &SessionFactory,
+    factory: &SessionFactory,
     application: &str,
     slot: &mut Option<Session>,
 ) -> Result<(), NoSession> {
     let session = match slot {
         // A former primary that is still running lacks newer commits.
-        Some(session) if door.admits(session) => session,
-        _ => slot.insert(door.open(application).await?),
+        Some(session) if factory.admits(session) => session,
+        _ => slot.insert(factory.open(application).await?),
     };
     Ok(count(config, session).await?)
 }

@@ -29,7 +29,7 @@ pub(crate) struct Signs {
 }
 
 /// Maintains the tables until `stop`. Two relays at once are correct: the lock only saves work.
-pub(crate) async fn run(config: Config, door: SessionFactory, signs: Signs, stop: CancellationToken) {
+pub(crate) async fn run(config: Config, factory: SessionFactory, signs: Signs, stop: CancellationToken) {
     tracing::info!(schedule = config.gc.expression, "garbage collection is scheduled (UTC)");
     let application = format!("oncely relay {} maintenance", config.worker.name);
     let mut backoff = Backoff::default();
@@ -37,8 +37,15 @@ pub(crate) async fn run(config: Config, door: SessionFactory, signs: Signs, stop
     while !stop.is_cancelled() {
         // The duration of a collection depends on the number of keys to delete; each of its steps has a limit.
         signs.beat.idle();
-        let pause = match maintain(&config, &door, &application, &signs.metrics, &mut next_collection, &stop)
-            .await
+        let pause = match maintain(
+            &config,
+            &factory,
+            &application,
+            &signs.metrics,
+            &mut next_collection,
+            &stop,
+        )
+        .await
         {
             Ok(pause) => {
                 backoff.reset();
@@ -65,14 +72,14 @@ pub(crate) async fn run(config: Config, door: SessionFactory, signs: Signs, stop
 /// Does the work that is due; returns the time until more is.
 async fn maintain(
     config: &Config,
-    door: &SessionFactory,
+    factory: &SessionFactory,
     application: &str,
     metrics: &GcMetrics,
     next_collection: &mut Option<DateTime<Utc>>,
     stop: &CancellationToken,
 ) -> Result<Duration, NoSession> {
     // Connected only while there is work. The schedule follows the database's clock.
-    let mut session = door.open(application).await?;
+    let mut session = factory.open(application).await?;
     // No limit here: each step has its own.
     log_kept(&keep_partitions(config, &mut session, || stop.is_cancelled()).await?);
     let now = session.clock.now();

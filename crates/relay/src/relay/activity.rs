@@ -143,7 +143,7 @@ impl Member for RelayActivity {
     fn obey(&self, _: Vec<Pause>) {}
 
     // The mirror's lane reads the keys that it needs.
-    fn learn(&self, _: &Secrets) {}
+    fn set_secrets(&self, _: &Secrets) {}
 
     fn totals(&self) -> Option<Totals> {
         Some(Totals::Relay(Target::ALL.map(|target| RelayActivity::totals(self, target)).to_vec()))

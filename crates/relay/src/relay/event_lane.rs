@@ -6,9 +6,9 @@ use chrono::DateTime;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use super::activity::LaneReporter;
 use super::events::{EventBatch, EventError, EventReport, is_due};
 use super::idle::{IdleBackoff, REPORT, SHORTEST};
-use super::pulse::LaneReporter;
 use super::sessions::RelaySessions;
 use oncely_amqp::{AmqpError, PublishConnection};
 use oncely_config::Config;
@@ -21,7 +21,7 @@ use oncely_traces::EventTraces;
 struct EventLane {
     config: Config,
     name: String,
-    door: SessionFactory,
+    factory: SessionFactory,
     sessions: Option<RelaySessions>,
     connection: Option<PublishConnection>,
     cursor: OrderingKeyCursor,
@@ -43,7 +43,7 @@ const BLOCKED: Duration = Duration::from_millis(200);
 pub(super) async fn publish_events(
     config: Config,
     number: u32,
-    door: SessionFactory,
+    factory: SessionFactory,
     watched: LaneReporter,
     traces: EventTraces,
     stop: CancellationToken,
@@ -56,7 +56,7 @@ pub(super) async fn publish_events(
     let mut lane = EventLane {
         config,
         name,
-        door,
+        factory,
         sessions: None,
         connection: None,
         cursor: None,
@@ -133,10 +133,10 @@ impl EventLane {
         witnesses: &Witnesses<Uuid>,
     ) -> Result<Option<(EventReport, Option<AmqpError>)>, EventError> {
         let client_timeout = self.config.postgres.client_timeout();
-        self.sessions.take_if(|open| !open.are_admitted(&self.door));
+        self.sessions.take_if(|open| !open.are_admitted(&self.factory));
         let sessions = match &mut self.sessions {
             Some(sessions) => sessions,
-            None => self.sessions.insert(RelaySessions::open(&self.door, &self.name).await?),
+            None => self.sessions.insert(RelaySessions::open(&self.factory, &self.name).await?),
         };
         let session = &mut sessions.records;
         if self.clock_read.elapsed() >= CLOCK {

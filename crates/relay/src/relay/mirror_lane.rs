@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
+use super::activity::LaneReporter;
 use super::idle::{IdleBackoff, REPORT};
 use super::mirror_batch::{MirrorReport, mirror_batch};
-use super::pulse::LaneReporter;
 use super::sessions::RelaySessions;
 use oncely_config::Config;
 use oncely_core::backoff::Backoff;
@@ -35,7 +35,7 @@ struct MirrorLaneState {
 pub(super) async fn relay_mirror_records(
     config: Config,
     mirror: Option<Mirror>,
-    door: SessionFactory,
+    factory: SessionFactory,
     watched: LaneReporter,
     stop: CancellationToken,
 ) {
@@ -51,7 +51,7 @@ pub(super) async fn relay_mirror_records(
             .beat
             .expect(LONGEST + config.postgres.client_timeout() * 4 + config.postgres.longest_connect() * 2);
         let began = Instant::now();
-        let relayed = relay_batch(&config, &application, &door, &mut open, mirror.as_ref()).await;
+        let relayed = relay_batch(&config, &application, &factory, &mut open, mirror.as_ref()).await;
         let (report, failed) = relayed.unwrap_or_else(|error| (MirrorReport::default(), Some(error)));
         total.records += report.records;
         total.tags += report.tags;
@@ -96,16 +96,16 @@ pub(super) async fn relay_mirror_records(
 async fn relay_batch(
     config: &Config,
     application: &str,
-    door: &SessionFactory,
+    factory: &SessionFactory,
     open: &mut Option<MirrorLaneState>,
     mirror: Option<&Mirror>,
 ) -> Result<(MirrorReport, Option<String>), String> {
-    open.take_if(|open| !open.sessions.are_admitted(door));
+    open.take_if(|open| !open.sessions.are_admitted(factory));
     let MirrorLaneState { sessions, tag_key, read_key, told_ttl } = match open {
         Some(open) => open,
         None => {
             let mut sessions =
-                RelaySessions::open(door, application).await.map_err(|error| error.to_string())?;
+                RelaySessions::open(factory, application).await.map_err(|error| error.to_string())?;
             let tag_key = tag_key(config, &mut sessions.records).await?;
             open.insert(MirrorLaneState { sessions, tag_key, read_key: Instant::now(), told_ttl: None })
         }

@@ -1,5 +1,6 @@
 //! The relay: brings committed data from PostgreSQL to Redis and RabbitMQ.
 
+mod activity;
 mod event_lane;
 mod events;
 mod examine;
@@ -7,7 +8,6 @@ mod idle;
 mod mirror_batch;
 mod mirror_lane;
 mod observe;
-mod pulse;
 mod run;
 mod sessions;
 mod trail_index;

@@ -7,7 +7,7 @@ use chrono::{DateTime, Utc};
 use lapin::Connection;
 use tokio_util::sync::CancellationToken;
 
-use super::pulse::RelayActivity;
+use super::activity::RelayActivity;
 use super::trail_index::TrailIndex;
 use oncely_amqp::{AmqpError, Topology, connect, depth};
 use oncely_config::{Config, ConsumerSettings};
@@ -39,12 +39,12 @@ pub(super) struct RelayObserver {
 }
 
 impl RelayObserver {
-    /// Sets them until `stop`. A value that can't be read is kept, and its server counts as not connected.
+    /// Sets the gauges and the readiness until `stop`. A value that can't be read is kept, and its server counts as not connected.
     pub(super) async fn run(self, stop: CancellationToken) {
         let name = format!("oncely relay {} gauges", self.config.worker.name);
         let settings =
             PgSettings { statement_timeout: LIMIT, lock_timeout: LIMIT, ..self.config.postgres.clone() };
-        let door = SessionFactory::new(settings, self.config.cell.clone(), self.timelines.clone());
+        let factory = SessionFactory::new(settings, self.config.cell.clone(), self.timelines.clone());
         let beat = self.vitals.liveness.watch("gauges");
         let mut session = None;
         let mut index = TrailIndex::default();
@@ -53,13 +53,13 @@ impl RelayObserver {
             beat.expect(
                 INTERVAL + self.config.postgres.client_timeout() * 4 + self.config.rabbitmq.timeout * 8,
             );
-            let read = self.read_database(&door, &name, &mut session, &mut index).await;
+            let read = self.read_database(&factory, &name, &mut session, &mut index).await;
             self.vitals.metrics.set_connected(Server::Postgres, read.is_ok());
             if let Err(error) = &read {
                 tracing::debug!(%error, "what waits can't be read");
                 session = None;
             }
-            let asked = self.ask_broker(&name, &mut broker).await;
+            let asked = self.query_broker(&name, &mut broker).await;
             self.vitals.metrics.set_connected(Server::Rabbitmq, asked.is_ok());
             if let Err(error) = &asked {
                 tracing::debug!(%error, "queues can't be looked at");
@@ -101,18 +101,18 @@ impl RelayObserver {
 
     async fn read_database(
         &self,
-        door: &SessionFactory,
+        factory: &SessionFactory,
         name: &str,
         slot: &mut Option<Session>,
         index: &mut TrailIndex,
     ) -> Result<(), NoSession> {
         let session = match slot {
             // An old primary that still runs does not have the present backlog.
-            Some(session) if door.admits(session) => session,
+            Some(session) if factory.admits(session) => session,
             _ => {
                 // The end of the previous session may have interrupted a summary.
                 *index = TrailIndex::default();
-                slot.insert(door.open(name).await?)
+                slot.insert(factory.open(name).await?)
             }
         };
         let limit = LIMIT * 2;
@@ -121,20 +121,20 @@ impl RelayObserver {
         session.clock.set(now, asked);
         let backlog = pg::within(limit, pg::backlog(&mut session.connection, now)).await;
         if let Some(backlog) = unless_slow(backlog)? {
-            self.tell(&backlog, now);
+            self.set_backlog_gauges(&backlog, now);
         }
         let letters = pg::within(limit, pg::waiting_letters(&mut session.connection)).await;
         if let Some(letters) = unless_slow(letters)? {
-            self.tell_letters(&letters, now);
+            self.set_letter_gauges(&letters, now);
         }
         let leases = pg::within(limit, pg::held_counts(&mut session.connection, now)).await;
         if let Some(leases) = unless_slow(leases)? {
-            self.tell_leases(&leases, now);
+            self.set_lease_gauges(&leases, now);
         }
         Ok(index.bring_up_to_date(&mut session.connection, limit).await?)
     }
 
-    fn tell_letters(&self, letters: &[WaitingLetters], now: DateTime<Utc>) {
+    fn set_letter_gauges(&self, letters: &[WaitingLetters], now: DateTime<Utc>) {
         let metrics = &self.pulse.metrics;
         for (name, told) in metrics.letters.all() {
             // Consumers that are not in the configuration are reported together.
@@ -145,7 +145,7 @@ impl RelayObserver {
         }
     }
 
-    fn tell_leases(&self, leases: &[HeldCount], now: DateTime<Utc>) {
+    fn set_lease_gauges(&self, leases: &[HeldCount], now: DateTime<Utc>) {
         let metrics = &self.pulse.metrics;
         for (name, told) in metrics.leases.all() {
             // Consumers that are not in the configuration are reported together.
@@ -157,7 +157,7 @@ impl RelayObserver {
         }
     }
 
-    fn tell(&self, backlog: &Backlog, now: DateTime<Utc>) {
+    fn set_backlog_gauges(&self, backlog: &Backlog, now: DateTime<Utc>) {
         let Backlog { mirror_records, oldest_mirror_record, due_events, oldest_due_event, .. } = backlog;
         self.pulse.waiting(Target::Redis, *mirror_records, *oldest_mirror_record, now);
         self.pulse.waiting(Target::Rabbitmq, *due_events, *oldest_due_event, now);
@@ -176,7 +176,7 @@ impl RelayObserver {
         metrics.oldest_xmin_age.set(oldest);
     }
 
-    async fn ask_broker(&self, name: &str, slot: &mut Option<Connection>) -> Result<(), AmqpError> {
+    async fn query_broker(&self, name: &str, slot: &mut Option<Connection>) -> Result<(), AmqpError> {
         if slot.as_ref().is_some_and(|connection| !connection.status().connected()) {
             self.vitals.metrics.reconnected(Server::Rabbitmq);
             *slot = None;
@@ -187,13 +187,13 @@ impl RelayObserver {
         };
         for consumer in &self.config.consumers {
             for queue in &consumer.queues {
-                self.ask_about(connection, consumer, queue).await?;
+                self.query_queue(connection, consumer, queue).await?;
             }
         }
         Ok(())
     }
 
-    async fn ask_about(
+    async fn query_queue(
         &self,
         connection: &Connection,
         consumer: &ConsumerSettings,

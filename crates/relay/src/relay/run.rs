@@ -8,11 +8,11 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
+use super::activity::{LaneReporter, RelayActivity};
 use super::event_lane::publish_events;
 use super::examine::examine;
 use super::mirror_lane::relay_mirror_records;
 use super::observe::RelayObserver;
-use super::pulse::{LaneReporter, RelayActivity};
 use crate::maintenance;
 use oncely_config::{Config, Problems};
 use oncely_doctor::{CHECKS, check_mirror};
@@ -98,11 +98,11 @@ impl Relay {
         traces: &Traces,
     ) -> Result<JoinSet<()>, Problems> {
         let mut tasks = JoinSet::new();
-        let door =
+        let factory =
             SessionFactory::new(self.config.postgres.clone(), self.config.cell.clone(), timelines.clone());
         tasks.spawn(maintenance::run(
             self.config.clone(),
-            door.clone(),
+            factory.clone(),
             maintenance::Signs {
                 beat: vitals.liveness.watch("maintenance"),
                 metrics: vitals.with_registry(|| GcMetrics::new(&self.config)),
@@ -110,7 +110,7 @@ impl Relay {
             stop.clone(),
         ));
         let beat = vitals.liveness.watch("counts");
-        tasks.spawn(maintenance::run_counts(self.config.clone(), door.clone(), beat, stop.clone()));
+        tasks.spawn(maintenance::run_counts(self.config.clone(), factory.clone(), beat, stop.clone()));
         let mirror = self.config.mirror.as_ref().map(Mirror::open).transpose()?;
         if mirror.is_none() {
             tracing::info!("redis.url is not set: mirror records are dropped");
@@ -122,7 +122,7 @@ impl Relay {
             tasks.spawn(publish_events(
                 self.config.clone(),
                 lane,
-                door.clone(),
+                factory.clone(),
                 watched,
                 traces,
                 stop.clone(),
@@ -141,7 +141,7 @@ impl Relay {
         tasks.spawn(never_to_end_the_relay(AbortOnDropHandle::new(tokio::spawn(examining))));
         let watched =
             LaneReporter { pulse: Arc::clone(pulse), beat: vitals.liveness.watch("the mirror lane") };
-        tasks.spawn(relay_mirror_records(self.config.clone(), mirror, door, watched, stop.clone()));
+        tasks.spawn(relay_mirror_records(self.config.clone(), mirror, factory, watched, stop.clone()));
         Ok(tasks)
     }
 

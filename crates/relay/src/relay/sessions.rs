@@ -10,18 +10,18 @@ pub(super) struct RelaySessions {
 }
 
 impl RelaySessions {
-    pub(super) async fn open(door: &SessionFactory, application: &str) -> Result<Self, NoSession> {
-        let records = door.open(application).await?;
+    pub(super) async fn open(factory: &SessionFactory, application: &str) -> Result<Self, NoSession> {
+        let records = factory.open(application).await?;
         let standby_witness = match records.synchronous {
-            true => Some(door.open(application).await?),
+            true => Some(factory.open(application).await?),
             false => None,
         };
         Ok(Self { records, standby_witness })
     }
 
     /// Returns whether its database is still on the newest known timeline: an old primary that lives on takes no more events and records.
-    pub(super) fn are_admitted(&self, door: &SessionFactory) -> bool {
-        door.admits(&self.records)
+    pub(super) fn are_admitted(&self, factory: &SessionFactory) -> bool {
+        factory.admits(&self.records)
     }
 
     pub(super) async fn close(self) {

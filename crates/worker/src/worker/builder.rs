@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::error::WorkerError;
-use super::shadow::unused_handler;
+use super::observation::unused_handler;
 use oncely_config::{Config, ConsumerSettings, EncryptionSettings, OBSERVER, Problems};
 use oncely_core::encryption::Cipher;
 #[cfg(feature = "http-handler")]

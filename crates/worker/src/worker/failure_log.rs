@@ -105,7 +105,7 @@ impl Minute {
     }
 
     /// Returns the remaining lines of a minute that is over.
-    fn over(&mut self, now: Instant, at_once: bool) -> Vec<FailureLine> {
+    fn take_finished(&mut self, now: Instant, at_once: bool) -> Vec<FailureLine> {
         if !at_once && now.saturating_duration_since(self.began) < MINUTE {
             return Vec::new();
         }
@@ -125,7 +125,7 @@ impl FailureLog {
     pub(crate) fn note(&self, known: &PartialIdentity, outcome: &Outcome) {
         let Some(failure) = LoggedFailure::from_outcome(known, outcome) else { return };
         let lines = self.with(|minute| {
-            let mut lines = minute.over(Instant::now(), false);
+            let mut lines = minute.take_finished(Instant::now(), false);
             lines.extend(minute.note(failure));
             lines
         });
@@ -134,7 +134,7 @@ impl FailureLog {
 
     /// Logs the rest of a minute that is over; at the end (`at_once`) of the current one.
     pub(crate) fn flush(&self, at_once: bool) {
-        let lines = self.with(|minute| minute.over(Instant::now(), at_once));
+        let lines = self.with(|minute| minute.take_finished(Instant::now(), at_once));
         self.write(lines);
     }
 
@@ -198,9 +198,9 @@ mod tests {
             assert_eq!(minute.note(failure("k", attempt, "42P01")), None);
         }
         let later = minute.began + MINUTE;
-        assert_eq!(minute.over(later - Duration::from_secs(1), false), []);
-        assert_eq!(minute.over(later, false), [FailureLine::More(3, failure("k", 4, "42P01"))]);
-        assert_eq!(minute.over(later + MINUTE, false), [], "told once");
+        assert_eq!(minute.take_finished(later - Duration::from_secs(1), false), []);
+        assert_eq!(minute.take_finished(later, false), [FailureLine::More(3, failure("k", 4, "42P01"))]);
+        assert_eq!(minute.take_finished(later + MINUTE, false), [], "told once");
     }
 
     #[test]
@@ -208,7 +208,10 @@ mod tests {
         let mut minute = minute();
         let named = (0..500).filter_map(|n| minute.note(failure(&format!("k-{n}"), 1, "P0001"))).count();
         assert_eq!(named, 10);
-        assert_eq!(minute.over(Instant::now(), true), [FailureLine::More(490, failure("k-499", 1, "P0001"))]);
+        assert_eq!(
+            minute.take_finished(Instant::now(), true),
+            [FailureLine::More(490, failure("k-499", 1, "P0001"))]
+        );
     }
 
     #[test]

@@ -49,7 +49,7 @@ impl KeyCache {
     }
 
     /// Adopts keys, unless later ones were read.
-    pub(crate) fn learn(&self, secrets: &Secrets) {
+    pub(crate) fn replace(&self, secrets: &Secrets) {
         let keys = Arc::new(CurrentKeys::new(&self.config, secrets));
         let mut now = self.now.write().unwrap_or_else(PoisonError::into_inner);
         if now.began <= secrets.asked {
@@ -71,9 +71,13 @@ impl KeyCache {
     ///
     /// # Errors
     /// When the query fails: nothing may be judged by the present keys.
-    pub(crate) async fn ask(&self, since: Instant, connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    pub(crate) async fn refresh(
+        &self,
+        since: Instant,
+        connection: &mut PgConnection,
+    ) -> Result<(), sqlx::Error> {
         if self.began() < since {
-            self.learn(&pg::secrets(connection).await?);
+            self.replace(&pg::secrets(connection).await?);
         }
         Ok(())
     }

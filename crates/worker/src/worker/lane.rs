@@ -10,7 +10,6 @@ use super::batch::precheck::precheck;
 use super::batch::prepare::{names_unknown_key, prepare_all};
 use super::candidate::{Candidate, DecidedDelivery};
 use super::round::{DecidedRound, Round, RoundOutcomes};
-use crate::worker::gone::{abandon_deliveries, postponed};
 use crate::worker::intake::arrivals::{Arrivals, BatchOrigin, BusyLane, split_by_bytes};
 use crate::worker::intake::aside::Cause;
 use crate::worker::interrupt::{AbandonedBatch, Interrupt};
@@ -20,6 +19,7 @@ use crate::worker::settle::settle;
 use crate::worker::shared::ConsumerContext;
 use crate::worker::transaction::decider::Decider;
 use crate::worker::transaction::runner::TransactionRunner;
+use crate::worker::undecided::{abandon_deliveries, postponed};
 use oncely_amqp::{ChannelLife, Delivery};
 use oncely_core::fault::{Fault, FaultClass};
 use oncely_core::identity::Identity;
@@ -135,10 +135,10 @@ impl Lane {
             deliveries.into_iter().partition(|delivery| delivery.channel.is_over());
         abandon_deliveries(&shared, gone).await;
         if shared.keys.are_stale() || deliveries.iter().any(|delivery| names_unknown_key(&shared, delivery)) {
-            self.decider.runner.learn_keys(began.into_std()).await?;
+            self.decider.runner.refresh_keys(began.into_std()).await?;
         }
         let (mut candidates, rejected) = prepare_all(&shared, deliveries).await;
-        shared.passed(self.decider.runner.trace(), Stage::Prepare, began.into_std());
+        shared.record_stage(self.decider.runner.trace(), Stage::Prepare, began.into_std());
         if !rejected.is_empty() {
             let mut settled: Vec<DecidedDelivery> =
                 rejected.into_iter().map(|one| DecidedDelivery::from(*one)).collect();
@@ -219,7 +219,7 @@ impl Lane {
                 round.known_to_mirror(&shared, index);
             }
         }
-        shared.passed(runner.trace(), Stage::Precheck, began.into_std());
+        shared.record_stage(runner.trace(), Stage::Precheck, began.into_std());
     }
 
     /// Puts aside messages with failures that are not attributed yet. Returns those that have waited longest if there is no room for all:

@@ -180,10 +180,10 @@ impl ObservationLog {
     /// they may have been recorded before.
     async fn note(&mut self, looked: &mut [ObservedMessage]) -> Result<Vec<Observation>, Fault> {
         let limit = self.shared.postgres.client_timeout();
-        let mut session = match self.session.take().filter(|session| self.shared.door.admits(session)) {
+        let mut session = match self.session.take().filter(|session| self.shared.factory.admits(session)) {
             Some(session) => session,
             None => {
-                let opened = self.shared.door.open(&self.shared.application()).await;
+                let opened = self.shared.factory.open(&self.shared.application()).await;
                 opened.map_err(|error| session_fault(&error))?
             }
         };

@@ -49,7 +49,7 @@ impl WorkerObserver {
         }
     }
 
-    /// Sets them, without waiting.
+    /// Sets the gauges and the readiness, without waiting.
     pub(super) fn observe(&self) {
         let is_connected = self.watch.is_recent(AWAY);
         self.vitals.metrics.set_connected(Server::Postgres, is_connected);
@@ -157,10 +157,10 @@ impl Member for Consumers {
         }
     }
 
-    fn learn(&self, secrets: &Secrets) {
+    fn set_secrets(&self, secrets: &Secrets) {
         // All consumers of a process have the same.
         if let Some(shared) = self.0.first() {
-            shared.keys.learn(secrets);
+            shared.keys.replace(secrets);
         }
     }
 

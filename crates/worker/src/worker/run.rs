@@ -175,10 +175,10 @@ impl InitialState {
         )
     }
 
-    /// Reads it, and closes the session. Values that can't be read within `limit` are learned later.
+    /// Reads the initial state, and closes the session. Values that can't be read within `limit` are learned later.
     async fn read(mut session: Session, limit: Duration) -> Self {
         let clock = session.clock.clone();
-        let status = DatabaseStatus::ask(&mut session.connection).await.ok();
+        let status = DatabaseStatus::read(&mut session.connection).await.ok();
         if let Some(status) = &status {
             status.set(&clock);
         }

@@ -36,7 +36,7 @@ pub(crate) struct ConsumerContext {
     pub(crate) run: ConsumerHandler,
     pub(crate) worker: String,
     /// Opens sessions.
-    pub(crate) door: SessionFactory,
+    pub(crate) factory: SessionFactory,
     pub(crate) postgres: PgSettings,
     pub(crate) rabbitmq: RabbitSettings,
     pub(crate) clock: DatabaseClock,
@@ -161,7 +161,7 @@ impl ConsumerContext {
             consumer: consumer.clone(),
             run,
             worker: config.worker.name.clone(),
-            door: SessionFactory::new(postgres.clone(), config.cell.clone(), common.timelines.clone()),
+            factory: SessionFactory::new(postgres.clone(), config.cell.clone(), common.timelines.clone()),
             postgres,
             rabbitmq: config.rabbitmq.clone(),
             clock: clock.clone(),
@@ -197,7 +197,7 @@ impl ConsumerContext {
 
     /// Opens a session to the right cell, for handlers and their transactions.
     pub(crate) async fn open_session(&self) -> Result<Session, NoSession> {
-        let mut session = self.door.open_for_handlers(&self.application()).await?;
+        let mut session = self.factory.open_for_handlers(&self.application()).await?;
         session.clock = self.clock.clone();
         Ok(session)
     }
@@ -210,7 +210,7 @@ impl ConsumerContext {
     }
 
     /// Ends a session of ours that is not read any more.
-    pub(crate) async fn end(&self, backend: Backend) {
+    pub(crate) async fn terminate_session(&self, backend: Backend) {
         self.by_another_connection(async |connection| pg::end_backend(connection, backend).await).await;
     }
 
@@ -234,7 +234,7 @@ impl ConsumerContext {
         ask: impl AsyncFnOnce(&mut sqlx::PgConnection) -> Result<T, sqlx::Error>,
     ) -> Option<T> {
         let asked = async {
-            let mut session = self.door.open(&self.application()).await?;
+            let mut session = self.factory.open(&self.application()).await?;
             let answer = pg::within(self.postgres.client_timeout(), ask(&mut session.connection)).await?;
             session.close().await;
             Ok::<T, NoSession>(answer)
@@ -250,7 +250,7 @@ impl ConsumerContext {
     }
 
     /// Records the end of a batch's stage, and its beginning.
-    pub(crate) fn passed(&self, batch: &BatchTrace, stage: Stage, began: Instant) {
+    pub(crate) fn record_stage(&self, batch: &BatchTrace, stage: Stage, began: Instant) {
         let took = began.elapsed();
         self.counters.metrics.stage(stage, took);
         batch.stage(stage, began, took);

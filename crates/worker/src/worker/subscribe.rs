@@ -42,8 +42,7 @@ pub(crate) async fn subscribe(
         }
         if let Some(mut subscription) = open(&shared, &queue).await {
             let mut lived = false;
-            let ended =
-                forward(&shared, &beat, closings, &mut subscription, &deliveries, &mut lived).await;
+            let ended = forward(&shared, &beat, closings, &mut subscription, &deliveries, &mut lived).await;
             beat.expect(LONGEST);
             match ended {
                 Ok(SubscriptionEnd::Stop) => {

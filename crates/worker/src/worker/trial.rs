@@ -222,7 +222,7 @@ impl TrialConsumer {
     }
 
     async fn database_time(&self) -> Result<DateTime<Utc>, String> {
-        let opened = self.shared.door.open(&self.shared.application()).await;
+        let opened = self.shared.factory.open(&self.shared.application()).await;
         let mut session = opened.map_err(|error| error.to_string())?;
         let asked = pg::database_time(&mut session.connection);
         let now = pg::within(self.shared.postgres.client_timeout(), asked).await;
@@ -252,7 +252,7 @@ impl TrialConsumer {
         let Ok(Identity { tenant, key, .. }) = identity_of(&self.shared, &mut delivery.clone()) else {
             return Ok(None);
         };
-        let opened = self.shared.door.open(&self.shared.application()).await;
+        let opened = self.shared.factory.open(&self.shared.application()).await;
         let mut session = opened.map_err(|error| error.to_string())?;
         let asked = pg::key_details(
             &mut session.connection,

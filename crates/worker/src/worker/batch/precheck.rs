@@ -58,7 +58,7 @@ pub(crate) async fn precheck(
     let identities: Vec<&Identity> =
         unconfirmed_hits.iter().map(|&index| &candidates[index].identity).collect();
     let session = match slot {
-        Some(session) if shared.door.admits(session) => session,
+        Some(session) if shared.factory.admits(session) => session,
         _ => slot.insert(shared.open_session().await.ok()?),
     };
     let client_timeout = shared.postgres.client_timeout();

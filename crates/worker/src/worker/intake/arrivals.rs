@@ -65,7 +65,7 @@ impl<T> ArrivalQueue<T> {
         }
     }
 
-    /// Does the same, without waiting.
+    /// Takes up to `most` deliveries into `batch` without waiting.
     fn receive_now(&mut self, batch: &mut Vec<T>, most: usize) {
         if let Some(turns) = &mut self.turns {
             turns.receive_now(&mut self.receiver, batch, most);
@@ -347,7 +347,10 @@ mod tests {
     fn a_batch_is_split_where_postgresql_could_not_take_it_at_once() {
         let split = |sizes: &[usize]| split_by_bytes(sizes.to_vec(), |size| *size);
         assert_eq!(split(&[1, 2, 3]), [vec![1, 2, 3]]);
-        assert_eq!(split(&[BATCH_BYTES, 1, BATCH_BYTES - 1, 1]), [vec![BATCH_BYTES], vec![1, BATCH_BYTES - 1], vec![1]]);
+        assert_eq!(
+            split(&[BATCH_BYTES, 1, BATCH_BYTES - 1, 1]),
+            [vec![BATCH_BYTES], vec![1, BATCH_BYTES - 1], vec![1]]
+        );
         assert_eq!(split(&[2 * BATCH_BYTES, 1]), [vec![2 * BATCH_BYTES], vec![1]]);
         assert_eq!(split(&[]), Vec::<Vec<usize>>::new());
     }

@@ -60,7 +60,7 @@ impl<T> TenantTurns<T> {
         self.take(batch, most)
     }
 
-    /// Does the same, without waiting.
+    /// Takes up to `most` deliveries into `batch` without waiting.
     pub(super) fn receive_now(
         &mut self,
         receiver: &mut mpsc::Receiver<T>,

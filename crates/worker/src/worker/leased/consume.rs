@@ -116,7 +116,7 @@ pub(super) fn runner(
 ) -> Arc<Runner> {
     let away = LastOutage::default();
     let open = |limit, count| {
-        let way = (shared.door.clone(), shared.application(), shared.clock.clone());
+        let way = (shared.factory.clone(), shared.application(), shared.clock.clone());
         Arc::new(LeaseSessions::new(way, limit, count, (away.clone(), has_contact), stalled.clone()))
     };
     let limit = shared.postgres.client_timeout();

@@ -74,7 +74,7 @@ impl Runner {
         what: &str,
         make: impl Fn() -> Statement<T, sqlx::Error>,
     ) -> Option<T> {
-        match self.store.own.say(&self.shared.stop, what, make).await {
+        match self.store.own.run_until_answered(&self.shared.stop, what, make).await {
             Ok(written) => Some(written),
             Err(error) => {
                 if let StatementError::Refused(fault) = error {

@@ -14,9 +14,9 @@ use super::runner::{MessageDecision, PendingClaim, Runner, SendTime, TimedAnswer
 use super::waiting::{RunAdmission, RunIsolation};
 use crate::worker::batch::prepare::{names_unknown_key, prepare};
 use crate::worker::candidate::{Candidate, DecidedDelivery};
-use crate::worker::gone::abandon_deliveries;
 use crate::worker::intake::arrivals::BatchOrigin;
 use crate::worker::settle::settle;
+use crate::worker::undecided::abandon_deliveries;
 use oncely_amqp::Delivery;
 use oncely_core::fault::FaultClass;
 use oncely_core::outcome::{DuplicateSource, Outcome};
@@ -64,7 +64,7 @@ impl Runner {
     ) {
         let shared = &*self.shared;
         let unknown = shared.keys.are_stale() || names_unknown_key(shared, &delivery);
-        if unknown && !self.learn_keys().await {
+        if unknown && !self.refresh_keys().await {
             return;
         }
         let settled = match prepare(shared, delivery) {
@@ -136,13 +136,13 @@ impl Runner {
 
     /// Reads the keys, so that no message is judged without the key that it names, or by keys read long ago. Returns false if the worker
     /// stops first.
-    async fn learn_keys(&self) -> bool {
+    async fn refresh_keys(&self) -> bool {
         let since = Instant::now();
         let make = || {
             let shared = Arc::clone(&self.shared);
-            statement(move |connection| Box::pin(async move { shared.keys.ask(since, connection).await }))
+            statement(move |connection| Box::pin(async move { shared.keys.refresh(since, connection).await }))
         };
-        self.store.own.say(&self.shared.stop, "read keys", make).await.is_ok()
+        self.store.own.run_until_answered(&self.shared.stop, "read keys", make).await.is_ok()
     }
 
     /// Claims the key, and runs the message if it is granted.
@@ -235,7 +235,7 @@ impl Runner {
             let unanswered = Arc::clone(&unanswered);
             let claiming =
                 PendingClaim { candidate, trail, owner, may_take_over, has_left: Arc::clone(&has_left) };
-            let claimed = self.claims.say(claiming);
+            let claimed = self.claims.submit(claiming);
             async move {
                 match claimed.await {
                     // An open transaction holds the key. Its end decides whether the key is run, so the message waits without a place.

@@ -110,8 +110,8 @@ impl<'a> BatchRun<'a> {
     }
 
     /// Records the end of a stage, and its beginning.
-    pub(crate) fn passed(&self, stage: Stage, began: Instant) {
-        self.shared.passed(self.trace, stage, began);
+    pub(crate) fn record_stage(&self, stage: Stage, began: Instant) {
+        self.shared.record_stage(self.trace, stage, began);
     }
 
     /// Returns the microseconds since it began.

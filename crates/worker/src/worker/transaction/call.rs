@@ -95,7 +95,7 @@ async fn together(
             let response = until_deadline(shared, backend, HandlerWait::InProcess, called).await?;
             // The writes of the next message would be committed without its key.
             if !transaction.is_in_transaction() {
-                return Err(over(None));
+                return Err(handler_ended_transaction(None));
             }
             results.push(Ok(response.as_ref().map(pg::json_text)));
         }
@@ -251,14 +251,14 @@ async fn end_guard(transaction: &mut PgConnection, limit: Duration) -> Result<()
                 let text = "the handler ignored an error that aborted its transaction";
                 Err(Interrupt::Failed(Fault::new(FaultClass::Transient, fault.code, text)))
             }
-            PgFault::Fault(fault) => Err(over(fault.code)),
+            PgFault::Fault(fault) => Err(handler_ended_transaction(fault.code)),
         },
     }
 }
 
 /// Reports a transaction that its handler ended: by COMMIT or ROLLBACK; or by dropping or ignoring a nested `begin()` that did not succeed,
 /// which sqlx answers with a ROLLBACK of everything.
-fn over(code: Option<String>) -> Interrupt {
+fn handler_ended_transaction(code: Option<String>) -> Interrupt {
     let text = "the handler ended the transaction that it ran in";
     tracing::error!(code, "{text}; closing its connection");
     Interrupt::Tainted(Fault::new(FaultClass::Transient, code, text))

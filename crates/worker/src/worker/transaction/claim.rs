@@ -57,8 +57,9 @@ pub(crate) async fn claim(
     let mut open: Vec<usize> = (0..candidates.len()).collect();
     for _ in 0..CLAIM_ROUNDS {
         step("worker.claim.before");
-        let won =
-            pg::claim(transaction, &consumer.name, now, &keys_of(candidates, &open)).await.map_err(Interrupt::of_ours)?;
+        let won = pg::claim(transaction, &consumer.name, now, &keys_of(candidates, &open))
+            .await
+            .map_err(Interrupt::of_ours)?;
         step("worker.claim.after");
         for won in won {
             claims[open[won]] = Some(FIRST);

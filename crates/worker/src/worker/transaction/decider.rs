@@ -133,7 +133,7 @@ impl Decider {
             }
             let setback = match done {
                 Ok(done) => {
-                    self.learn(&shared, plan, &done);
+                    self.adapt(&shared, plan, &done);
                     fill_outcomes(outcomes, from, done);
                     (from, setbacks) = (from + batch.len(), Setbacks::default());
                     continue;
@@ -197,7 +197,7 @@ impl Decider {
     }
 
     /// Updates the state for the next batch by one that is decided.
-    fn learn(&mut self, shared: &ConsumerContext, plan: BatchPlan, outcomes: &[Outcome]) {
+    fn adapt(&mut self, shared: &ConsumerContext, plan: BatchPlan, outcomes: &[Outcome]) {
         if plan.has_turn() {
             shared.contention.turn_ended(outcomes.len(), Instant::now().into());
         }

@@ -80,7 +80,7 @@ pub(super) async fn commit_in_one_statement(
     if let Some(pace) = &shared.pace {
         pace.record_transaction(candidates.len(), run.started.elapsed());
     }
-    run.passed(Stage::OneStatement, run.started);
+    run.record_stage(Stage::OneStatement, run.started);
     await_standby_if_late(shared, connection, run.started).await?;
     // The handlers' responses are stored, and no client waits for a reply here.
     Ok(vec![Outcome::Completed { attempt: 1, response: None }; candidates.len()])

@@ -78,7 +78,7 @@ impl From<Interrupt> for RehearsalError {
 
 impl Rehearsal {
     pub(crate) async fn new(shared: Arc<ConsumerContext>) -> Result<Self, RehearsalError> {
-        let observer = shared.door.open(&shared.application()).await?;
+        let observer = shared.factory.open(&shared.application()).await?;
         Ok(Self { shared, session: None, observer })
     }
 
@@ -107,7 +107,7 @@ impl Rehearsal {
             None => {
                 let mut session = shared.open_session().await?;
                 in_time(&shared, async {
-                    pg::begin_to_take_back(&mut session.connection).await.map_err(Interrupt::of_ours)
+                    pg::begin_rehearsal(&mut session.connection).await.map_err(Interrupt::of_ours)
                 })
                 .await?;
                 self.session.insert(session)
@@ -138,7 +138,7 @@ impl Rehearsal {
             Err(Interrupt::Tainted(fault)) => {
                 let backend = session.backend;
                 self.session = None;
-                shared.end(backend).await;
+                shared.terminate_session(backend).await;
                 return Ok(RehearsedRun { result: Err(fault), is_session_lost: true });
             }
             Err(other) => return Err(other.into()),

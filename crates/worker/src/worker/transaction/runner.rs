@@ -345,7 +345,7 @@ impl TransactionRunner {
         if let Some(session) = self.session.take() {
             let backend = session.backend;
             drop(session);
-            self.shared.end(backend).await;
+            self.shared.terminate_session(backend).await;
         }
     }
 
@@ -409,7 +409,7 @@ impl TransactionRunner {
 
     /// Returns the lane's session; opens one if none is open.
     pub(crate) async fn session(&mut self) -> Result<&mut Session, AbandonedBatch> {
-        if self.session.as_ref().is_some_and(|open| !self.shared.door.admits(open)) {
+        if self.session.as_ref().is_some_and(|open| !self.shared.factory.admits(open)) {
             tracing::warn!(consumer = %self.shared.consumer.name,
                 "closing a connection to a server on an older timeline");
             self.session = None;

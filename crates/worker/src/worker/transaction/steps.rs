@@ -60,7 +60,7 @@ pub(crate) async fn transact(
         },
     )?;
     step("worker.commit.after");
-    run.passed(Stage::Commit, began);
+    run.record_stage(Stage::Commit, began);
     await_standby_if_late(run.shared, &mut session.connection, began).await?;
     unconfirmed.clear();
     Ok(outcomes)
@@ -87,7 +87,7 @@ async fn step_by_step(
     round_trip: Duration,
 ) -> Result<Vec<Outcome>, Interrupt> {
     let claims = in_time(run.shared, claim(run, transaction, unconfirmed)).await?;
-    run.passed(Stage::Claim, run.started);
+    run.record_stage(Stage::Claim, run.started);
     if let (ConsumerHandler::Sql(_), BatchPlan::Apart { .. } | BatchPlan::ByItself { .. }) =
         (&run.shared.run, run.plan)
     {
@@ -114,7 +114,7 @@ async fn step_by_step(
         Ok(())
     };
     in_time(run.shared, recorded).await?;
-    run.passed(Stage::Record, began);
+    run.record_stage(Stage::Record, began);
     Ok(outcomes)
 }
 
@@ -151,7 +151,7 @@ async fn handled(
     if let Some(pace) = pace {
         pace.record(incoming.len(), began.elapsed().saturating_sub(round_trip * ROUND_TRIPS));
     }
-    run.passed(Stage::Handle, began);
+    run.record_stage(Stage::Handle, began);
     check_responses(&run.shared.consumer, results.iter().flatten().flatten())?;
     step("worker.handle.after");
     Ok(results)

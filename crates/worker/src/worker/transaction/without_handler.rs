@@ -57,6 +57,7 @@ impl TransactionRunner {
         }
     }
 
+    /// Writes audit rows of decisions that needed no transaction.
     pub(crate) async fn write_audit(&mut self, records: &[AuditRecord<'_>]) -> Result<(), AbandonedBatch> {
         loop {
             let shared = Arc::clone(&self.shared);
@@ -71,12 +72,13 @@ impl TransactionRunner {
         }
     }
 
-    /// Reads the keys that sign and are accepted, unless that was done after `since`.
-    pub(crate) async fn learn_keys(&mut self, since: Instant) -> Result<(), AbandonedBatch> {
+    /// Reads the signing keys and the tag key unless they were read after `since`. Repeats the query until PostgreSQL answers or the batch
+    /// is abandoned.
+    pub(crate) async fn refresh_keys(&mut self, since: Instant) -> Result<(), AbandonedBatch> {
         loop {
             let shared = Arc::clone(&self.shared);
             let connection = &mut self.session().await?.connection;
-            let asked = async { shared.keys.ask(since, connection).await.map_err(Interrupt::of_ours) };
+            let asked = async { shared.keys.refresh(since, connection).await.map_err(Interrupt::of_ours) };
             match in_time(&shared, asked).await {
                 Ok(()) => {
                     self.backoff.reset();
@@ -89,6 +91,7 @@ impl TransactionRunner {
         }
     }
 
+    /// Records messages that are rejected before any transaction.
     pub(crate) async fn reject(&mut self, rejected: &mut [DecidedDelivery]) -> Result<(), AbandonedBatch> {
         loop {
             let shared = Arc::clone(&self.shared);
