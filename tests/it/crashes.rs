@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use testbed::proxy::Mode;
 use testbed::{Process, RabbitMq, Servers, eventually_within};
 
 use crate::support::gate::{Gate, WAITING};
@@ -202,18 +203,15 @@ async fn a_deleted_queue_is_noticed_and_subscribed_to_again_when_it_is_back() {
 
 #[tokio::test]
 async fn a_worker_waits_for_servers_that_are_not_there_yet() {
-    let mut broker = RabbitMq::start().await.unwrap();
-    let mut urls = servers().await.urls().clone();
-    urls.rabbitmq = broker.url();
-    let mut world = World::on(urls).await;
+    let mut world = World::new().await;
     world.consumer("payments", "");
     world.apply_topology().await;
     world.publish("payments", message("acme", "a"), "{}").await;
-    broker.flush().await.unwrap();
-    broker.kill().unwrap();
-    let worker = world.start("worker");
+    let (broker, url) = world.proxied_rabbitmq().await;
+    broker.set(Mode::Refuse);
+    let worker = world.start_with("worker", "worker", &[("AMQP_URL", url)]);
     world.wait_for_line(&worker, "waiting for servers").await;
-    broker.restart().await.unwrap();
+    broker.set(Mode::Pass);
     world.wait_for("select count(*) from app.effects", 1).await;
     world.stop(worker).await;
 }

@@ -1,9 +1,9 @@
 //! Several nodes of RabbitMQ: one is away, and another one takes its place.
 
 use oncely::config::Config;
-use testbed::{Broker, RabbitMq};
+use testbed::proxy::Mode;
 
-use crate::support::{World, message, servers};
+use crate::support::{World, message};
 
 fn refused(rabbitmq: &str) -> String {
     let text = format!("[postgres]\nurl = \"postgres://u@localhost/d\"\n[rabbitmq]\n{rabbitmq}\n");
@@ -42,21 +42,13 @@ fn nodes_that_are_none_of_one_cluster_are_refused() {
 
 #[tokio::test]
 async fn a_worker_goes_to_the_node_that_is_there_and_to_the_other_one_when_that_goes_away() {
-    let (first, second) = tokio::join!(RabbitMq::start(), RabbitMq::start());
-    let (mut first, mut second) = (first.unwrap(), second.unwrap());
-    let mut urls = servers().await.urls().clone();
-    urls.rabbitmq = second.url();
-    let mut world = World::on(urls).await;
+    let mut world = World::new().await;
     world.consumer("payments", "");
-    // On both: these two share nothing.
-    for node in [&first, &second] {
-        let url = node.url();
-        let output = world.oncely_with(&["topology", "apply"], &[("AMQP_URL", url.as_str())]).await;
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    }
-    first.flush().await.unwrap();
-    let both = format!("{} {}", first.url(), second.url());
-    first.kill().unwrap();
+    world.apply_topology().await;
+    let (first, first_url) = world.proxied_rabbitmq().await;
+    let (second, second_url) = world.proxied_rabbitmq().await;
+    let both = format!("{first_url} {second_url}");
+    first.set(Mode::Refuse);
     let worker = world.start_with("worker", "worker", &[("AMQP_URL", both.clone())]);
     world.publish("payments", message("acme", "k-1"), "{}").await;
     world.wait_for("select count(*) from app.effects", 1).await;
@@ -64,9 +56,9 @@ async fn a_worker_goes_to_the_node_that_is_there_and_to_the_other_one_when_that_
     let text = String::from_utf8_lossy(&told.stdout).into_owned();
     assert!(text.contains("the other nodes are used") && !text.contains("guest:guest"), "{text}");
 
-    first.restart().await.unwrap();
-    second.kill().unwrap();
-    world.broker = Broker::connect(&first.url()).await.unwrap();
+    first.set(Mode::Pass);
+    second.set(Mode::Refuse);
+    second.cut();
     world.publish("payments", message("acme", "k-2"), "{}").await;
     world.wait_for("select count(*) from app.effects", 2).await;
     assert!(std::path::Path::new("/proc").join(worker.id().to_string()).exists());
