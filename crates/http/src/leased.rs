@@ -174,8 +174,8 @@ async fn handle_in_time(
     }
 }
 
-/// Returns the result of a handler whose run was stopped, unless the run is dropped before. A call of a run that `is_lost` goes on until
-/// `end`, because its outcome may be lost otherwise.
+/// Returns the result of a handler after the stop of its run, unless the run is dropped before. With `is_lost`, a call in progress goes on
+/// until `end`: its outcome may be lost otherwise.
 async fn handle_after_stop(
     run: &LeaseRun<AnyStore>,
     handling: &mut (impl Future<Output = HandlerResult> + Unpin),
