@@ -9,6 +9,7 @@ COPY stores stores
 # Members of the workspace, so that Cargo can read it; nothing of them is built.
 COPY bench bench
 COPY testbed testbed
+COPY tests/models tests/models
 COPY tests/programs tests/programs
 COPY tests/tls tests/tls
 COPY xtask xtask

@@ -293,7 +293,7 @@ async fn what_a_queue_lacks_is_told_and_the_guides_policy_mends_it() {
     ] {
         assert!(has(&remarks, level, said), "{level} {said}: {remarks:?}");
     }
-    // As the guide says.
+    // The guide's policy, by the HTTP API.
     world.reconfigure("declare = true", "declare = false");
     let definition = format!("{{\"dead-letter-exchange\": \"{queue}.dlx\"}}");
     let pattern = format!("^{queue}$");

@@ -142,8 +142,8 @@ async fn no_event_ends_a_relay_in_256_mib() {
         "insert into oncely.events (tenant, id, created_at, available_at, exchange, routing_key, payload,
              ordering_key, ordering_number)
          select 'acme', gen_random_uuid(), now(), now() - interval '1 hour', '', '{queue}',
-             convert_to(repeat('x', 125000000), 'UTF8'), k, case when k is not null then 1 end
-         from unnest(array[null, null, null, 'a', 'b', 'c']) as k;
+             convert_to(repeat('x', bytes), 'UTF8'), k || bytes, case when k is not null then 1 end
+         from unnest(array[null, null, null, 'a', 'b', 'c']) as k, unnest(array[30000000, 125000000]) as bytes;
          select oncely.emit('', '{queue}', repeat('x', 16777216), tenant => 'acme') from generate_series(1, 8);
          select oncely.emit('', '{queue}', repeat('x', 16777216), tenant => 'acme', ordering_key => 'k')
          from generate_series(1, 3);
@@ -161,7 +161,7 @@ async fn no_event_ends_a_relay_in_256_mib() {
         world
             .text("select string_agg(distinct state || ' ' || reason, ',') || count(*) from oncely.events")
             .await,
-        Some("parked too_large6".to_owned())
+        Some("parked too_large12".to_owned())
     );
     world.wait_for_ready(&queue, 312).await;
     world.stop(relay).await;

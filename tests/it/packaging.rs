@@ -52,6 +52,16 @@ fn the_dockerfile_copies_what_is_there_and_runs_as_nobody() {
     ] {
         assert!(text.contains(needed), "{needed}");
     }
+    // Cargo reads the manifests of all members.
+    let manifest: toml::Value = toml::from_str(&read("Cargo.toml")).unwrap();
+    for member in manifest["workspace"]["members"].as_array().unwrap() {
+        let folder = member.as_str().unwrap().trim_end_matches("/*");
+        let is_copied = |line: &str| {
+            line.strip_prefix("COPY ")
+                .is_some_and(|words| folder.starts_with(words.split(' ').next().unwrap()))
+        };
+        assert!(text.lines().any(is_copied), "{folder}");
+    }
 }
 
 #[test]

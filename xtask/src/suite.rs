@@ -30,10 +30,10 @@ pub(crate) async fn run(choice: &Choice, arguments: &[String]) -> anyhow::Result
     let runner = RUNNER.program(&root)?;
     let scratch = testbed::keep_scratch_in_memory();
     eprintln!("starting PostgreSQL, RabbitMQ and Redis");
-    // The suite makes a database for each test: with PostgreSQL's minute, ten autovacuum workers would start in each second.
-    let servers = Servers::start_with(&["autovacuum_naptime=1h"]).await?;
-    // A second broker, for tests that need its HTTP API or an empty virtual host.
-    let managed = VirtualHost::start_broker().await?;
+    // The suite makes a database for each test: with PostgreSQL's minute, ten autovacuum workers would start in each second. The second broker
+    // is for tests that need its HTTP API or an empty virtual host.
+    let (servers, managed) =
+        tokio::try_join!(Servers::start_with(&["autovacuum_naptime=1h"]), VirtualHost::start_broker())?;
     let versions = servers.versions().await?;
     eprintln!("{versions}");
     let urls = servers.urls().clone();

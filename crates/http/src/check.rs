@@ -17,6 +17,7 @@ const LONGEST_HANDLER: Duration = Duration::from_secs(60);
 const LONGEST_LEASED: Duration = Duration::from_secs(12 * 3_600);
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 const SECOND: Duration = Duration::from_secs(1);
+
 /// All problems of a layer's settings.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", .0.join("; "))]

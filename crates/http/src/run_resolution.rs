@@ -37,7 +37,7 @@ pub(super) enum ResolvedAnswer {
 
 impl RunResolution {
     /// Decides a run's end. `is_taken`: a handler has taken the run; if not, a router or an extractor may have answered. `handled`: `None` if
-    /// the handler has exceeded its limit. `is_lost`: another run has the key, or an outage or a clock has ended the lease; a failure does
+    /// it was dropped, past its limit or without its lease. `is_lost`: another run has the key, or an outage or a clock has ended the lease; a failure does
     /// not count then.
     pub(super) fn new(
         settings: &Settings,

@@ -26,7 +26,7 @@ pub struct Mirror {
 
 #[derive(Default)]
 struct MirrorState {
-    link: Option<RedisConnection>,
+    connection: Option<RedisConnection>,
     /// Number of connections so far: the failures of an earlier one say nothing of the present one.
     generation: u64,
     connecting: bool,
@@ -34,8 +34,8 @@ struct MirrorState {
 }
 
 impl MirrorState {
-    fn set(&mut self, link: RedisConnection) {
-        (self.link, self.generation) = (Some(link), self.generation + 1);
+    fn set(&mut self, connection: RedisConnection) {
+        (self.connection, self.generation) = (Some(connection), self.generation + 1);
     }
 
     /// Drops a connection that failed: a late answer must not be taken for the next call's. Returns whether that opened the breaker; `None`
@@ -44,7 +44,7 @@ impl MirrorState {
         if self.generation != generation {
             return None;
         }
-        (self.link, self.generation) = (None, generation + 1);
+        (self.connection, self.generation) = (None, generation + 1);
         Some(self.breaker.failed(now))
     }
 }
@@ -97,13 +97,13 @@ impl Mirror {
     /// Returns for each tag whether it is present with its evidence: one round trip, within the budget. `None` if the mirror gave no
     /// answer, for any reason: the caller asks PostgreSQL. Never waits for a connection: a missing one is opened in the background.
     pub async fn look_up(&self, key: &TagKey, tags: &[Tag], now: DateTime<Utc>) -> Option<Vec<bool>> {
-        let (mut link, generation) = {
+        let (mut connection, generation) = {
             let mut state = self.state();
             if !state.breaker.allows(Instant::now()) {
                 return None;
             }
-            match state.link.clone() {
-                Some(link) => (link, state.generation),
+            match state.connection.clone() {
+                Some(connection) => (connection, state.generation),
                 None => {
                     if !std::mem::replace(&mut state.connecting, true) {
                         let mirror = self.clone();
@@ -121,7 +121,7 @@ impl Mirror {
         for (tag, bucket) in &questions {
             pipeline.cmd("HGET").arg(bucket).arg(&tag.field());
         }
-        let asked = pipeline.query_async::<Vec<RedisResult<Value>>>(&mut link.connection);
+        let asked = pipeline.query_async::<Vec<RedisResult<Value>>>(&mut connection.connection);
         let error = match tokio::time::timeout(self.budget, asked).await {
             Ok(Ok(answers)) if answers.len() == questions.len() => {
                 self.state().breaker.succeeded();
@@ -160,8 +160,8 @@ impl Mirror {
         let mut state = self.state();
         state.connecting = false;
         match connected {
-            Ok(link) => {
-                state.set(link);
+            Ok(connection) => {
+                state.set(connection);
                 state.breaker.allow_next_call(Instant::now());
             }
             Err(error) => {
@@ -193,9 +193,9 @@ impl Mirror {
     /// Writes tags with their evidence. Idempotent.
     pub async fn write(&self, key: &TagKey, tags: &[Tag], now: DateTime<Utc>) -> Result<(), MirrorError> {
         // Not in a match on the guard itself, which would hold the lock while connecting.
-        let open = self.state().link.clone();
-        let mut link = match open {
-            Some(link) => link,
+        let open = self.state().connection.clone();
+        let mut connection = match open {
+            Some(connection) => connection,
             None => {
                 let fresh = self.connect().await?;
                 self.state().set(fresh.clone());
@@ -211,7 +211,7 @@ impl Mirror {
             pipeline.cmd("HSET").arg(&bucket).arg(&tag.field()).arg(&evidence);
             pipeline.cmd("PEXPIRE").arg(&bucket).arg(remaining);
         }
-        let written = pipeline.query_async::<Vec<RedisResult<Value>>>(&mut link.connection);
+        let written = pipeline.query_async::<Vec<RedisResult<Value>>>(&mut connection.connection);
         let error = match tokio::time::timeout(ANSWER_TIME, written).await {
             // A bucket changed to another type by a foreign client takes no tags: each is a miss until the bucket expires.
             Ok(Ok(answers)) => match answers
@@ -224,17 +224,17 @@ impl Mirror {
             Ok(Err(error)) => error.into(),
             Err(_) => MirrorError::Budget(ANSWER_TIME),
         };
-        self.state().link = None;
+        self.state().connection = None;
         Err(error)
     }
 
     /// Returns whether a tag is present with its evidence. For operator commands: with a long timeout, and without the breaker.
     pub async fn holds(&self, key: &TagKey, tag: &Tag, now: DateTime<Utc>) -> Result<bool, MirrorError> {
-        let mut link = self.connect().await?;
+        let mut connection = self.connect().await?;
         for bucket in self.layout.read_from(tag, now) {
             let mut command = redis::cmd("HGET");
             command.arg(&bucket).arg(&tag.field());
-            let asked = command.query_async::<Value>(&mut link.connection);
+            let asked = command.query_async::<Value>(&mut connection.connection);
             match tokio::time::timeout(ANSWER_TIME, asked).await {
                 Ok(answer) => {
                     if is_hit(key, tag, &bucket, &Ok(answer?)) {
@@ -249,9 +249,10 @@ impl Mirror {
 
     /// Checks that Redis answers.
     pub async fn ping(&self) -> Result<(), MirrorError> {
-        let mut link = self.connect().await?;
+        let mut connection = self.connect().await?;
         let ping = redis::cmd("PING");
-        let answer = tokio::time::timeout(ANSWER_TIME, ping.query_async::<Value>(&mut link.connection)).await;
+        let answer =
+            tokio::time::timeout(ANSWER_TIME, ping.query_async::<Value>(&mut connection.connection)).await;
         match answer {
             Ok(result) => Ok(result.map(|_| ())?),
             Err(_) => Err(MirrorError::Budget(ANSWER_TIME)),

@@ -17,7 +17,7 @@ pub struct Library {
     settings: MirrorSettings,
     name: String,
     code: String,
-    link: Arc<Mutex<Option<RedisConnection>>>,
+    connection: Arc<Mutex<Option<RedisConnection>>>,
 }
 
 /// One part of an answer; `None` for nil.
@@ -45,12 +45,12 @@ impl From<redis::RedisError> for LibraryError {
 impl Library {
     /// Describes a library `name` defined by `code`; its functions' names begin with that name.
     pub fn new(settings: MirrorSettings, name: String, code: String) -> Self {
-        Self { settings, name, code, link: Arc::default() }
+        Self { settings, name, code, connection: Arc::default() }
     }
 
     /// Connects if necessary; checks that the server may keep leases, and loads the functions if they are missing.
     pub async fn open(&self) -> Result<(), LibraryError> {
-        self.link().await.map(drop)
+        self.connection().await.map(drop)
     }
 
     /// Calls a function on one key.
@@ -60,13 +60,13 @@ impl Library {
         key: &str,
         arguments: &[&[u8]],
     ) -> Result<Vec<ReplyPart>, LibraryError> {
-        let mut link = self.link().await?;
+        let mut connection = self.connection().await?;
         let mut command = redis::cmd("FCALL");
         command.arg(format!("{}_{function}", self.name)).arg(1).arg(key);
         for argument in arguments {
             command.arg(*argument);
         }
-        let answer = timely(command.query_async::<Vec<Value>>(&mut link.connection)).await;
+        let answer = timely(command.query_async::<Vec<Value>>(&mut connection.connection)).await;
         match answer {
             Ok(parts) => parts
                 .into_iter()
@@ -79,42 +79,43 @@ impl Library {
             }
             Err(error) => {
                 // After any error the next call connects and checks again. A late answer must not be taken for another call's.
-                *self.link.lock().await = None;
+                *self.connection.lock().await = None;
                 Err(error)
             }
         }
     }
 
-    async fn link(&self) -> Result<RedisConnection, LibraryError> {
+    async fn connection(&self) -> Result<RedisConnection, LibraryError> {
         // Held while connecting, so that concurrent calls don't connect as well.
-        let mut place = self.link.lock().await;
-        if let Some(link) = &*place {
-            return Ok(link.clone());
+        let mut place = self.connection.lock().await;
+        if let Some(connection) = &*place {
+            return Ok(connection.clone());
         }
-        let mut link = connect(&self.settings).await?;
-        fits(&mut link).await?;
-        self.load(&mut link).await?;
-        Ok(place.insert(link).clone())
+        let mut connection = connect(&self.settings).await?;
+        fits(&mut connection).await?;
+        self.load(&mut connection).await?;
+        Ok(place.insert(connection).clone())
     }
 
     /// Loads the functions unless they are loaded; if they are, the right to load is not needed. Functions are global to the server: a user
     /// who may load them could put code under our name, which would be called with our rights.
-    async fn load(&self, link: &mut RedisConnection) -> Result<(), LibraryError> {
-        if self.is_there(link).await? {
+    async fn load(&self, connection: &mut RedisConnection) -> Result<(), LibraryError> {
+        if self.is_there(connection).await? {
             return Ok(());
         }
         let mut load = redis::cmd("FUNCTION");
         load.arg("LOAD").arg(&self.code);
-        let loaded = timely(load.query_async::<()>(&mut link.connection)).await;
+        let loaded = timely(load.query_async::<()>(&mut connection.connection)).await;
         // Another process may have loaded it in the meantime.
-        if self.is_there(link).await? { Ok(()) } else { loaded }
+        if self.is_there(connection).await? { Ok(()) } else { loaded }
     }
 
     /// Returns whether exactly this code is loaded.
-    async fn is_there(&self, link: &mut RedisConnection) -> Result<bool, LibraryError> {
+    async fn is_there(&self, connection: &mut RedisConnection) -> Result<bool, LibraryError> {
         let mut list = redis::cmd("FUNCTION");
         list.arg("LIST").arg("LIBRARYNAME").arg(&self.name).arg("WITHCODE");
-        let found = timely(list.query_async::<Vec<HashMap<String, Value>>>(&mut link.connection)).await?;
+        let found =
+            timely(list.query_async::<Vec<HashMap<String, Value>>>(&mut connection.connection)).await?;
         let Some(library) = found.first() else { return Ok(false) };
         let code = library.get("library_code").and_then(|code| String::from_redis_value_ref(code).ok());
         if code.as_deref() == Some(self.code.as_str()) {
@@ -129,8 +130,8 @@ impl Library {
 }
 
 /// Checks the server's configuration. A server that evicts keys when its memory is full would let effects happen twice.
-async fn fits(link: &mut RedisConnection) -> Result<(), LibraryError> {
-    let info = timely(redis::cmd("INFO").query_async::<String>(&mut link.connection)).await?;
+async fn fits(connection: &mut RedisConnection) -> Result<(), LibraryError> {
+    let info = timely(redis::cmd("INFO").query_async::<String>(&mut connection.connection)).await?;
     let facts = super::server::read(&info);
     if facts.policy != "noeviction" {
         return Err(LibraryError::Unfit(format!(

@@ -43,8 +43,10 @@ pub struct TakeLimits {
     pub in_row: i64,
 }
 
-/// Maximum bytes of one event, counted like [`TakeLimits::bytes`], that `oncely.add_event` accepts. A larger row bypassed that function.
-const LARGEST: i64 = (16 << 20) + 16 * (1 << 20);
+/// Maximum bytes of a payload that `oncely.add_event` accepts. A larger row bypassed that function.
+const LARGEST_PAYLOAD: i32 = 16 << 20;
+/// Maximum bytes of headers as text that it accepts.
+const LARGEST_HEADERS: i32 = 1 << 20;
 
 /// The ordering key (with its tenant) after which the next walk begins; after its end a walk starts over.
 pub type OrderingKeyCursor = Option<(String, String)>;
@@ -55,9 +57,17 @@ pub async fn take_events(
     now: DateTime<Utc>,
     limits: TakeLimits,
 ) -> sqlx::Result<Vec<TakenEvent>> {
-    sqlx::query_file_as!(TakenEvent, "src/events_take.sql", now, limits.events, limits.bytes, LARGEST)
-        .fetch_all(connection)
-        .await
+    sqlx::query_file_as!(
+        TakenEvent,
+        "src/events_take.sql",
+        now,
+        limits.events,
+        limits.bytes,
+        LARGEST_PAYLOAD,
+        LARGEST_HEADERS
+    )
+    .fetch_all(connection)
+    .await
 }
 
 /// Takes ordered events: for each key as many as may be published one after another. The walk over the keys continues where the last one
@@ -89,7 +99,8 @@ pub async fn take_ordered(
         in_row,
         limits.events,
         limits.bytes,
-        LARGEST
+        LARGEST_PAYLOAD,
+        LARGEST_HEADERS
     )
     .fetch_all(connection)
     .await?;

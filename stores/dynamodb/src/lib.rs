@@ -50,7 +50,7 @@ pub struct Table {
     date: ServerDate,
 }
 
-/// Opens a lease store in a table: checks the table's key schema and reads the server's time.
+/// Opens a lease store in a table: checks the table's key schema, and estimates the server's time if the answer is quick enough.
 ///
 /// The steps of a key share the 400 KB of its item: a step's result that does not fit is refused.
 ///
@@ -61,7 +61,8 @@ pub async fn open(client: Client, table: impl Into<String>) -> Result<DynamoStor
 }
 
 impl Table {
-    /// Opens a table without a store around it: checks its key schema and reads the server's time.
+    /// Opens a table without a store around it: checks its key schema, and estimates the server's time if the answer is quick
+    /// enough.
     ///
     /// # Errors
     /// See [`open`].

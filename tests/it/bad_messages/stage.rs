@@ -114,7 +114,7 @@ impl Stage {
         let mut decided = self.world.count(query).await;
         while decided < wanted {
             let sql = tokio::sync::Mutex::new(&mut self.world.sql);
-            let progress = eventually_within(Duration::from_secs(2), "a decision", || async {
+            let progress = eventually_within(Duration::from_secs(4), "a decision", || async {
                 let mut sql = sql.lock().await;
                 match sqlx::query_scalar::<_, i64>(query).fetch_one(&mut **sql).await {
                     Ok(found) if found == decided => Err("none".to_owned()),

@@ -71,7 +71,7 @@ impl World {
 
     /// On other servers.
     pub(crate) async fn on(urls: Urls) -> Self {
-        let database = match urls.postgres == servers().await.urls().postgres {
+        let database = match std::env::var("DATABASE_URL").is_ok_and(|url| url == urls.postgres) {
             true => template(&urls).await.copy().await.expect("a copy"),
             false => {
                 let database = Database::create(&urls.postgres).await.expect("database");

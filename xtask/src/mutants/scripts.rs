@@ -12,8 +12,8 @@ use testbed::proxy::Mode;
 use testbed::{Arena, Neighbour, Server, Signal};
 
 use super::settings::{
-    HURRIED, LESS_HURRIED, ONE_ATTEMPT, ONE_BY_ONE, ONE_CRASH, ONE_LANE, PATIENT, SLOW, Settings, TRUSTING,
-    TWO_LANES,
+    HURRIED, LESS_HURRIED, ONE_ATTEMPT, ONE_BY_ONE, ONE_CRASH, ONE_EVENT_LANE, ONE_LANE, PATIENT, SLOW,
+    Settings, TRUSTING, TWO_LANES,
 };
 use super::steps::{end_sessions, publish, some};
 use super::{charges, findings};
@@ -128,7 +128,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     Mutant { settings: SLOW, ..mutant("statements_end_before_the_deadline", Script::HandlerIsSlow) },
     Mutant { settings: HURRIED, ..mutant("commit_has_no_deadline", Script::EndlessAtCommit) },
     Mutant { settings: LESS_HURRIED, ..mutant("late_messages_pin_their_batch", Script::Endless) },
-    mutant("unreadable_event_ends_the_relay", Script::UnreadableEvent),
+    Mutant { settings: ONE_EVENT_LANE, ..mutant("unreadable_event_ends_the_relay", Script::UnreadableEvent) },
     mutant("letters_are_published_unremembered", Script::RequeueBrokenOff),
     mutant("unknown_key_is_forged", Script::KeyIsReplaced),
     mutant("policies_are_compared", Script::PolicyChanges),

@@ -41,3 +41,5 @@ pub(super) const LESS_HURRIED: Settings = &[
 pub(super) const TRUSTING: Settings = &[("consumer", "precheck", "\"trust\"")];
 pub(super) const ONE_ATTEMPT: Settings =
     &[("consumer", "retry", "{ delays = [\"200ms\", \"1s\"], max_attempts = 1 }")];
+/// No second lane takes the others while the first one looks at an event.
+pub(super) const ONE_EVENT_LANE: Settings = &[("events", "lanes", "1")];

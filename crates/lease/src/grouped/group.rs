@@ -64,9 +64,9 @@ impl<Q: Send + Sync + 'static, A: Send + 'static> CallGroup<Q, A> {
     ) -> Self {
         let (sender, receiver) = mpsc::unbounded_channel();
         let receiver = Arc::new(Mutex::new(receiver));
-        let saying = GroupState { sessions: Arc::clone(sessions), statement_for, unheard };
+        let state = GroupState { sessions: Arc::clone(sessions), statement_for, unheard };
         for _ in 0..grouping.loops {
-            tokio::spawn(serve(Arc::clone(&receiver), grouping, saying.clone()));
+            tokio::spawn(serve(Arc::clone(&receiver), grouping, state.clone()));
         }
         Self(sender)
     }
@@ -101,7 +101,7 @@ impl<Q, A> Clone for GroupState<Q, A> {
 async fn serve<Q: Send + Sync + 'static, A: Send + 'static>(
     receiver: Arc<Mutex<mpsc::UnboundedReceiver<QueuedCall<Q, A>>>>,
     grouping: GroupLimits,
-    saying: GroupState<Q, A>,
+    state: GroupState<Q, A>,
 ) {
     loop {
         let mut asked = Vec::new();
@@ -121,7 +121,7 @@ async fn serve<Q: Send + Sync + 'static, A: Send + 'static>(
                 }
             }
         }
-        saying.together(asked).await;
+        state.together(asked).await;
     }
 }
 

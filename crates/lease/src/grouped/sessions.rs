@@ -153,7 +153,7 @@ impl LeaseSessions {
         answered?
     }
 
-    /// Runs a statement that includes a handler's work; `limit` covers both. The protocol's statements in it have limits of their own.
+    /// Runs a statement that includes a handler's work, once; it is carried to its end even if the caller is dropped. `limit` covers both. The protocol's statements in it have limits of their own.
     #[doc(hidden)]
     pub async fn within<T, E>(
         self: &Arc<Self>,
@@ -168,7 +168,7 @@ impl LeaseSessions {
         self.run_statement(after, limit, statement).await.1
     }
 
-    /// Runs a statement once. Also returns whether a session was opened for it, successfully or not.
+    /// Runs a statement once; it is carried to its end even if the caller is dropped. Also returns whether a session was opened for it, successfully or not.
     async fn run_statement<T, E>(
         self: &Arc<Self>,
         after: SessionReuse,

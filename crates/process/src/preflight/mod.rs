@@ -127,7 +127,7 @@ pub fn fit<T>(opened: Option<T>, found: Preflight) -> anyhow::Result<T> {
     opened.ok_or_else(|| PostgresUnreachable(found.unreachable.join("; ")).into())
 }
 
-/// Checks a database that no configuration describes, by its settings and cell. Changes nothing.
+/// Checks PostgreSQL for a program whose configuration is no [`Config`]: the gateway. Changes nothing.
 pub async fn fit_database(settings: &PgSettings, cell: &str) -> Preflight {
     let mut found = CheckFindings::default();
     let session = database(settings, cell, &mut found).await;

@@ -15,7 +15,7 @@ use super::isolation::permit::{Permits, ProcessRights};
 use super::journal::Journal;
 use super::keys::KeyCache;
 use super::progress::ConsumerProgress;
-use super::settle::unsettled::{PLACES, UnsettledDeliveries};
+use super::settle::unsettled::{LEASED_ROOM, UnsettledDeliveries};
 use oncely_amqp::{Budget, Publisher};
 use oncely_config::{Config, ConsumerSettings, RabbitSettings};
 use oncely_core::decide::PrecheckMode;
@@ -149,7 +149,7 @@ impl ConsumerContext {
             PgSettings { statement_timeout: consumer.statement_timeout, ..config.postgres.clone() };
         // For lanes a quarter of the messages that the broker delivers ahead.
         let unsettled = match run {
-            ConsumerHandler::Leased(_) => PLACES,
+            ConsumerHandler::Leased(_) => LEASED_ROOM,
             _ => usize::from(consumer.prefetch / 4).max(1),
         };
         let gets_one_at_a_time = match &run {

@@ -7,7 +7,7 @@ use tokio::task::{JoinError, JoinSet};
 
 use super::runner::Runner;
 use crate::worker::intake::arrivals::{Arrivals, BatchOrigin};
-use crate::worker::settle::unsettled::PLACES;
+use crate::worker::settle::unsettled::LEASED_ROOM;
 use crate::worker::shared::ConsumerContext;
 use oncely_amqp::Delivery;
 use oncely_core::fault::Fault;
@@ -129,7 +129,7 @@ pub(super) fn runner(
     });
     let store = Arc::new(GroupedStore::open(sessions, away, GROUPS, lease, tag));
     let bytes = usize::try_from(shared.consumer.buffer / 4).unwrap_or(usize::MAX);
-    let arrivals = Arrivals::new(arriving, BURST, BURST, 1, (PLACES, bytes));
+    let arrivals = Arrivals::new(arriving, BURST, BURST, 1, (LEASED_ROOM, bytes));
     Arc::new(Runner::new(Arc::clone(shared), handler, store, GROUPS, arrivals))
 }
 

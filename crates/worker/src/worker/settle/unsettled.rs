@@ -22,7 +22,7 @@ pub(super) const LOG_AGAIN: Duration = Duration::from_secs(60);
 
 /// Most messages of a consumer under leases that wait aside, and most with unpublished copies: such a message uses no place, no session and
 /// none of the prefetch.
-pub(crate) const PLACES: usize = 500;
+pub(crate) const LEASED_ROOM: usize = 500;
 
 /// Unit in which bytes are counted: a semaphore holds fewer permits than there may be bytes.
 const UNIT: usize = 1 << 10;

@@ -1,4 +1,4 @@
-//! Writes in transactions without a handler: a failure that ended its own transaction, audit rows, refusals.
+//! Transactions without a handler: a failure that ended its own transaction, audit rows, refusals, and the reading of keys.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
