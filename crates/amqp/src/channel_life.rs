@@ -48,7 +48,7 @@ pub(crate) struct ParkedDelivery {
 
 impl Drop for ParkedDelivery {
     fn drop(&mut self) {
-        let mut credit = self.channel.credit();
+        let mut credit = self.channel.lock_parked();
         if credit.round == self.round {
             credit.parked = credit.parked.saturating_sub(1);
         }
@@ -81,12 +81,12 @@ impl ChannelLife {
 
     /// Returns the number of renewals of the subscription.
     pub(super) fn round(&self) -> u32 {
-        self.credit().round
+        self.lock_parked().round
     }
 
     /// Parks a delivery of this round.
     pub(super) fn park(self: &Arc<Self>, round: u32) -> ParkedDelivery {
-        let mut credit = self.credit();
+        let mut credit = self.lock_parked();
         if credit.round == round {
             credit.parked += 1;
             if credit.parked >= self.crowd {
@@ -100,7 +100,7 @@ impl ChannelLife {
     pub async fn crowded(&self) {
         loop {
             self.crowded.notified().await;
-            if self.credit().parked >= self.crowd {
+            if self.lock_parked().parked >= self.crowd {
                 return;
             }
         }
@@ -108,11 +108,11 @@ impl ChannelLife {
 
     /// Counts a renewal of the subscription.
     pub(super) fn next_round(&self) {
-        let mut credit = self.credit();
+        let mut credit = self.lock_parked();
         *credit = ParkedPrefetch { round: credit.round.wrapping_add(1), parked: 0 };
     }
 
-    fn credit(&self) -> std::sync::MutexGuard<'_, ParkedPrefetch> {
+    fn lock_parked(&self) -> std::sync::MutexGuard<'_, ParkedPrefetch> {
         // Every change leaves the numbers consistent.
         self.credit.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }

@@ -14,12 +14,12 @@ use oncely_core::backoff::Backoff;
 /// Pause of a node that did not answer; it is tried after the others until the end of the pause.
 #[derive(Debug, Default)]
 struct NodePause {
-    pauses: Backoff,
+    backoff: Backoff,
     until: Option<Instant>,
 }
 
 /// Pauses by host and port, shared by the connections of this process, so that each failure is waited for only once.
-static RESTS: Mutex<BTreeMap<String, NodePause>> = Mutex::new(BTreeMap::new());
+static PAUSES: Mutex<BTreeMap<String, NodePause>> = Mutex::new(BTreeMap::new());
 
 /// Number of the first node: each connection starts with the next one, each process with a random one.
 static TURN: LazyLock<AtomicUsize> = LazyLock::new(|| {
@@ -27,8 +27,9 @@ static TURN: LazyLock<AtomicUsize> = LazyLock::new(|| {
     AtomicUsize::new(usize::try_from(random >> 33).unwrap_or_default())
 });
 
-fn rests() -> MutexGuard<'static, BTreeMap<String, NodePause>> {
-    RESTS.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock_pauses() -> MutexGuard<'static, BTreeMap<String, NodePause>> {
+    // A panic elsewhere can't leave it inconsistent.
+    PAUSES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A node, with settings that contain only its URL.
@@ -48,20 +49,20 @@ impl Node {
             return nodes;
         }
         let turn = TURN.fetch_add(1, Ordering::Relaxed);
-        let rests = rests();
-        order(nodes, turn, Instant::now(), |node| rests.get(&node.name)?.until)
+        let pauses = lock_pauses();
+        order(nodes, turn, Instant::now(), |node| pauses.get(&node.name)?.until)
     }
 
     /// Ends the node's pause after a successful connection.
     pub(super) fn answered(&self) {
-        rests().remove(&self.name);
+        lock_pauses().remove(&self.name);
     }
 
     /// Pauses the node after a failure, longer each time.
     pub(super) fn failed(&self) {
-        let mut rests = rests();
-        let rest = rests.entry(self.name.clone()).or_default();
-        rest.until = Some(Instant::now() + rest.pauses.next_pause());
+        let mut pauses = lock_pauses();
+        let pause = pauses.entry(self.name.clone()).or_default();
+        pause.until = Some(Instant::now() + pause.backoff.next_pause());
     }
 }
 
@@ -80,11 +81,11 @@ fn order<T>(
     mut nodes: Vec<T>,
     turn: usize,
     now: Instant,
-    rests_until: impl Fn(&T) -> Option<Instant>,
+    paused_until: impl Fn(&T) -> Option<Instant>,
 ) -> Vec<T> {
     let first = turn % nodes.len().max(1);
     nodes.rotate_left(first);
-    nodes.sort_by_key(|node| rests_until(node).filter(|until| *until > now));
+    nodes.sort_by_key(|node| paused_until(node).filter(|until| *until > now));
     nodes
 }
 
@@ -95,12 +96,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_node_has_its_turn_and_one_that_rests_comes_last() {
+    fn each_node_has_its_turn_and_one_that_pauses_comes_last() {
         let now = Instant::now();
-        let of = |turn, resting: &[(&str, u64)]| {
+        let of = |turn, pausing: &[(&str, u64)]| {
             order(vec!["a", "b", "c"], turn, now, |node| {
-                let rest = resting.iter().find(|(name, _)| name == node);
-                rest.map(|(_, seconds)| now + Duration::from_secs(*seconds))
+                let pause = pausing.iter().find(|(name, _)| name == node);
+                pause.map(|(_, seconds)| now + Duration::from_secs(*seconds))
             })
         };
         assert_eq!(of(0, &[]), ["a", "b", "c"]);

@@ -246,7 +246,7 @@ impl PublishConnection {
         let mut open: Vec<Vec<usize>> = vec![(0..indexes.len()).collect()];
         while let Some(set) = open.pop() {
             let some: Vec<&OutgoingMessage<'_>> = set.iter().map(|&at| &messages[indexes[at]]).collect();
-            let (known, closed) = match self.once(exchange, &some, limits).await {
+            let (known, closed) = match self.publish_on_channel(exchange, &some, limits).await {
                 ChannelResult::All(all) => (all.into_iter().map(Some).collect::<Vec<_>>(), None),
                 ChannelResult::Closed { known, code, text } => (known, Some((code, text))),
                 ChannelResult::Away { known, error } => {
@@ -293,7 +293,7 @@ impl PublishConnection {
 
     /// Publishes messages on one channel and settles all confirms; then identifies the returned messages by their names: lapin pairs
     /// returns with confirms by order, and under load pairs them wrongly.
-    async fn once(
+    async fn publish_on_channel(
         &self,
         exchange: &str,
         messages: &[&OutgoingMessage<'_>],

@@ -96,7 +96,7 @@ impl Topology {
 
     /// Replaces the configured bindings.
     #[must_use]
-    pub fn bound_to(mut self, bindings: Vec<QueueBinding>) -> Self {
+    pub fn with_bindings(mut self, bindings: Vec<QueueBinding>) -> Self {
         self.bindings = bindings;
         self
     }

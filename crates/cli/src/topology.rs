@@ -93,7 +93,7 @@ pub(super) async fn run(file: &Path, verb: TopologyCommand, times: Times) -> cra
     for mut topology in topologies {
         if let Some(beside) = topology.beside() {
             match observer_bindings::find(beside, topology.bindings(), &config).await {
-                Ok(bindings) => topology = topology.bound_to(bindings),
+                Ok(bindings) => topology = topology.with_bindings(bindings),
                 Err(why) => {
                     output::note(&format!("{}: {why}", topology.queue()));
                     code = ExitCode::from(exit::NO);

@@ -70,12 +70,12 @@ impl HandlerTable {
     /// Checks the handler. `place`: name of its table; `max_run`: limit of a run under a lease, and of its call.
     pub(super) fn settings(self, place: &str, max_run: Duration, problems: &mut Problems) -> Handlers {
         match self.http.is_some() {
-            true => Handlers { function: None, http: self.http(place, max_run, problems) },
-            false => Handlers { function: self.function(place, problems), http: None },
+            true => Handlers { function: None, http: self.into_http(place, max_run, problems) },
+            false => Handlers { function: self.into_function(place, problems), http: None },
         }
     }
 
-    fn function(self, place: &str, problems: &mut Problems) -> Option<SqlFunction> {
+    fn into_function(self, place: &str, problems: &mut Problems) -> Option<SqlFunction> {
         let of_endpoint = [
             ("repeat", self.repeat.is_some()),
             ("timeout", self.timeout.is_some()),
@@ -103,7 +103,7 @@ impl HandlerTable {
         }
     }
 
-    fn http(self, place: &str, max_run: Duration, problems: &mut Problems) -> Option<HttpEndpoint> {
+    fn into_http(self, place: &str, max_run: Duration, problems: &mut Problems) -> Option<HttpEndpoint> {
         use secrecy::ExposeSecret as _;
 
         let at = |key: &str| format!("{place}.{key}");

@@ -142,7 +142,7 @@ mod tests {
         assert_eq!(of_ana, USER);
         assert!(all[0].assign_to("ana"), "over a connection that she has");
         for (index, slot) in all.iter().enumerate() {
-            assert!(slot.assign_to(&format!("person {index}")));
+            assert!(slot.assign_to(&format!("user {index}")));
         }
         assert!(proxy.take(address(1)).is_none(), "everybody there has a session");
     }

@@ -84,7 +84,7 @@ pub(super) async fn check(
         return coming.login(form.as_ref());
     }
     let Some(session) = app.access.session(&coming.headers, Utc::now()) else { return coming.sign_in() };
-    if !slot.assign_to(&session.person.name) {
+    if !slot.assign_to(&session.user.name) {
         let said = "You have forty connections to this console: close some of its pages.";
         return coming.refuse(StatusCode::TOO_MANY_REQUESTS, said);
     }
@@ -103,7 +103,7 @@ pub(super) async fn check(
 }
 
 impl GuardedRequest<'_> {
-    /// Refuses a form of another session or of a person who may not act; signs out.
+    /// Refuses a form of another session or of a user who may not act; signs out.
     fn act(&self, form: &Parameters, session: &LoginSession) -> Option<GuardDecision> {
         if !form.get("csrf").is_some_and(|token| LoginSessions::is_from(session, token)) {
             let text = "This form is from an earlier session. Go back, reload the page, and send it again.";
@@ -112,7 +112,7 @@ impl GuardedRequest<'_> {
         if self.path == "/logout" {
             return Some(self.logout(session));
         }
-        let may_act = session.person.role >= ConsoleRole::Operator;
+        let may_act = session.user.role >= ConsoleRole::Operator;
         let text = "You may only read: this action needs the role operator.";
         (!may_act).then(|| self.refuse(StatusCode::FORBIDDEN, text))
     }

@@ -120,7 +120,7 @@ pub(crate) struct PageViewer {
 
 impl PageViewer {
     pub(crate) fn is_operator(&self) -> bool {
-        self.session.person.role == ConsoleRole::Operator
+        self.session.user.role == ConsoleRole::Operator
     }
 }
 
@@ -233,10 +233,10 @@ fn badge(nav: &Nav, tab: Tab) -> Markup {
 }
 
 fn user_menu(site: &Site, visitor: &PageViewer, polls: bool) -> Markup {
-    let person = &visitor.session.person;
+    let user = &visitor.session.user;
     html! {
         div.who {
-            span { (person.role.as_str()) " " b { (text(&person.name)) } }
+            span { (user.role.as_str()) " " b { (text(&user.name)) } }
             button #zone type="button" hidden {}
             @if polls { button #pause type="button" aria-pressed="false" hidden { "Stop refreshing" } }
             form method="post" action=(site.path("/logout")) { (csrf(visitor)) button.plain { "Sign out" } }

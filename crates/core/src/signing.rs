@@ -103,7 +103,7 @@ pub struct SignedIdentity {
 
 impl StoredSecret {
     /// Makes a secret with an id derived from it: of a configuration, or a test.
-    fn named(secret: &[u8]) -> Self {
+    fn with_derived_id(secret: &[u8]) -> Self {
         let [a, b, c, d, ..] = blake3::derive_key("oncely 2026-11-22 signing key id v1", secret);
         Self { id: format!("{:08x}", u32::from_be_bytes([a, b, c, d])), secret: secret.to_vec() }
     }
@@ -131,9 +131,10 @@ impl SigningKey {
 impl Ring {
     fn new(context: &str, signing: Option<&[u8]>, known: &[&[u8]], stored: &StoredSecrets) -> Self {
         let derive = |stored: &StoredSecret| SigningKey::derive(context, stored);
-        let configured = known.iter().map(|secret| derive(&StoredSecret::named(secret)));
+        let configured = known.iter().map(|secret| derive(&StoredSecret::with_derived_id(secret)));
         Self {
-            signing: signing.map_or_else(|| derive(&stored.signing), |one| derive(&StoredSecret::named(one))),
+            signing: signing
+                .map_or_else(|| derive(&stored.signing), |one| derive(&StoredSecret::with_derived_id(one))),
             known: configured
                 .chain(std::iter::once(&stored.signing).chain(&stored.accepted).map(derive))
                 .collect(),
@@ -179,7 +180,7 @@ impl SigningKeys {
         known: impl IntoIterator<Item = &'a [u8]>,
         secret: &[u8],
     ) -> Self {
-        let stored = StoredSecrets { signing: StoredSecret::named(secret), accepted: Vec::new() };
+        let stored = StoredSecrets { signing: StoredSecret::with_derived_id(secret), accepted: Vec::new() };
         let known: Vec<&[u8]> = known.into_iter().collect();
         Self::new(signing, &known, &SigningSecrets { identity: stored.clone(), letter: stored })
     }

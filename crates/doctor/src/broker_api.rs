@@ -30,7 +30,7 @@ pub(super) async fn run_checks(config: &Config, management: &Management, found: 
     let mut default_limit = None;
     match management.version().await {
         Ok(version) => {
-            found.read("mq.version", format!("RabbitMQ {version}"));
+            found.add_read("mq.version", format!("RabbitMQ {version}"));
             let major = version.split('.').next().and_then(|major| major.parse::<u32>().ok());
             if major.is_some_and(|major| major < 4) {
                 let what =
@@ -50,7 +50,7 @@ pub(super) async fn run_checks(config: &Config, management: &Management, found: 
         }
     }
     for check in ["mq.policies", "mq.limits", "mq.routes"] {
-        found.read(check, format!("the queues of {} consumers", config.consumers.len()));
+        found.add_read(check, format!("the queues of {} consumers", config.consumers.len()));
     }
 }
 
@@ -105,7 +105,7 @@ async fn queue(
 /// Compares a queue with another owner with Oncely's own declaration.
 fn foreign(queue: &str, facts: &QueueFacts, place: &str, found: &mut CheckFindings) {
     const CHECK: &str = "mq.queue";
-    found.read(CHECK, format!("{queue}: {}, durable {}", facts.kind, facts.durable));
+    found.add_read(CHECK, format!("{queue}: {}, durable {}", facts.kind, facts.durable));
     let unfit = [
         (!["classic", "quorum"].contains(&facts.kind.as_str()), "is neither classic nor quorum"),
         (!facts.durable, "is not durable"),
@@ -165,7 +165,7 @@ fn consumer_timeout(
     let timeout = facts.lowest("consumer-timeout").and_then(|millis| u64::try_from(millis).ok());
     if let Some(timeout) = timeout.map(Duration::from_millis) {
         let longest = consumer.deadline * 2 + ASIDE;
-        found.read(CHECK, format!("{queue}: a consumer timeout of {}", span(timeout)));
+        found.add_read(CHECK, format!("{queue}: a consumer timeout of {}", span(timeout)));
         leased(consumer, queue, timeout, place, found);
         if timeout < longest {
             let what = format!(
@@ -231,7 +231,10 @@ async fn routes(
     );
     for (exchange, queue) in ways.into_iter().filter(|_| !topology.observes()) {
         let is_bound = management.bindings(&queue).await?.iter().any(|binding| binding.source == exchange);
-        found.read(CHECK, format!("{exchange} → {queue}: {}", if is_bound { "bound" } else { "not bound" }));
+        found.add_read(
+            CHECK,
+            format!("{exchange} → {queue}: {}", if is_bound { "bound" } else { "not bound" }),
+        );
         // A missing queue is reported elsewhere.
         if !is_bound && management.queue(&queue).await?.is_some() {
             let what = format!("{queue} is not bound to {exchange}: run `oncely topology apply`");

@@ -21,9 +21,9 @@ pub(super) async fn run_checks(config: &Config, found: &mut CheckFindings) {
             Ok::<_, sqlx::Error>(is_standby)
         };
         match is_standby.await {
-            Ok(true) => found.read("pg.reach", format!("{}: a standby", host.shown())),
+            Ok(true) => found.add_read("pg.reach", format!("{}: a standby", host.shown())),
             Ok(false) => {
-                found.read("pg.reach", format!("{}: takes writes", host.shown()));
+                found.add_read("pg.reach", format!("{}: takes writes", host.shown()));
                 primaries.push(host.shown());
             }
             Err(error) => {

@@ -16,7 +16,7 @@ pub(super) async fn run_checks(limits: &Limits, asking: &mut CheckSession<'_>) {
     let Some(clock) = ask!(asking, CHECK, pg::read_clock) else { return };
     let since = clock.database - TimeDelta::hours(1);
     if let Some(samples) = ask!(asking, CHECK, pg::identity_sample, since) {
-        asking.found.read(CHECK, format!("decisions of {} consumers in the last hour", samples.len()));
+        asking.found.add_read(CHECK, format!("decisions of {} consumers in the last hour", samples.len()));
         for sample in samples {
             identities(&sample, limits, asking.found);
         }
@@ -29,9 +29,10 @@ pub(super) async fn run_checks(limits: &Limits, asking: &mut CheckSession<'_>) {
             sum.1 += span.duplicates;
         }
         for (consumer, (delivered, duplicates)) in sums {
-            asking
-                .found
-                .read(CHECK, format!("{consumer}: {duplicates} of {delivered} deliveries were duplicates"));
+            asking.found.add_read(
+                CHECK,
+                format!("{consumer}: {duplicates} of {delivered} deliveries were duplicates"),
+            );
             if delivered >= limits.decisions && duplicates * 5 >= delivered * 2 {
                 let what = format!(
                     "{} of its deliveries of the last hour were duplicates: does a publisher send everything twice, or give different \
@@ -46,7 +47,7 @@ pub(super) async fn run_checks(limits: &Limits, asking: &mut CheckSession<'_>) {
 
 fn identities(sample: &IdentitySample, limits: &Limits, found: &mut CheckFindings) {
     let IdentitySample { consumer, decisions, without, conflicts, times, longest } = sample;
-    found.read(
+    found.add_read(
         CHECK,
         format!(
             "{consumer}: of {decisions} decisions {without} without a valid tenant or key, {conflicts} of keys with another payload, \

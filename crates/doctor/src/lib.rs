@@ -75,8 +75,8 @@ fn configuration(config: Option<&Config>, problems: &Problems, found: &mut Check
     }
     if let Some(config) = config {
         let names: Vec<_> = config.consumers.iter().map(|consumer| consumer.name.as_str()).collect();
-        found.read("config", format!("consumers {}", names.join(", ")));
-        preflight::secret_files(config, found);
+        found.add_read("config", format!("consumers {}", names.join(", ")));
+        preflight::check_secret_files(config, found);
     }
 }
 

@@ -61,7 +61,7 @@ pub(super) async fn run_checks(config: &Config, limits: &Limits, asking: &mut Ch
     let (living, silent): (Vec<LiveProcess>, Vec<LiveProcess>) =
         rows.into_iter().map(seen).partition(|seen| now - seen.row.last_seen_at <= pg::SILENT);
     for check in CHECKS {
-        asking.found.read(check, format!("{} processes live, {} are silent", living.len(), silent.len()));
+        asking.found.add_read(check, format!("{} processes live, {} are silent", living.len(), silent.len()));
     }
     relay(&living, asking.found);
     workers(config, &living, asking.found);
@@ -79,7 +79,7 @@ const TAKEN_OVER: TimeDelta = TimeDelta::minutes(10);
 async fn leases(living: &[LiveProcess], now: DateTime<Utc>, asking: &mut CheckSession<'_>) {
     const CHECK: &str = "live.leases";
     let Some(leases) = ask!(asking, CHECK, pg::held_counts, now) else { return };
-    asking.found.read(CHECK, format!("{} consumers with keys that are held", leases.len()));
+    asking.found.add_read(CHECK, format!("{} consumers with keys that are held", leases.len()));
     for held in leases.into_iter().filter(|held| now - held.first_end > TAKEN_OVER) {
         let has_worker =
             living.iter().flat_map(|seen| &seen.beats).any(|beat| beat.consumer == held.consumer);
@@ -212,7 +212,7 @@ async fn paused(limits: &Limits, asking: &mut CheckSession<'_>) {
     const CHECK: &str = "live.paused";
     let Some(clock) = ask!(asking, CHECK, pg::read_clock) else { return };
     let Some(pauses) = ask!(asking, CHECK, pg::pauses) else { return };
-    asking.found.read(CHECK, format!("{} pauses", pauses.len()));
+    asking.found.add_read(CHECK, format!("{} pauses", pauses.len()));
     for Pause { consumer, paused_at, paused_until, paused_by, reason } in pauses {
         let age = clock.database - paused_at;
         asking.found.quoted.push(QuotedText::Words(reason.clone()));

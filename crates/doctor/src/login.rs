@@ -14,7 +14,7 @@ pub(super) async fn role(said: Option<Role>, asking: &mut CheckSession<'_>) -> R
     let role = said.or_else(|| Role::ALL.into_iter().find(|role| has(*role))).unwrap_or(Role::Worker);
     let login = roles.first().map(|one| one.login.clone()).unwrap_or_default();
     let listed: Vec<&str> = Role::ALL.iter().filter(|role| has(**role)).map(|role| role.name()).collect();
-    asking.found.read(CHECK, format!("the login {login} has the roles {}", listed.join(", ")));
+    asking.found.add_read(CHECK, format!("the login {login} has the roles {}", listed.join(", ")));
     if !has(role) && roles.iter().any(|one| one.role == role.name()) {
         let what = format!("the login {login} lacks the role {0}: grant {0} to {login}", role.name());
         asking.found.error(CHECK, "postgres.url", what);
@@ -42,7 +42,7 @@ pub(super) async fn powers(asking: &mut CheckSession<'_>) {
 fn judge(powers: &LoginPrivileges, found: &mut CheckFindings) {
     const CHECK: &str = "pg.powers";
     let login = powers.login.as_str();
-    found.read(CHECK, format!("the login {login}, with the roles {}", powers.roles.join(", ")));
+    found.add_read(CHECK, format!("the login {login}, with the roles {}", powers.roles.join(", ")));
     if powers.superuser {
         let what = "is a superuser: it may change keys, the trail and everything else, and so may SQL injected into a \
                     handler; give each process a login of its own";

@@ -50,7 +50,7 @@ pub(super) async fn run_checks(config: &Config, limits: &Limits, asking: &mut Ch
 
 fn partitions(state: &MaintenanceState, found: &mut CheckFindings) {
     const CHECK: &str = "pg.partitions";
-    found.read(CHECK, format!("partitions until {:?}", state.partitions_until));
+    found.add_read(CHECK, format!("partitions until {:?}", state.partitions_until));
     match state.partitions_until.map(|until| until - state.now) {
         None => found.warning(CHECK, "oncely.audit", "there is no partition but the default one"),
         Some(ahead) if ahead < AHEAD => {
@@ -77,7 +77,7 @@ async fn default_partition(state: &MaintenanceState, asking: &mut CheckSession<'
         Some(state.default_rows > 0)
     };
     let Some(has_rows) = has_rows else { return };
-    asking.found.read(
+    asking.found.add_read(
         CHECK,
         format!("oncely.audit_default: {} bytes, about {} rows", state.default_bytes, state.default_rows),
     );
@@ -90,7 +90,7 @@ async fn default_partition(state: &MaintenanceState, asking: &mut CheckSession<'
 fn maintenance(config: &Config, state: &MaintenanceState, found: &mut CheckFindings) {
     const CHECK: &str = "pg.maintenance";
     let age = state.now - state.clock_seen_at;
-    found.read(CHECK, format!("the clock was last checked at {}", state.clock_seen_at));
+    found.add_read(CHECK, format!("the clock was last checked at {}", state.clock_seen_at));
     if age > LOOKED {
         let what = format!(
             "the database's clock was not checked for {}: no relay maintains the tables, nothing is collected",
@@ -119,7 +119,7 @@ fn maintenance(config: &Config, state: &MaintenanceState, found: &mut CheckFindi
 
 fn sealed(state: &MaintenanceState, found: &mut CheckFindings) {
     const CHECK: &str = "trail.sealed";
-    found.read(CHECK, format!("sealed up to about {:?}", state.sealing_since));
+    found.add_read(CHECK, format!("sealed up to about {:?}", state.sealing_since));
     match state.sealing_since.map(|since| state.now - since) {
         None => found.info(CHECK, "oncely.audit", "no seal was begun yet: a relay begins within the hour"),
         Some(age) if age > SEALED => {
@@ -137,7 +137,7 @@ async fn secrets(asking: &mut CheckSession<'_>) {
     const CHECK: &str = "secrets";
     let Some(now) = ask!(asking, CHECK, pg::database_time) else { return };
     let Some(secrets) = ask!(asking, CHECK, pg::list_secrets) else { return };
-    asking.found.read(CHECK, format!("{} keys", secrets.len()));
+    asking.found.add_read(CHECK, format!("{} keys", secrets.len()));
     for secret in secrets {
         let about = format!("the key {} of {}", secret.id, secret.purpose);
         let age = now - secret.created_at;
@@ -157,14 +157,14 @@ async fn horizon(config: &Config, state: &MaintenanceState, asking: &mut CheckSe
     const CHECK: &str = "horizon";
     let Some(letters) = ask!(asking, CHECK, pg::waiting_letters) else { return };
     let Some(known) = ask!(asking, CHECK, pg::known_consumers) else { return };
-    asking.found.read(CHECK, format!("{} consumers with waiting dead letters", letters.len()));
+    asking.found.add_read(CHECK, format!("{} consumers with waiting dead letters", letters.len()));
     for consumer in &config.consumers {
         let name = consumer.name.as_str();
         let Some(letter) = letters.iter().find(|letter| letter.consumer == name) else { continue };
         let age = (state.now - letter.oldest).to_std().unwrap_or_default();
         let retention = known.iter().find(|known| known.consumer == name).map(|known| known.retention);
         let retention = retention.unwrap_or(consumer.retention);
-        asking.found.read(CHECK, format!("{name}: the oldest waits for {}", span(age)));
+        asking.found.add_read(CHECK, format!("{name}: the oldest waits for {}", span(age)));
         let place = format!("consumers.{name}");
         if age > retention {
             let what = format!(
@@ -195,7 +195,7 @@ async fn quota(asking: &mut CheckSession<'_>) {
     let Some(over) = ask!(asking, CHECK, pg::over_quota, NAMED) else { return };
     asking
         .found
-        .read(CHECK, format!("{} tenants over their quota (up to {NAMED} are looked for)", over.len()));
+        .add_read(CHECK, format!("{} tenants over their quota (up to {NAMED} are looked for)", over.len()));
     for TenantOverQuota { tenant, left_out } in over {
         let what = format!(
             "the messages of {left_out} open dead letters of the tenant {} are in the dead-letter queue alone: they did not fit into its quota",
@@ -209,7 +209,7 @@ async fn unknown(asking: &mut CheckSession<'_>) {
     const CHECK: &str = "letters.unknown";
     let reason = Reason::OutcomeUnknown.as_str();
     let Some(letters) = ask!(asking, CHECK, pg::waiting_letters_of, reason) else { return };
-    asking.found.read(CHECK, format!("{} consumers with such letters", letters.len()));
+    asking.found.add_read(CHECK, format!("{} consumers with such letters", letters.len()));
     for letter in letters {
         let what = format!(
             "{} waiting as {reason}: a step may have taken effect; check whether it did (`oncely failed list \
@@ -226,7 +226,9 @@ async fn encryption(config: &Config, asking: &mut CheckSession<'_>) {
     let known = config.encryption.as_ref().map_or(&[][..], |settings| settings.ids.as_slice());
     let told: Vec<String> = used.iter().map(|one| format!("{} {}", one.key, one.letters)).collect();
     let told = if told.is_empty() { "none".to_owned() } else { told.join(", ") };
-    asking.found.read(CHECK, format!("keys here: {}; encrypted letters by key: {told}", known.join(", ")));
+    asking
+        .found
+        .add_read(CHECK, format!("keys here: {}; encrypted letters by key: {told}", known.join(", ")));
     for KeyUse { key, letters } in used.into_iter().filter(|one| !known.contains(&one.key)) {
         let what = format!(
             "the bodies of {letters} dead letters are encrypted with key {}, which this process does not have",
@@ -240,7 +242,7 @@ async fn skew(limits: &Limits, asking: &mut CheckSession<'_>) {
     const CHECK: &str = "time.skew";
     let Some(clock) = ask!(asking, CHECK, pg::read_clock) else { return };
     let apart = clock.database - clock.here;
-    asking.found.read(
+    asking.found.add_read(
         CHECK,
         format!(
             "the database's clock is {} ms ahead, give or take {} ms",

@@ -29,7 +29,7 @@ pub(super) async fn run_checks(config: &Config, scope: &CheckSelection, found: &
             None => report_unreachable(found, &server, &error),
         };
     }
-    found.read("redis.reach", server);
+    found.add_read("redis.reach", server);
     if let Ok(tls) = settings.redis_tls() {
         preflight::REDIS.report_protection(tls.as_ref(), settings.allow_plaintext, found);
     }
@@ -59,7 +59,7 @@ async fn sentinels(mirror: &Mirror, found: &mut CheckFindings) {
         match said {
             Ok(Some(place)) => {
                 let master = shown_place(&place);
-                found.read("redis.reach", format!("Sentinel at {sentinel}: the master is at {master}"));
+                found.add_read("redis.reach", format!("Sentinel at {sentinel}: the master is at {master}"));
                 masters.insert(master);
             }
             Ok(None) => {
@@ -92,7 +92,7 @@ fn judge(facts: &RedisFacts, budget: std::time::Duration, found: &mut CheckFindi
     let RedisFacts { version, used_memory, max_memory, policy, is_replica, is_cluster: _, latency } = facts;
     let size = |count: u64| bytes(i64::try_from(count).unwrap_or(i64::MAX));
     let most = if *max_memory == 0 { "no bound".to_owned() } else { size(*max_memory) };
-    found.read("redis.memory", format!("{version}: {} in use, {most}, {policy}", size(*used_memory)));
+    found.add_read("redis.memory", format!("{version}: {} in use, {most}, {policy}", size(*used_memory)));
     if policy == "noeviction" && *max_memory > 0 && used_memory / 9 >= max_memory / 10 {
         let what = format!(
             "{} of {most} are in use, and nothing is evicted: new entries are refused, duplicates then cost more",
@@ -100,12 +100,12 @@ fn judge(facts: &RedisFacts, budget: std::time::Duration, found: &mut CheckFindi
         );
         found.warning("redis.memory", "maxmemory", what);
     }
-    found.read("redis.role", if *is_replica { "replica" } else { "primary" });
+    found.add_read("redis.role", if *is_replica { "replica" } else { "primary" });
     if *is_replica {
         found.warning("redis.role", "redis.url", "is a replica: the relay can write nothing there");
     }
     judge_cluster(facts, found);
-    found.read("redis.latency", format!("{latency:?} a round trip, the budget is {budget:?}"));
+    found.add_read("redis.latency", format!("{latency:?} a round trip, the budget is {budget:?}"));
     if *latency > budget {
         let what = format!(
             "is {}, and Redis takes {} for a round trip: the mirror is bypassed; lengthen it, or bring Redis nearer",

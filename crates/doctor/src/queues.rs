@@ -18,7 +18,7 @@ pub(crate) async fn reach(config: &Config, found: &mut CheckFindings) -> Option<
     let server = config.rabbitmq.shown();
     match connect(&config.rabbitmq, "oncely preflight").await {
         Ok(connection) => {
-            found.read("mq.reach", server);
+            found.add_read("mq.reach", server);
             if let Ok(tls) = config.rabbitmq.amqp_tls() {
                 RABBITMQ.report_protection(tls.as_ref(), config.rabbitmq.allow_plaintext, found);
             }
@@ -84,7 +84,7 @@ pub(crate) async fn queues(
                             format!("there is no exchange {names} at {server}"),
                         );
                     }
-                    found.read(
+                    found.add_read(
                         "mq.bindings",
                         format!("{}: exchanges of {} bindings", topology.queue(), consumer.bindings.len()),
                     );
@@ -135,7 +135,7 @@ fn judge(topology: &Topology, report: &TopologyReport, server: &str, place: &str
             _ => None,
         };
         let ready = ready.map(|ready| format!(", {ready} messages are ready")).unwrap_or_default();
-        found.read(check, format!("{}: looked for, and declared once more{ready}", topology.queue()));
+        found.add_read(check, format!("{}: looked for, and declared once more{ready}", topology.queue()));
         let (queues, exchanges) = (of(&report.missing_queues), of(&report.missing_exchanges));
         let missing = [("queues", queues), ("exchanges", exchanges)];
         let missing: Vec<String> = missing
@@ -158,5 +158,5 @@ fn judge(topology: &Topology, report: &TopologyReport, server: &str, place: &str
             found.add(check, super::Verdict::Skipped, place, what);
         }
     }
-    found.read("mq.user", format!("{}: what it may look at and declare", topology.queue()));
+    found.add_read("mq.user", format!("{}: what it may look at and declare", topology.queue()));
 }

@@ -56,7 +56,7 @@ fn consumers(reports: &[(String, Topology, TopologyReport)], found: &mut CheckFi
     for (consumer, topology, report) in reports {
         let (Some(ready), Some(subscriptions)) = (report.ready, report.subscriptions) else { continue };
         let queue = topology.queue();
-        found.read(CHECK, format!("{queue}: {ready} messages are ready, {subscriptions} subscriptions"));
+        found.add_read(CHECK, format!("{queue}: {ready} messages are ready, {subscriptions} subscriptions"));
         if ready > 0 && subscriptions == 0 {
             let what = format!("{ready} messages wait in {queue}, which has no subscriber");
             found.error(CHECK, format!("consumers.{consumer}"), what);
@@ -77,10 +77,11 @@ async fn publishing(
     };
     match probe(&connection, "", limit).await {
         Ok(PublishAcceptance::Takes) => {
-            found.read("mq.alarms", "a message to a queue that does not exist came back")
+            found.add_read("mq.alarms", "a message to a queue that does not exist came back")
         }
         Ok(PublishAcceptance::Refuses) => {
-            found.read("mq.alarms", "the broker reads; this user may not publish to the default exchange");
+            found
+                .add_read("mq.alarms", "the broker reads; this user may not publish to the default exchange");
         }
         Ok(PublishAcceptance::Blocked) => {
             let what = "the broker takes no messages (a memory or disk alarm): copies, events and publishers wait; look with \
@@ -115,7 +116,7 @@ async fn permission(
     }
     match probe(connection, &exchange, limit).await {
         Ok(PublishAcceptance::Takes) => {
-            found.read(CHECK, format!("{exchange}: a message without a delay came back"))
+            found.add_read(CHECK, format!("{exchange}: a message without a delay came back"))
         }
         Ok(PublishAcceptance::Refuses) => {
             let what =

@@ -20,7 +20,7 @@ pub(super) async fn cluster(config: &Config, found: &mut CheckFindings) {
 
 /// Reports a node of a cluster.
 pub(crate) fn judge_cluster(facts: &RedisFacts, found: &mut CheckFindings) {
-    found.read("redis.cluster", format!("cluster mode: {}", facts.is_cluster));
+    found.add_read("redis.cluster", format!("cluster mode: {}", facts.is_cluster));
     if facts.is_cluster {
         found.error("redis.cluster", "redis.url", IN_CLUSTER);
     }

@@ -19,7 +19,7 @@ pub(super) async fn run_checks(config: &Config, limits: &Limits, asking: &mut Ch
     xmin(limits, asking).await;
     slots(limits, asking).await;
     if let Some(invalid) = ask!(asking, "pg.indexes", pg::invalid_indexes) {
-        asking.found.read("pg.indexes", format!("{} invalid indexes", invalid.len()));
+        asking.found.add_read("pg.indexes", format!("{} invalid indexes", invalid.len()));
         for index in invalid {
             let what = format!("oncely.{index} is invalid: reindex index concurrently oncely.{index}");
             asking.found.warning("pg.indexes", index, what);
@@ -40,7 +40,7 @@ fn durability(config: &Config, settings: &ServerSettings, found: &mut CheckFindi
     let ServerSettings { synchronous_commit, synchronous_standby_names, standbys, physical_slots, .. } =
         settings;
     let on = |is: bool| if is { "on" } else { "off" };
-    found.read(
+    found.add_read(
         CHECK,
         format!(
             "fsync {}, full_page_writes {}, synchronous_commit {synchronous_commit}, synchronous_standby_names \
@@ -103,8 +103,10 @@ fn timeouts(config: &Config, settings: &ServerSettings, found: &mut CheckFinding
     const CHECK: &str = "pg.timeouts";
     let millis = |limit: i64| Duration::from_millis(u64::try_from(limit).unwrap_or(0));
     let (idle, transaction) = (millis(settings.idle_session_timeout), millis(settings.transaction_timeout));
-    found
-        .read(CHECK, format!("idle_session_timeout {idle:?}, transaction_timeout {transaction:?} (0: none)"));
+    found.add_read(
+        CHECK,
+        format!("idle_session_timeout {idle:?}, transaction_timeout {transaction:?} (0: none)"),
+    );
     if !idle.is_zero() {
         let what = format!(
             "is {} for this login: idle lanes lose their sessions; alter role … set idle_session_timeout = 0",
@@ -143,14 +145,14 @@ async fn xmin(limits: &Limits, asking: &mut CheckSession<'_>) {
                 transaction.application, transaction.login
             ),
         };
-        asking.found.read(CHECK, format!("{who}, {} old", span(age)));
+        asking.found.add_read(CHECK, format!("{who}, {} old", span(age)));
         if age > limits.transaction {
             is_old = true;
             let what = format!("{who} has held back vacuum for {}", span(age));
             asking.found.warning(CHECK, transaction.application.as_str(), what);
         }
     }
-    asking.found.read(CHECK, format!("{} transactions that hold back vacuum", oldest.len()));
+    asking.found.add_read(CHECK, format!("{} transactions that hold back vacuum", oldest.len()));
     if let (false, Some(login)) = (is_old, hidden) {
         let why =
             format!("{login} is not told about other users' sessions: grant pg_read_all_stats to {login}");
@@ -166,7 +168,7 @@ async fn bloat(settings: &ServerSettings, limits: &Limits, asking: &mut CheckSes
     let Some(tables) = ask!(asking, CHECK, pg::dead_rows) else { return };
     for table in tables {
         let place = format!("oncely.{}", table.relation);
-        asking.found.read(CHECK, format!("{place}: {} rows, {} dead", table.live, table.dead));
+        asking.found.add_read(CHECK, format!("{place}: {} rows, {} dead", table.live, table.dead));
         if !table.autovacuum {
             asking.found.warning(CHECK, place.as_str(), "autovacuum is turned off for this table");
         }
@@ -185,12 +187,13 @@ async fn bloat(settings: &ServerSettings, limits: &Limits, asking: &mut CheckSes
 async fn slots(limits: &Limits, asking: &mut CheckSession<'_>) {
     const CHECK: &str = "pg.slots";
     let Some(slots) = ask!(asking, CHECK, pg::replication_slots) else { return };
-    asking.found.read(CHECK, format!("{} slots", slots.len()));
+    asking.found.add_read(CHECK, format!("{} slots", slots.len()));
     for slot in slots {
         let state = if slot.active { "active" } else { "inactive" };
-        asking
-            .found
-            .read(CHECK, format!("{}: {state}, {}, keeps {}", slot.name, slot.wal_status, bytes(slot.held)));
+        asking.found.add_read(
+            CHECK,
+            format!("{}: {state}, {}, keeps {}", slot.name, slot.wal_status, bytes(slot.held)),
+        );
         if matches!(slot.wal_status.as_str(), "unreserved" | "lost") {
             let what = format!(
                 "its log is {}: the reader can't go on from it; drop the slot and make the reader anew",

@@ -66,7 +66,7 @@ impl ServiceClient {
         let mut onward = Request::new(body);
         *onward.method_mut() = parts.method;
         *onward.headers_mut() = parts.headers;
-        framed(&mut onward);
+        set_framing(&mut onward);
         let mut uri = parts.uri.into_parts();
         uri.scheme = Some(self.scheme.clone());
         uri.authority = Some(self.authority.clone());
@@ -78,7 +78,7 @@ impl ServiceClient {
 
 /// Sets a `Content-Length` or chunked coding. By default hyper sets none for an empty body, which some servers refuse, and assumes that a
 /// GET has no body.
-fn framed(request: &mut Request<Body>) {
+fn set_framing(request: &mut Request<Body>) {
     let has_none = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
     match request.body().size_hint().exact() {
         Some(0) if has_none => {}

@@ -30,15 +30,15 @@ impl SqlHandler {
 
     /// Returns the statement that runs it on a whole batch: `$1`.
     pub(super) async fn together(&self, connection: &mut PgConnection) -> Result<SqlStr, sqlx::Error> {
-        Ok(safe(&self.calls(connection).await?.together))
+        Ok(safe(&self.statements(connection).await?.together))
     }
 
     /// Returns the statement that does the same in a transaction of its own, with the claim before it and the records after it.
     pub(super) async fn fresh(&self, connection: &mut PgConnection) -> Result<SqlStr, sqlx::Error> {
-        Ok(safe(&self.calls(connection).await?.fresh))
+        Ok(safe(&self.statements(connection).await?.fresh))
     }
 
-    async fn calls(&self, connection: &mut PgConnection) -> Result<&HandlerStatements, sqlx::Error> {
+    async fn statements(&self, connection: &mut PgConnection) -> Result<&HandlerStatements, sqlx::Error> {
         if let Some(calls) = self.calls.get() {
             return Ok(calls);
         }

@@ -121,7 +121,7 @@ impl HandlerAnswer {
     }
 
     /// Takes the failure that this answer stands for.
-    pub(super) fn failure(&mut self) -> Option<HandlerError> {
+    pub(super) fn take_failure(&mut self) -> Option<HandlerError> {
         self.failure.take().and_then(FailureResponse::take)
     }
 

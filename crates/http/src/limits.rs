@@ -27,14 +27,18 @@ impl Default for RequestLimits {
 }
 
 impl RequestLimits {
-    fn bytes(&self, max_request: usize) -> usize {
+    /// Returns the maximum number of request bytes: as set, or else [`BYTES`], or twice the longest request if that is more.
+    fn max_bytes(&self, max_request: usize) -> usize {
         self.bytes.unwrap_or_else(|| BYTES.max(max_request.saturating_mul(2)))
     }
 
     /// Reports limits that are out of range through `require`. `max_request`: the maximum size of a request in bytes.
     pub(super) fn check(&self, max_request: usize, require: &mut impl FnMut(bool, &str)) {
         require((1..=MOST_REQUESTS).contains(&self.requests), "max_at_work: 1 to 1,000,000 requests");
-        require(self.bytes(max_request) >= max_request, "max_bytes_at_work: as many as max_request at least");
+        require(
+            self.max_bytes(max_request) >= max_request,
+            "max_bytes_at_work: as many as max_request at least",
+        );
         require(
             !self.read.is_zero() && self.read <= LONGEST_READ,
             "read_limit: more than nothing, and 10 minutes at most",
@@ -72,7 +76,7 @@ pub(super) struct RequestPermit {
 
 impl RequestLimiter {
     pub(super) fn new(limits: &RequestLimits, max_request: usize) -> Self {
-        let bytes = limits.bytes(max_request).min(Semaphore::MAX_PERMITS);
+        let bytes = limits.max_bytes(max_request).min(Semaphore::MAX_PERMITS);
         Self {
             requests: Arc::new(Semaphore::new(limits.requests)),
             bytes: Arc::new(Semaphore::new(bytes)),

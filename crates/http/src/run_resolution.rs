@@ -70,7 +70,7 @@ impl RunResolution {
             Ok(Err(error)) => return Self::failed_run(error.to_string()),
             Err(_) => return Self::failed_run("the handler has panicked".to_owned()),
         };
-        if let Some(error) = answer.failure() {
+        if let Some(error) = answer.take_failure() {
             return Self::of_failure(error);
         }
         if answer.is_stored(settings, is_taken) {

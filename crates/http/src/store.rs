@@ -61,15 +61,15 @@ impl Store {
 
     /// Returns whether this consumer is registered.
     pub(super) fn knows(&self, consumer: &IdentityPart) -> bool {
-        self.known().has(consumer)
+        self.lock_registrations().has(consumer)
     }
 
     fn is_prepared(&self, consumer: &IdentityPart) -> bool {
-        let known = self.known();
+        let known = self.lock_registrations();
         known.has(consumer) && known.is_on_time()
     }
 
-    fn known(&self) -> MutexGuard<'_, RegistrationCache> {
+    fn lock_registrations(&self) -> MutexGuard<'_, RegistrationCache> {
         // Every change leaves it consistent.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -110,7 +110,7 @@ impl Store {
         let now = pg::read_clock(&mut transaction).await?.database;
         transaction.commit().await?;
         self.clock.set(now, asked);
-        let mut known = self.known();
+        let mut known = self.lock_registrations();
         known.registered.insert(consumer.clone());
         known.asked = Some(belief);
         Ok(true)

@@ -256,7 +256,7 @@ impl<S: StepStore> Run<S> {
             StepState::Run | StepState::Repeat => self.call(step, self.call_of(&begun), call).await,
             StepState::Unknown => match ask(self.call_of(&begun)).await? {
                 Some(found) => {
-                    self.happened(step, &found).await?;
+                    self.store_result(step, &found).await?;
                     Ok(found)
                 }
                 None => {
@@ -355,7 +355,7 @@ impl<S: StepStore> Run<S> {
         at("lease.call.after");
         match called {
             Ok(found) => {
-                self.happened(step, &found).await?;
+                self.store_result(step, &found).await?;
                 Ok(found)
             }
             Err(StepError::Unknown(error)) => Err(HandlerError::transient(format!("{error:#}"))),
@@ -370,7 +370,7 @@ impl<S: StepStore> Run<S> {
     }
 
     /// Stores the result of a call that happened. If it can never be stored, an operator has to examine the key.
-    async fn happened<T: Serialize>(&self, step: &Step, found: &T) -> Result<(), HandlerError> {
+    async fn store_result<T: Serialize>(&self, step: &Step, found: &T) -> Result<(), HandlerError> {
         let stored = async { self.pay(UnrecordedOutcome::Done(step.name(), self.write(step, found)?)).await };
         stored.await.map_err(|error| step.unstored(error))
     }

@@ -256,7 +256,7 @@ impl<S: LeaseStore> LeaseRunner<S> {
                 Ok(response) => me.complete(&run, response).await,
                 Err(error) => {
                     run.pay_owed().await;
-                    me.failed(&run, error).await
+                    me.fail(&run, error).await
                 }
             }
         });
@@ -357,7 +357,7 @@ impl<S: LeaseStore> LeaseRunner<S> {
         }
     }
 
-    async fn failed(&self, run: &Run<S>, error: HandlerError) -> Result<RunOutcome, StoreError> {
+    async fn fail(&self, run: &Run<S>, error: HandlerError) -> Result<RunOutcome, StoreError> {
         let unknown = matches!(error, HandlerError::OutcomeUnknown(_)).then_some(Reason::OutcomeUnknown);
         let fault = match error.into_fault() {
             PgFault::Fault(fault) => fault,

@@ -96,7 +96,7 @@ impl Erasure<'_> {
         pg::take_time(&mut session.connection).await?;
         // Recorded before the first row is deleted, so that the start is known however the run ends.
         self.record(session, "begin erase", &receipt).await?;
-        self.letters(config, session, &mut receipt).await?;
+        self.discard_letters(config, session, &mut receipt).await?;
         for (table, count) in [
             (TenantTable::DeadLetters, &mut receipt.letters),
             (TenantTable::Events, &mut receipt.events),
@@ -109,8 +109,8 @@ impl Erasure<'_> {
         for table in [TenantTable::TenantLimits, TenantTable::LetterUsage, TenantTable::LetterGrowth] {
             receipt.limits += pg::erase_rows(&mut session.connection, table, self.tenant).await?;
         }
-        self.keys(config, session, &mut receipt).await?;
-        self.trail(session, &mut receipt).await?;
+        self.erase_keys(config, session, &mut receipt).await?;
+        self.erase_trail(session, &mut receipt).await?;
         let connection = &mut session.connection;
         receipt.actions = pg::erase_actions(connection, self.tenant, &receipt.pseudonym).await?;
         let now = session.clock.now();
@@ -123,7 +123,7 @@ impl Erasure<'_> {
     }
 
     /// Discards letters, then removes their copies.
-    async fn letters(
+    async fn discard_letters(
         &self,
         config: &Config,
         session: &mut Session,
@@ -151,7 +151,7 @@ impl Erasure<'_> {
     }
 
     /// Deletes keys, each after its tag.
-    async fn keys(
+    async fn erase_keys(
         &self,
         config: &Config,
         session: &mut Session,
@@ -202,7 +202,7 @@ impl Erasure<'_> {
     }
 
     /// Erases the trail, one sealed span after another.
-    async fn trail(&self, session: &mut Session, receipt: &mut Receipt) -> anyhow::Result<()> {
+    async fn erase_trail(&self, session: &mut Session, receipt: &mut Receipt) -> anyhow::Result<()> {
         let salt = [*Uuid::new_v4().as_bytes(), *Uuid::new_v4().as_bytes()].concat();
         let pseudonym = (!self.deletes_trail).then_some(receipt.pseudonym.as_str());
         let mut place = 0;

@@ -43,7 +43,7 @@ pub struct PlannedLetter {
 impl PlannedLetter {
     /// Returns the letter that it stands for.
     #[must_use]
-    pub fn named(&self) -> TenantLetter {
+    pub fn tenant_letter(&self) -> TenantLetter {
         (self.tenant.clone(), Letter { id: self.id, generation: u32::try_from(self.generation).unwrap_or(0) })
     }
 }

@@ -42,12 +42,12 @@ impl SessionFactory {
 
     /// Opens a session.
     pub async fn open(&self, application: &str) -> Result<Session, NoSession> {
-        self.admitted(Session::open(&self.settings, application).await?).await
+        self.require_admitted(Session::open(&self.settings, application).await?).await
     }
 
     /// Opens a session for handlers and the statements around them (see `Session::open_for_handlers`).
     pub async fn open_for_handlers(&self, application: &str) -> Result<Session, NoSession> {
-        self.admitted(Session::open_for_handlers(&self.settings, application).await?).await
+        self.require_admitted(Session::open_for_handlers(&self.settings, application).await?).await
     }
 
     /// Returns whether an open session is still on the newest known timeline.
@@ -55,7 +55,7 @@ impl SessionFactory {
         self.timelines.admits(&session.cell.epoch)
     }
 
-    async fn admitted(&self, session: Session) -> Result<Session, NoSession> {
+    async fn require_admitted(&self, session: Session) -> Result<Session, NoSession> {
         if session.cell.name != self.cell {
             let found = session.cell.name.clone();
             session.close().await;

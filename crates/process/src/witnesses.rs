@@ -262,7 +262,7 @@ impl<K: Clone + Eq + Hash> Witnesses<K> {
         if has_failed {
             state.failed(key, now);
         }
-        let one = state.undecided(key, now);
+        let one = state.undecided_entry(key, now);
         let pause = Duration::from_millis(250) * 2_u32.pow(one.tries.min(7));
         one.tries += 1;
         (pause.min(Duration::from_secs(30)), one.since)
@@ -272,7 +272,7 @@ impl<K: Clone + Eq + Hash> Witnesses<K> {
     /// a minute, as several run one after another. Returns the time since which it waits for that, and whether the try counts.
     pub fn could_not_run_alone(&self, key: &K, now: Instant, behind_another: bool) -> (Instant, bool) {
         let mut state = self.lock();
-        let alone = state.undecided(key, now).alone.get_or_insert(WaitAlone { since: now, tries: 0 });
+        let alone = state.undecided_entry(key, now).alone.get_or_insert(WaitAlone { since: now, tries: 0 });
         let counts = !behind_another || now.saturating_duration_since(alone.since) >= UNCOUNTED;
         alone.tries += u32::from(counts);
         (alone.since, counts)
@@ -316,7 +316,7 @@ impl<K: Clone + Eq + Hash> Witnesses<K> {
 
 impl<K: Clone + Eq + Hash> WitnessState<K> {
     /// Returns the entry of a message that is here, undecided.
-    fn undecided(&mut self, key: &K, now: Instant) -> &mut UndecidedTry {
+    fn undecided_entry(&mut self, key: &K, now: Instant) -> &mut UndecidedTry {
         // Most entries belong to messages that another process has received. The others begin again.
         if self.undecided.len() >= MOST {
             self.undecided.clear();
@@ -334,7 +334,11 @@ impl<K: Clone + Eq + Hash> WitnessState<K> {
     fn failed(&mut self, key: &K, now: Instant) {
         self.clock += 1;
         let number = self.clock;
-        self.undecided(key, now).failed.get_or_insert(FirstFailure { number, at: now, is_witnessed: false });
+        self.undecided_entry(key, now).failed.get_or_insert(FirstFailure {
+            number,
+            at: now,
+            is_witnessed: false,
+        });
     }
 
     fn mark_witnessed(&mut self, key: &K) {

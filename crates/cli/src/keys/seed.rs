@@ -104,7 +104,7 @@ pub(super) async fn run(file: &Path, arguments: KeySeedArguments) -> crate::Verb
         refused: Vec::new(),
         conflicts: Vec::new(),
     };
-    let mut failure = seeding.all(&mut session, lines, || stop.is_cancelled()).await.err();
+    let mut failure = seeding.seed_all(&mut session, lines, || stop.is_cancelled()).await.err();
     seeding.bar.finish_and_clear();
     let is_over = failure.is_none() && !stop.is_cancelled();
     let SeedRun { counts, refused, conflicts, .. } = seeding;
@@ -224,7 +224,7 @@ struct SeedRun<'a> {
 
 impl SeedRun<'_> {
     /// Seeds the lines until their end, or until stopped. Without a session it only reads them.
-    async fn all(
+    async fn seed_all(
         &mut self,
         session: &mut Option<Session>,
         lines: SeedFile,
@@ -239,13 +239,13 @@ impl SeedRun<'_> {
                 Err(why) => self.refuse(number, why),
             }
             if batch.len() == BATCH {
-                self.batch(session, &mut batch).await?;
+                self.seed_batch(session, &mut batch).await?;
                 if stopped() {
                     return Ok(());
                 }
             }
         }
-        self.batch(session, &mut batch).await
+        self.seed_batch(session, &mut batch).await
     }
 
     fn refuse(&mut self, line: u64, why: String) {
@@ -258,7 +258,7 @@ impl SeedRun<'_> {
         }
     }
 
-    async fn batch(
+    async fn seed_batch(
         &mut self,
         session: &mut Option<Session>,
         batch: &mut Vec<(u64, Seed)>,

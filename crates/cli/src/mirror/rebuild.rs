@@ -87,7 +87,7 @@ pub(super) async fn run(file: &Path, arguments: MirrorRebuildArguments, times: T
     let recorded = pg::record_action(&mut session.connection, &action).await;
     recorded.context("recording it (role oncely_operator)")?;
     let mut walk = RebuildRun { since, until, queued: 0, rate: arguments.rate, bar: bar(), place: None };
-    let walked = walk.all(&mut session, &names, after, || stop.is_cancelled()).await;
+    let walked = walk.rebuild_all(&mut session, &names, after, || stop.is_cancelled()).await;
     walk.bar.finish_and_clear();
     let is_over = matches!(walked, Ok(true));
     action.verb = "rebuild_mirror";
@@ -124,8 +124,8 @@ struct RebuildRun {
 }
 
 impl RebuildRun {
-    /// Walks the keys of all consumers, from `after` on. Returns false if it was stopped.
-    async fn all(
+    /// Queues mirror records of all consumers' keys, from `after` on. Returns false if it was stopped.
+    async fn rebuild_all(
         &mut self,
         session: &mut Session,
         names: &[String],
@@ -139,7 +139,7 @@ impl RebuildRun {
                 }
                 _ => KeyPlace { completed_at: self.until, name: None },
             };
-            self.consumer(session, name, begin, &is_stopped).await?;
+            self.rebuild_consumer(session, name, begin, &is_stopped).await?;
             if is_stopped() {
                 return Ok(false);
             }
@@ -147,19 +147,19 @@ impl RebuildRun {
         Ok(true)
     }
 
-    /// Walks through a consumer's keys, the newest first, until its end or until stopped.
-    async fn consumer(
+    /// Queues mirror records of a consumer's keys, the newest first, until its last key or until stopped.
+    async fn rebuild_consumer(
         &mut self,
         session: &mut Session,
         consumer: &str,
         mut place: KeyPlace,
-        stopped: impl Fn() -> bool,
+        is_stopped: impl Fn() -> bool,
     ) -> anyhow::Result<()> {
         let batch = BATCH.min(self.rate);
         let each = Duration::from_secs_f64(f64::from(batch) / f64::from(self.rate));
         let most = i32::try_from(batch).unwrap_or(i32::MAX);
         self.bar.set_message(safe(consumer));
-        while !stopped() {
+        while !is_stopped() {
             let waiting = pg::mirror_queue_status(&mut session.connection).await?.records;
             if waiting >= WAITING {
                 tokio::time::sleep(PAUSE).await;

@@ -48,7 +48,7 @@ pub(crate) struct MessageDefaults {
 
 impl Envelope<'_> {
     /// Returns the body, which has one of three forms.
-    fn body(&self) -> Result<Vec<u8>, String> {
+    fn decode_body(&self) -> Result<Vec<u8>, String> {
         match (&self.payload, &self.body, &self.body_base64) {
             (Some(payload), None, None) => Ok(payload.get().as_bytes().to_vec()),
             (None, Some(text), None) => Ok(text.as_bytes().to_vec()),
@@ -62,7 +62,7 @@ impl Envelope<'_> {
 
     /// Returns the message to publish, or the line's error.
     pub(super) fn message(self, frame: &MessageDefaults) -> Result<Copy, String> {
-        let body = self.body()?;
+        let body = self.decode_body()?;
         let MessageDefaults { exchange, routing_key, tenant_header, properties } = frame;
         let mut properties = properties.clone();
         let mut headers: FieldTable = properties.headers().clone().unwrap_or_default();

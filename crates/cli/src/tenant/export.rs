@@ -67,12 +67,12 @@ pub(super) async fn run(file: &Path, arguments: TenantExportArguments) -> crate:
     let mut export =
         Export { connection, tenant, masks, cipher, counts: ExportCounts::default(), is_read: true };
     let began = pg::database_time(&mut export.connection).await?;
-    export.keys().await?;
-    export.trail(began).await?;
-    export.letters().await?;
-    export.events().await?;
+    export.export_keys().await?;
+    export.export_trail(began).await?;
+    export.export_letters().await?;
+    export.export_events().await?;
     let counts = export.counts;
-    export.line(
+    export.write_line(
         "export",
         json!({ "tenant": tenant, "exported_at": began, "revealed": arguments.reveal, "counts": counts }),
     )?;
@@ -105,12 +105,12 @@ struct Export<'a> {
 
 impl Export<'_> {
     /// Writes a line.
-    fn line(&mut self, kind: &str, value: Value) -> anyhow::Result<()> {
+    fn write_line(&mut self, kind: &str, value: Value) -> anyhow::Result<()> {
         self.is_read = self.is_read && output::print_json_line(&format!("oncely.tenant.{kind}/1"), value)?;
         Ok(())
     }
 
-    async fn keys(&mut self) -> anyhow::Result<()> {
+    async fn export_keys(&mut self) -> anyhow::Result<()> {
         let mut after = None;
         while self.is_read {
             let walk = KeyWalk::ByIdentity { tenant: self.tenant.to_owned(), consumer: None, after };
@@ -140,13 +140,13 @@ impl Export<'_> {
                     value["http_body"] = json!(http_body.map(|body| shown_body(masks, &body)));
                 }
                 self.counts.keys += 1;
-                self.line("key", value)?;
+                self.write_line("key", value)?;
             }
         }
         Ok(())
     }
 
-    async fn trail(&mut self, now: DateTime<Utc>) -> anyhow::Result<()> {
+    async fn export_trail(&mut self, now: DateTime<Utc>) -> anyhow::Result<()> {
         let mut after: Option<Position> = None;
         while self.is_read {
             let wanted = TrailQuery {
@@ -161,7 +161,7 @@ impl Export<'_> {
             after = found.rows.last().map(|(position, _)| position.clone());
             for (_, row) in found.rows {
                 self.counts.decisions += 1;
-                self.line("decision", serde_json::to_value(&row)?)?;
+                self.write_line("decision", serde_json::to_value(&row)?)?;
             }
             if is_over || after.is_none() {
                 break;
@@ -170,7 +170,7 @@ impl Export<'_> {
         Ok(())
     }
 
-    async fn letters(&mut self) -> anyhow::Result<()> {
+    async fn export_letters(&mut self) -> anyhow::Result<()> {
         let mut before = None;
         while self.is_read {
             let filter = LetterFilter {
@@ -208,13 +208,13 @@ impl Export<'_> {
                     value["unreadable"] = json!(unreadable);
                 }
                 self.counts.letters += 1;
-                self.line("letter", value)?;
+                self.write_line("letter", value)?;
             }
         }
         Ok(())
     }
 
-    async fn events(&mut self) -> anyhow::Result<()> {
+    async fn export_events(&mut self) -> anyhow::Result<()> {
         let mut behind = Uuid::nil();
         while self.is_read {
             let filter = EventFilter {
@@ -240,7 +240,7 @@ impl Export<'_> {
                     value["payload"] = json!(message.map(|message| shown_body(masks, &message.payload)));
                 }
                 self.counts.events += 1;
-                self.line("event", value)?;
+                self.write_line("event", value)?;
             }
         }
         Ok(())

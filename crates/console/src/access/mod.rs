@@ -1,11 +1,11 @@
 //! Authentication: by one-time link, by token, or by a trusted proxy.
 
 mod link;
-mod person;
 mod private;
 mod session;
 mod site;
 mod tokens;
+mod user;
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
@@ -14,9 +14,9 @@ use axum::http::{HeaderMap, HeaderValue, header};
 use chrono::{DateTime, Utc};
 use secrecy::ExposeSecret as _;
 
-pub(crate) use person::{ConsoleRole, User};
 pub(crate) use session::{LoginSession, LoginSessions};
 pub(crate) use site::Site;
+pub(crate) use user::{ConsoleRole, User};
 
 use link::SignInLinks;
 use oncely_config::{ConsoleSettings, Problems, ProxySettings};
@@ -116,9 +116,9 @@ impl Access {
             (None, Some(file)) => (SignInMethod::Tokens(TokenFile::open(file)?), None),
             (None, None) => {
                 let nameless = || User { name: "operator".to_owned(), role: ConsoleRole::Operator };
-                let person = User::new(user, ConsoleRole::Operator).unwrap_or_else(nameless);
+                let user = User::new(user, ConsoleRole::Operator).unwrap_or_else(nameless);
                 let (link, token) = SignInLinks::new(Instant::now());
-                (SignInMethod::Link(link, person), Some(token))
+                (SignInMethod::Link(link, user), Some(token))
             }
         };
         let key = settings.key.as_ref().map(|key| key.expose_secret().as_bytes());
@@ -170,7 +170,7 @@ impl Access {
             let name = single_header(headers, &proxy.header)?.to_str().ok()?;
             let is_operator = proxy.operators.iter().any(|operator| operator == name.trim());
             let role = if is_operator { ConsoleRole::Operator } else { ConsoleRole::Viewer };
-            return User::new(name, role).map(|person| self.sessions.vouched(person));
+            return User::new(name, role).map(|user| self.sessions.vouched(user));
         }
         let cookies = headers.get_all(header::COOKIE).iter().filter_map(|cookies| cookies.to_str().ok());
         let mut pairs =
@@ -178,23 +178,20 @@ impl Access {
         let cookie = pairs.find_map(|(name, value)| {
             (name == self.cookie).then(|| self.sessions.read(value, now)).flatten()
         })?;
-        let person = self.person(&cookie)?;
-        Some(self.sessions.session(cookie, person))
+        let user = self.user(&cookie)?;
+        Some(self.sessions.session(cookie, user))
     }
 
     /// Returns whether a session is still valid, for work that outlasts its request.
     pub(crate) fn is_still_valid(&self, session: &LoginSession, now: DateTime<Utc>) -> bool {
         self.sessions.is_valid(session, now)
-            && session
-                .cookie
-                .as_ref()
-                .is_none_or(|cookie| self.person(cookie).as_ref() == Some(&session.person))
+            && session.cookie.as_ref().is_none_or(|cookie| self.user(cookie).as_ref() == Some(&session.user))
     }
 
     /// Returns the owner of a cookie, with the current role.
-    fn person(&self, cookie: &session::SessionCookie) -> Option<User> {
+    fn user(&self, cookie: &session::SessionCookie) -> Option<User> {
         match &self.method {
-            SignInMethod::Link(_, person) => self.sessions.is_by(cookie, BY_LINK).then(|| person.clone()),
+            SignInMethod::Link(_, user) => self.sessions.is_by(cookie, BY_LINK).then(|| user.clone()),
             SignInMethod::Tokens(file) => {
                 file.tokens().find(|hash| self.sessions.is_by(cookie, hash.as_bytes())).cloned()
             }
@@ -304,17 +301,17 @@ mod tests {
             Access::open(&settings, "main", "0.0.0.0:7420".parse().unwrap(), "root").unwrap();
         assert_eq!(token, None);
         assert!(access.answers("10.1.2.3".parse().unwrap()) && !access.answers("11.1.2.3".parse().unwrap()));
-        let person = |names: &[&str]| {
+        let user = |names: &[&str]| {
             let mut headers = HeaderMap::new();
             for name in names {
                 headers.append("x-user", name.parse().unwrap());
             }
-            access.session(&headers, Utc::now()).map(|session| (session.person.name, session.person.role))
+            access.session(&headers, Utc::now()).map(|session| (session.user.name, session.user.role))
         };
-        assert_eq!(person(&["bo"]), Some(("bo".to_owned(), ConsoleRole::Operator)));
-        assert_eq!(person(&["ana"]), Some(("ana".to_owned(), ConsoleRole::Viewer)));
+        assert_eq!(user(&["bo"]), Some(("bo".to_owned(), ConsoleRole::Operator)));
+        assert_eq!(user(&["ana"]), Some(("ana".to_owned(), ConsoleRole::Viewer)));
         for names in [&[][..], &[""], &["ana", "bo"], &["bo\t\tx"]] {
-            assert_eq!(person(names), None, "{names:?}");
+            assert_eq!(user(names), None, "{names:?}");
         }
         assert_eq!(access.let_in("anything", Utc::now()), None);
     }

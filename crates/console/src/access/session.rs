@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 
-use super::person::User;
+use super::user::User;
 
 /// A session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LoginSession {
-    pub(crate) person: User,
+    pub(crate) user: User,
     /// Token of the session's forms: only a reader of its pages knows it.
     pub(crate) csrf: String,
     /// The session's cookie; `None` if a proxy names the user with each request.
@@ -85,8 +85,8 @@ impl LoginSessions {
     }
 
     /// Returns the session of a cookie and its user.
-    pub(crate) fn session(&self, cookie: SessionCookie, person: User) -> LoginSession {
-        LoginSession { person, csrf: self.csrf(&cookie.nonce), cookie: Some(cookie) }
+    pub(crate) fn session(&self, cookie: SessionCookie, user: User) -> LoginSession {
+        LoginSession { user, csrf: self.csrf(&cookie.nonce), cookie: Some(cookie) }
     }
 
     /// Returns whether the session was opened with this credential.
@@ -108,9 +108,9 @@ impl LoginSessions {
     }
 
     /// Returns the session of a user whom a proxy has authenticated.
-    pub(crate) fn vouched(&self, person: User) -> LoginSession {
-        let csrf = self.csrf(&format!("proxy {} {}", person.role.as_str(), person.name));
-        LoginSession { person, csrf, cookie: None }
+    pub(crate) fn vouched(&self, user: User) -> LoginSession {
+        let csrf = self.csrf(&format!("proxy {} {}", user.role.as_str(), user.name));
+        LoginSession { user, csrf, cookie: None }
     }
 
     /// Signs a session out: all copies of its cookie become invalid.
@@ -168,7 +168,7 @@ pub(crate) fn random() -> String {
 mod tests {
     use super::*;
 
-    use super::super::person::ConsoleRole;
+    use super::super::user::ConsoleRole;
 
     fn ana() -> User {
         User::new("ana", ConsoleRole::Viewer).unwrap()

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::person::{ConsoleRole, User};
 use super::private::{self, FileVersion};
+use super::user::{ConsoleRole, User};
 use oncely_config::Problems;
 
 /// Minimum length of a token, in characters, so that it can't be guessed.
@@ -78,8 +78,8 @@ impl AccessTokens {
                 problems.add(place, "must be: viewer or operator, a name without spaces, a token");
                 continue;
             };
-            let person = ConsoleRole::parse(role).and_then(|role| User::new(name, role));
-            match person {
+            let user = ConsoleRole::parse(role).and_then(|role| User::new(name, role));
+            match user {
                 None => problems.add(place, "must begin with viewer or operator and a name"),
                 Some(_) if token.chars().count() < SHORTEST => {
                     let what = format!(
@@ -87,10 +87,10 @@ impl AccessTokens {
                     );
                     problems.add(place, what);
                 }
-                Some(_) if tokens.person(token).is_some() => {
-                    problems.add(place, "has the token of a line before: each person needs one of their own");
+                Some(_) if tokens.user(token).is_some() => {
+                    problems.add(place, "has the token of a line before: each user needs one of their own");
                 }
-                Some(person) => tokens.0.push((blake3::hash(token.as_bytes()), person)),
+                Some(user) => tokens.0.push((blake3::hash(token.as_bytes()), user)),
             }
         }
         if tokens.0.is_empty() && problems.is_empty() {
@@ -100,8 +100,8 @@ impl AccessTokens {
     }
 
     /// Returns the owner of a token, in constant time for all unknown tokens.
-    pub(crate) fn person(&self, token: &str) -> Option<&User> {
-        self.entry(token).map(|(_, person)| person)
+    pub(crate) fn user(&self, token: &str) -> Option<&User> {
+        self.entry(token).map(|(_, user)| user)
     }
 
     /// Returns the owner with the token's hash.
@@ -112,7 +112,7 @@ impl AccessTokens {
 
     /// Returns the owner of the first token with a hash that satisfies the predicate.
     pub(crate) fn find(&self, is_it: impl Fn(&blake3::Hash) -> bool) -> Option<&User> {
-        self.0.iter().find(|(known, _)| is_it(known)).map(|(_, person)| person)
+        self.0.iter().find(|(known, _)| is_it(known)).map(|(_, user)| user)
     }
 }
 
@@ -134,10 +134,10 @@ mod tests {
     fn a_token_is_its_persons() {
         let text = format!("# the team\nviewer ana {TOKEN}\n\noperator bo {TOKEN}x\n");
         let tokens = parse(&text).unwrap();
-        assert_eq!(tokens.person(TOKEN).unwrap().name, "ana");
-        assert_eq!(tokens.person(&format!("{TOKEN}x")).unwrap().role, ConsoleRole::Operator);
-        assert_eq!(tokens.person(&TOKEN[1..]), None);
-        assert_eq!(tokens.person(""), None);
+        assert_eq!(tokens.user(TOKEN).unwrap().name, "ana");
+        assert_eq!(tokens.user(&format!("{TOKEN}x")).unwrap().role, ConsoleRole::Operator);
+        assert_eq!(tokens.user(&TOKEN[1..]), None);
+        assert_eq!(tokens.user(""), None);
     }
 
     #[test]
@@ -175,7 +175,7 @@ mod tests {
         };
         write(&format!("viewer ana {TOKEN}\noperator bo {TOKEN}x\n"));
         let file = TokenFile::open(&path).unwrap();
-        let known = |token: &str| file.tokens().person(token).map(|person| person.role);
+        let known = |token: &str| file.tokens().user(token).map(|user| user.role);
         assert_eq!(
             (known(TOKEN), known(&format!("{TOKEN}x"))),
             (Some(ConsoleRole::Viewer), Some(ConsoleRole::Operator))

@@ -279,13 +279,13 @@ fn controls(ask: &PageRequest, name: &str, database: &DatabaseSnapshot, lately: 
     }
 }
 
-fn named(ask: &PageRequest) -> Result<&str, PageError> {
+fn consumer_name(ask: &PageRequest) -> Result<&str, PageError> {
     ask.parameters.get("name").ok_or_else(|| PageError::Wrong("The consumer's name is missing.".to_owned()))
 }
 
 /// Pauses a consumer.
 pub(super) async fn pause(ask: PageRequest) -> PageResult {
-    let name = named(&ask)?;
+    let name = consumer_name(&ask)?;
     let Some(reason) = ask.parameters.word("reason") else {
         return Err(PageError::Wrong(
             "A pause needs a reason: it is shown while the consumer is paused.".to_owned(),
@@ -300,7 +300,7 @@ pub(super) async fn pause(ask: PageRequest) -> PageResult {
             return Err(error);
         }
     };
-    let actor = ask.visitor.session.person.actor();
+    let actor = ask.visitor.session.user.actor();
     pg::pause_consumer(&mut pooled.session.connection, name, until, reason, &actor).await?;
     pooled.give_back();
     Ok(PageReply::SeeOther(ask.link("/consumer").with("name", name)))
@@ -322,9 +322,9 @@ fn end(length: &str, now: DateTime<Utc>) -> Result<Option<DateTime<Utc>>, PageEr
 
 /// Resumes a consumer.
 pub(super) async fn resume(ask: PageRequest) -> PageResult {
-    let name = named(&ask)?;
+    let name = consumer_name(&ask)?;
     let mut pooled = ask.acquire_for(|may| may.pause, "may not pause consumers").await?;
-    let actor = ask.visitor.session.person.actor();
+    let actor = ask.visitor.session.user.actor();
     let reason = ask.parameters.word("reason");
     pg::resume_consumer(&mut pooled.session.connection, name, reason, &actor).await?;
     pooled.give_back();

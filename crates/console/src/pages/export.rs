@@ -51,9 +51,9 @@ struct ExportStream {
 }
 
 async fn export(ask: PageRequest, kind: ExportFormat) -> PageResult {
-    let Some(permit) = ask.app.exports.take(&ask.visitor.session.person.name) else {
+    let Some(permit) = ask.app.exports.take(&ask.visitor.session.user.name) else {
         return Ok(too_many(
-            "One file at a time for each person, and ten for all: wait until the last one is complete.",
+            "One file at a time for each user, and ten for all: wait until the last one is complete.",
         ));
     };
     let pooled = ask.app.pool.acquire().await?;

@@ -137,7 +137,7 @@ pub(super) fn release_link(
 }
 
 /// Returns the named lease; `None` if no run holds the key.
-async fn named(ask: &PageRequest) -> Result<(Option<HeldLease>, pg::Abilities), PageError> {
+async fn find_lease(ask: &PageRequest) -> Result<(Option<HeldLease>, pg::Abilities), PageError> {
     let [tenant, consumer, key] = ask.named_key()?;
     let filter = LeaseFilter {
         tenant: Some(tenant),
@@ -156,7 +156,7 @@ async fn named(ask: &PageRequest) -> Result<(Option<HeldLease>, pg::Abilities), 
 
 /// Renders the consequences of a release, and its form.
 pub(super) async fn plan(ask: PageRequest) -> PageResult {
-    let (held, abilities) = named(&ask).await?;
+    let (held, abilities) = find_lease(&ask).await?;
     Ok(match held {
         Some(held) => release_page(&ask, &held, &abilities, None).into(),
         None => no_holder_page(&ask).into(),
@@ -228,7 +228,7 @@ fn order(ask: &PageRequest, held: &HeldLease) -> Markup {
 
 /// Releases the key from the run that was shown.
 pub(super) async fn release(ask: PageRequest) -> PageResult {
-    let (held, abilities) = named(&ask).await?;
+    let (held, abilities) = find_lease(&ask).await?;
     if !abilities.release_leases {
         return Err(PageError::Refused(refused(&abilities.login, CANNOT)));
     }
@@ -238,7 +238,7 @@ pub(super) async fn release(ask: PageRequest) -> PageResult {
     if ask.parameters.word("typed") != Some("1") {
         return wrong("Nothing was changed: type 1 to confirm.");
     }
-    let actor = ask.visitor.session.person.actor();
+    let actor = ask.visitor.session.user.actor();
     let is_meant = ask.parameters.word("token") == Some(held.token.to_string().as_str());
     let mut pooled = ask.app.pool.acquire().await?;
     let done =

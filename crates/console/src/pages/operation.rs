@@ -220,7 +220,7 @@ pub(super) async fn stop_operation(ask: PageRequest) -> PageResult {
     let action = pg::Action {
         tenant: "",
         verb: "stop",
-        user: &ask.visitor.session.person.actor(),
+        user: &ask.visitor.session.user.actor(),
         filter: &serde_json::json!({ "operation": operation.id, "verb": operation.change.verb() }),
         count: i64::try_from(done).unwrap_or(i64::MAX),
         reason: None,

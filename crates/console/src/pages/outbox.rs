@@ -244,7 +244,7 @@ pub(super) async fn change_them(ask: PageRequest) -> PageResult {
                 .to_owned(),
         ));
     }
-    let actor = ask.visitor.session.person.actor();
+    let actor = ask.visitor.session.user.actor();
     let recorded = serde_json::to_value(&filter).unwrap_or_else(|_| json!({}));
     let by = pg::EventChangeAuthor { user: &actor, reason: Some(note), filter: &recorded };
     pg::change_events(&mut transaction, now, change, &found, filter.state.as_deref(), by).await?;

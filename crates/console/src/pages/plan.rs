@@ -246,7 +246,7 @@ pub(super) async fn operate(ask: PageRequest) -> PageResult {
     };
     let order = Order {
         plan: plan.clone(),
-        actor: ask.visitor.session.person.actor(),
+        actor: ask.visitor.session.user.actor(),
         reason: Some(reason.to_owned()),
         rate: Some(rate),
         // Only the command line requeues a letter that is older than keys and trail remember.

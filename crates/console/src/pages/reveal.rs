@@ -21,7 +21,7 @@ pub(super) async fn record_reveal(ask: &PageRequest, revealed: RevealTarget<'_>)
     let RevealTarget { what, id, tenant, consumer, key } = revealed;
     let cannot = "can't record who looked, so nothing is revealed";
     let mut pooled = ask.acquire_for(|may| may.record, cannot).await?;
-    let actor = ask.visitor.session.person.actor();
+    let actor = ask.visitor.session.user.actor();
     let mut filter = json!({ "what": what, "tenant": tenant, "consumer": consumer, "key": key });
     if let Some(id) = id {
         filter["id"] = json!(id);

@@ -21,7 +21,7 @@ pub(super) fn settle_link(ask: &PageRequest, key: &KeyDetails) -> PageLink {
 }
 
 /// Returns the named key, if an operator can settle it.
-async fn named(ask: &PageRequest) -> Result<(Option<KeyDetails>, Abilities), PageError> {
+async fn find_key(ask: &PageRequest) -> Result<(Option<KeyDetails>, Abilities), PageError> {
     let [tenant, consumer, key] = ask.named_key()?;
     let mut pooled = ask.app.pool.acquire().await?;
     let now: DateTime<Utc> = pooled.session.clock.now();
@@ -34,7 +34,7 @@ async fn named(ask: &PageRequest) -> Result<(Option<KeyDetails>, Abilities), Pag
 
 /// Renders the consequences of each answer, and the form.
 pub(super) async fn plan(ask: PageRequest) -> PageResult {
-    let (key, abilities) = named(&ask).await?;
+    let (key, abilities) = find_key(&ask).await?;
     Ok(match key {
         Some(key) => settle_page(&ask, &key, &abilities, None).into(),
         None => nothing().into(),
@@ -112,7 +112,7 @@ fn order(ask: &PageRequest, key: &KeyDetails) -> Markup {
 
 /// Settles the key that was shown.
 pub(super) async fn settle(ask: PageRequest) -> PageResult {
-    let (key, abilities) = named(&ask).await?;
+    let (key, abilities) = find_key(&ask).await?;
     if !abilities.settle {
         return Err(PageError::Refused(refused(&abilities.login, CANNOT)));
     }
@@ -126,7 +126,7 @@ pub(super) async fn settle(ask: PageRequest) -> PageResult {
     let Some(note) = ask.parameters.word("note") else {
         return wrong("State how you know: it is recorded.");
     };
-    let actor = ask.visitor.session.person.actor();
+    let actor = ask.visitor.session.user.actor();
     let is_meant = ask.parameters.word("seen") == Some(seen(&key).as_str());
     let mut pooled = ask.app.pool.acquire().await?;
     let connection = &mut pooled.session.connection;

@@ -40,9 +40,9 @@ struct TailStream {
 
 /// Streams the rows.
 pub(super) async fn page(ask: PageRequest) -> PageResult {
-    let Some(permit) = ask.app.tails.take(&ask.visitor.session.person.name) else {
+    let Some(permit) = ask.app.tails.take(&ask.visitor.session.user.name) else {
         return Ok(too_many(
-            "The trail is followed three times by each person, and twenty times by all: close one of the pages that follow it.",
+            "The trail is followed three times by each user, and twenty times by all: close one of the pages that follow it.",
         ));
     };
     let mut pooled = ask.app.pool.acquire().await?;

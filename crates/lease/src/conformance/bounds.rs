@@ -38,7 +38,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
         ] {
             fits!(self.store.claim(&bad).await, Err(StoreError::Refused(_)));
         }
-        let (_, held) = self.granted(&key, "first").await?;
+        let (_, held) = self.claim_granted(&key, "first").await?;
         for lease in [Duration::ZERO, 2 * day] {
             fits!(self.store.renew(std::slice::from_ref(&held), lease).await, Err(StoreError::Refused(_)));
         }
@@ -55,7 +55,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
         for owner in ["", &long, "a\0b"] {
             fits!(self.claim(&key, owner).await, Err(StoreError::Refused(_)));
         }
-        let (_, held) = self.granted(&key, "first").await?;
+        let (_, held) = self.claim_granted(&key, "first").await?;
         for name in ["", "a\0b"] {
             fits!(self.begin(&held, &Step::new(name, Repeat::Always)).await, Err(StoreError::Refused(_)));
             fits!(self.store.checkpoint(&held, name, &Value::Null, LEASE).await, Err(StoreError::Refused(_)));

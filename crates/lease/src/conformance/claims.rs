@@ -25,7 +25,7 @@ fn one_won(claimed: Vec<Result<ClaimOutcome, super::StoreError>>) -> Case {
 
 impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     pub(super) async fn a_fresh_key_is_granted(&self) -> Case {
-        let (grant, held) = self.granted(&self.key()?, "first").await?;
+        let (grant, held) = self.claim_granted(&self.key()?, "first").await?;
         same!((grant.attempt, grant.is_takeover), (1, false));
         self.assert_held_by(&held).await
     }
@@ -49,23 +49,23 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
 
     pub(super) async fn a_claim_that_is_said_again_is_granted_again(&self) -> Case {
         let key = self.key()?;
-        let (first, _) = self.granted(&key, "one").await?;
-        let (again, held) = self.granted(&key, "one").await?;
+        let (first, _) = self.claim_granted(&key, "one").await?;
+        let (again, held) = self.claim_granted(&key, "one").await?;
         same!(again, first);
         // Also late, as long as no other run has it; and the lease counts from then on.
         self.run_out().await;
-        let (late, _) = self.granted(&key, "one").await?;
+        let (late, _) = self.claim_granted(&key, "one").await?;
         same!(late, first);
         // Also after the time of its run is over: the run has not begun, so its time counts from then on, too.
         self.pass(claim(&key, "one").max_run).await;
-        let (later, _) = self.granted(&key, "one").await?;
+        let (later, _) = self.claim_granted(&key, "one").await?;
         same!(later, first);
         fits!(self.claim(&key, "another").await?, ClaimOutcome::InFlight(_));
         self.assert_held_by(&held).await
     }
 
     pub(super) async fn a_lease_that_has_run_out_is_taken_over(&self) -> Case {
-        let (old, new) = self.taken_over().await?;
+        let (old, new) = self.take_over_new().await?;
         same!(self.renew(&old).await?, RenewOutcome::Lost);
         self.assert_held_by(&new).await
     }
@@ -96,7 +96,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
         self.pass(11 * SECOND + self.slack()).await;
         same!(self.renew(&held).await?, RenewOutcome::Lost);
         self.pass(self.store.facts().clock.grace()).await;
-        let (grant, _) = self.granted(&held.identity, "second").await?;
+        let (grant, _) = self.claim_granted(&held.identity, "second").await?;
         same!(grant.is_takeover, true);
         Ok(())
     }
@@ -139,7 +139,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
         self.assert_held_by(&held).await?;
         self.store.release(&held).await?;
         same!(other(&held).await?, ClaimOutcome::Conflict);
-        let (_, held) = self.granted(&held.identity, "third").await?;
+        let (_, held) = self.claim_granted(&held.identity, "third").await?;
         self.store.complete(&held, Some(&text("a secret"))).await?;
         same!(other(&held).await?, ClaimOutcome::Conflict);
         let failed = self.claim_new().await?;
@@ -166,7 +166,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
             keys.push(identity(parts.0, parts.1, parts.2)?);
         }
         for key in &keys {
-            let (grant, held) = self.granted(key, "first").await?;
+            let (grant, held) = self.claim_granted(key, "first").await?;
             same!(grant.attempt, 1);
             self.store.complete(&held, Some(&text(&format!("{key:?}")))).await?;
         }
@@ -186,7 +186,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
             "k".repeat(255),
         ] {
             let identity = identity(&self.tenant, &key, &key)?;
-            let (_, held) = self.granted(&identity, &key).await?;
+            let (_, held) = self.claim_granted(&identity, &key).await?;
             self.begin(&held, &super::CHARGE).await?;
             self.store.complete(&held, Some(&text(&key))).await?;
             same!(self.claim(&identity, "second").await?, ClaimOutcome::Done(Some(text(&key))));
@@ -205,7 +205,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
                 ),
                 _ => self.run_out().await,
             }
-            let (grant, next) = self.granted(&held.identity, &format!("owner {round}")).await?;
+            let (grant, next) = self.claim_granted(&held.identity, &format!("owner {round}")).await?;
             same!((round, grant.token > held.token), (round, true));
             held = next;
         }
@@ -213,9 +213,9 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     }
 
     pub(super) async fn runs_without_a_word_are_counted_and_given_up(&self) -> Case {
-        let (_, held) = self.taken_over().await?;
+        let (_, held) = self.take_over_new().await?;
         self.run_out().await;
-        let (grant, held) = self.granted(&held.identity, "third").await?;
+        let (grant, held) = self.claim_granted(&held.identity, "third").await?;
         same!((grant.attempt, grant.is_takeover), (1, true));
         self.run_out().await;
         for owner in ["fourth", "fifth"] {
@@ -229,13 +229,13 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     }
 
     pub(super) async fn a_reported_failure_forgives_the_runs_before(&self) -> Case {
-        let (_, mut held) = self.taken_over().await?;
+        let (_, mut held) = self.take_over_new().await?;
         for round in 0..4 {
             self.store.fail(&held, &failure(Duration::ZERO, 100, None)).await?;
-            let (grant, _) = self.granted(&held.identity, &format!("fresh {round}")).await?;
+            let (grant, _) = self.claim_granted(&held.identity, &format!("fresh {round}")).await?;
             same!((grant.attempt, grant.is_takeover), (round + 2, false));
             self.run_out().await;
-            let (grant, next) = self.granted(&held.identity, &format!("heir {round}")).await?;
+            let (grant, next) = self.claim_granted(&held.identity, &format!("heir {round}")).await?;
             same!(grant.is_takeover, true);
             held = next;
         }
@@ -255,7 +255,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
             Err(super::StoreError::Lost)
         );
         same!(self.store.look_up(&held.identity).await?, None);
-        let (grant, _) = self.granted(&held.identity, "first").await?;
+        let (grant, _) = self.claim_granted(&held.identity, "first").await?;
         same!(grant.attempt, 1);
         Ok(())
     }

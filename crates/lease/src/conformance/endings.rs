@@ -59,7 +59,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
         same!(self.store.fail(&held, &failure(delay, 3, None)).await?, FailOutcome::Retry { attempts: 1 });
         fits!(self.claim(&held.identity, "second").await?, ClaimOutcome::Wait(left) if *left <= delay + self.slack() && *left > 5 * SECOND);
         self.pass(delay + self.slack()).await;
-        let (grant, _) = self.granted(&held.identity, "second").await?;
+        let (grant, _) = self.claim_granted(&held.identity, "second").await?;
         same!((grant.attempt, grant.is_takeover, grant.token > held.token), (2, false, true));
         Ok(())
     }
@@ -73,7 +73,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
             );
         }
         self.pass(2 * SECOND).await;
-        let (grant, _) = self.granted(&held.identity, "second").await?;
+        let (grant, _) = self.claim_granted(&held.identity, "second").await?;
         same!(grant.attempt, 2);
         same!(self.store.fail(&held, &failure(SECOND, 3, None)).await?, FailOutcome::Lost);
         Ok(())
@@ -85,7 +85,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
             self.store.fail(&held, &failure(Duration::ZERO, 2, None)).await?,
             FailOutcome::Retry { attempts: 1 }
         );
-        held = self.granted(&held.identity, "second").await?.1;
+        held = self.claim_granted(&held.identity, "second").await?.1;
         let used_up = FailOutcome::GivenUp { attempts: 2, reason: Reason::AttemptsExhausted };
         for _ in 0..2 {
             same!(self.store.fail(&held, &failure(Duration::ZERO, 2, None)).await?, used_up);
@@ -125,7 +125,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     pub(super) async fn a_released_key_is_free_at_once_and_nothing_is_counted(&self) -> Case {
         let held = self.claim_new().await?;
         same!(self.store.release(&held).await?, true);
-        let (grant, _) = self.granted(&held.identity, "second").await?;
+        let (grant, _) = self.claim_granted(&held.identity, "second").await?;
         same!((grant.attempt, grant.is_takeover), (1, false));
         Ok(())
     }
@@ -134,7 +134,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
         let held = self.claim_new().await?;
         same!(self.store.release(&held).await?, true);
         same!(self.store.release(&held).await?, true);
-        let (_, next) = self.granted(&held.identity, "second").await?;
+        let (_, next) = self.claim_granted(&held.identity, "second").await?;
         same!(self.store.release(&held).await?, false);
         self.assert_held_by(&next).await
     }
@@ -149,7 +149,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
         same!((first.status, first.owner.as_deref()), (KeyStatus::InProgress, Some("first")));
         same!((first.token, first.attempts, first.crashes), (held.token, 0, 0));
         self.run_out().await;
-        let (_, second) = self.granted(&held.identity, "second").await?;
+        let (_, second) = self.claim_granted(&held.identity, "second").await?;
         same!(known().await?.crashes, 1);
         self.store.complete(&second, Some(&text("done"))).await?;
         let last = known().await?;

@@ -19,7 +19,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     }
 
     pub(super) async fn a_frozen_holder_cannot_complete(&self) -> Case {
-        let (old, new) = self.taken_over().await?;
+        let (old, new) = self.take_over_new().await?;
         fits!(self.store.complete(&old, Some(&text("old"))).await, Err(StoreError::Lost));
         self.assert_held_by(&new).await?;
         self.store.complete(&new, Some(&text("new"))).await?;
@@ -29,7 +29,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     }
 
     pub(super) async fn a_frozen_holder_cannot_fail(&self) -> Case {
-        let (old, new) = self.taken_over().await?;
+        let (old, new) = self.take_over_new().await?;
         same!(self.store.fail(&old, &failure(SECOND, 1, None)).await?, FailOutcome::Lost);
         self.assert_held_by(&new).await?;
         self.store.complete(&new, None).await?;
@@ -39,24 +39,24 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     }
 
     pub(super) async fn a_frozen_holder_cannot_release(&self) -> Case {
-        let (old, new) = self.taken_over().await?;
+        let (old, new) = self.take_over_new().await?;
         same!(self.store.release(&old).await?, false);
         fits!(self.claim(&old.identity, "third").await?, ClaimOutcome::InFlight(_));
         self.assert_held_by(&new).await
     }
 
     pub(super) async fn a_frozen_holder_cannot_renew(&self) -> Case {
-        let (old, new) = self.taken_over().await?;
+        let (old, new) = self.take_over_new().await?;
         self.pass(LEASE - 5 * SECOND).await;
         same!(self.renew(&old).await?, RenewOutcome::Lost);
         self.pass(6 * SECOND + self.store.facts().clock.grace()).await;
-        let (grant, _) = self.granted(&old.identity, "third").await?;
+        let (grant, _) = self.claim_granted(&old.identity, "third").await?;
         same!(grant.token > new.token, true);
         Ok(())
     }
 
     pub(super) async fn a_frozen_holder_cannot_begin_a_step(&self) -> Case {
-        let (old, new) = self.taken_over().await?;
+        let (old, new) = self.take_over_new().await?;
         fits!(self.begin(&old, &CHARGE).await, Err(StoreError::Lost));
         same!(self.begin(&new, &CHARGE).await?.state, StepState::Run);
         Ok(())
@@ -66,7 +66,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
         let old = self.claim_new().await?;
         self.begin(&old, &CHARGE).await?;
         self.run_out().await;
-        let (_, new) = self.granted(&old.identity, "second").await?;
+        let (_, new) = self.claim_granted(&old.identity, "second").await?;
         same!(self.begin(&new, &CHARGE).await?.state, StepState::Repeat);
         fits!(self.store.checkpoint(&old, "charge", &text("old"), LEASE).await, Err(StoreError::Lost));
         fits!(

@@ -140,7 +140,12 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
         self.store.claim(&claim(identity, owner)).await
     }
 
-    async fn granted(&self, identity: &Identity, owner: &str) -> Result<(Grant, LeaseId), ObservedBehaviour> {
+    /// Claims a key; fails the case unless the claim is granted.
+    async fn claim_granted(
+        &self,
+        identity: &Identity,
+        owner: &str,
+    ) -> Result<(Grant, LeaseId), ObservedBehaviour> {
         match self.claim(identity, owner).await? {
             ClaimOutcome::Granted(grant) => {
                 Ok((grant, LeaseId { identity: identity.clone(), token: grant.token }))
@@ -151,7 +156,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
 
     /// Claims an unused key and returns its lease.
     async fn claim_new(&self) -> Result<LeaseId, ObservedBehaviour> {
-        Ok(self.granted(&self.key()?, "first").await?.1)
+        Ok(self.claim_granted(&self.key()?, "first").await?.1)
     }
 
     /// Lets the lease run out by the store's clock.
@@ -168,11 +173,11 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
         self.clock.advance(time).await;
     }
 
-    /// Takes a held key over; returns the old lease and the new one.
-    async fn taken_over(&self) -> Result<(LeaseId, LeaseId), ObservedBehaviour> {
+    /// Claims an unused key, lets its lease run out and claims it for another owner; returns the old lease and the new one.
+    async fn take_over_new(&self) -> Result<(LeaseId, LeaseId), ObservedBehaviour> {
         let old = self.claim_new().await?;
         self.run_out().await;
-        let (grant, new) = self.granted(&old.identity, "second").await?;
+        let (grant, new) = self.claim_granted(&old.identity, "second").await?;
         same!((grant.is_takeover, grant.token > old.token), (true, true));
         Ok((old, new))
     }

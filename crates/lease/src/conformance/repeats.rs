@@ -12,11 +12,11 @@ const NEVER: Step = Step::new("call", Repeat::Never);
 
 impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     /// Begins the step in a run that then crashes; returns the lease of the next run.
-    async fn begun_and_gone(&self, step: &Step) -> Result<LeaseId, ObservedBehaviour> {
+    async fn begin_and_crash(&self, step: &Step) -> Result<LeaseId, ObservedBehaviour> {
         let held = self.claim_new().await?;
         same!(self.begin(&held, step).await?.state, StepState::Run);
         self.run_out().await;
-        Ok(self.granted(&held.identity, "second").await?.1)
+        Ok(self.claim_granted(&held.identity, "second").await?.1)
     }
 
     pub(super) async fn always_is_repeated_by_the_same_key(&self) -> Case {
@@ -24,7 +24,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
         let held = self.claim_new().await?;
         let first = self.begin(&held, &step).await?;
         self.run_out().await;
-        let (_, held) = self.granted(&held.identity, "second").await?;
+        let (_, held) = self.claim_granted(&held.identity, "second").await?;
         for _ in 0..2 {
             let again = self.begin(&held, &step).await?;
             same!((&again.state, again.call_key, again.round), (&StepState::Repeat, first.call_key, 0));
@@ -36,11 +36,11 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
 
     pub(super) async fn within_is_repeated_in_its_window_and_not_after_it(&self) -> Case {
         let step = Step::new("charge", Repeat::Within(Duration::from_secs(100)));
-        let held = self.begun_and_gone(&step).await?;
+        let held = self.begin_and_crash(&step).await?;
         same!(self.begin(&held, &step).await?.state, StepState::Repeat);
         // Counted from the first call, less a tenth: a repetition does not extend it.
         self.pass(95 * SECOND - LEASE).await;
-        let (_, held) = self.granted(&held.identity, "third").await?;
+        let (_, held) = self.claim_granted(&held.identity, "third").await?;
         same!(self.begin(&held, &step).await?.state, StepState::Unknown);
         Ok(())
     }
@@ -48,7 +48,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     pub(super) async fn never_and_ask_are_not_repeated(&self) -> Case {
         for repeat in [Repeat::Never, Repeat::Ask] {
             let step = Step::new("mail", repeat);
-            let held = self.begun_and_gone(&step).await?;
+            let held = self.begin_and_crash(&step).await?;
             for _ in 0..2 {
                 same!((repeat, self.begin(&held, &step).await?.state), (repeat, StepState::Unknown));
             }
@@ -68,7 +68,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
             (Repeat::Always, short),
             (Repeat::Ask, Repeat::Within(100 * LEASE)),
         ] {
-            let held = self.begun_and_gone(&Step::new("charge", then)).await?;
+            let held = self.begin_and_crash(&Step::new("charge", then)).await?;
             let state = self.begin(&held, &Step::new("charge", now)).await?.state;
             same!((then, now, state), (then, now, StepState::Unknown));
         }
@@ -77,7 +77,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
 
     pub(super) async fn a_refused_repetition_says_nothing_of_the_first_call(&self) -> Case {
         let step = Step::new("charge", Repeat::Always);
-        let held = self.begun_and_gone(&step).await?;
+        let held = self.begin_and_crash(&step).await?;
         let again = self.begin(&held, &step).await?;
         same!(self.store.refuse_step(&held, "charge", RefusedCall::Round(again.round), LEASE).await?, 0);
         // Nor do refusals by later runs, nor a repeated one.
@@ -86,7 +86,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
             same!(self.store.refuse_step(&held, "charge", RefusedCall::Round(again.round), LEASE).await?, 0);
             let failed = self.store.fail(&held, &failure(Duration::ZERO, 9, None)).await?;
             fits!(failed, FailOutcome::Retry { .. });
-            held = self.granted(&held.identity, owner).await?.1;
+            held = self.claim_granted(&held.identity, owner).await?.1;
             let repeated = self.begin(&held, &step).await?;
             same!((repeated.state, repeated.call_key), (StepState::Repeat, again.call_key));
             same!(
@@ -102,7 +102,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
 
     pub(super) async fn an_answered_question_begins_the_next_round(&self) -> Case {
         let step = Step::new("mail", Repeat::Ask);
-        let held = self.begun_and_gone(&step).await?;
+        let held = self.begin_and_crash(&step).await?;
         same!(self.begin(&held, &step).await?.state, StepState::Unknown);
         // The other side does not know the call.
         same!(self.store.refuse_step(&held, "mail", RefusedCall::Round(0), LEASE).await?, 1);
@@ -123,7 +123,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
             ),
             _ => {
                 self.run_out().await;
-                let new = self.granted(&old.identity, "second").await?.1;
+                let new = self.claim_granted(&old.identity, "second").await?.1;
                 match state {
                     2 => same!(self.store.release(&new).await?, true),
                     3 => {
@@ -142,8 +142,8 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     async fn next(&self, state: usize, old: &LeaseId) -> Result<LeaseId, ObservedBehaviour> {
         Ok(match state {
             // The same acquisition.
-            4 => self.granted(&old.identity, "second").await?.1,
-            _ => self.granted(&old.identity, "third").await?.1,
+            4 => self.claim_granted(&old.identity, "second").await?.1,
+            _ => self.claim_granted(&old.identity, "third").await?.1,
         })
     }
 
@@ -198,13 +198,13 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
         same!(self.store.begin_step(&held, &NEVER, other, LEASE).await?.round, 1);
         same!(refuse(&held, call).await?, 1);
         self.run_out().await;
-        let (_, next) = self.granted(&held.identity, "second").await?;
+        let (_, next) = self.claim_granted(&held.identity, "second").await?;
         same!(self.begin(&next, &NEVER).await?.state, StepState::Unknown);
         fits!(refuse(&held, call).await, Err(StoreError::Lost));
         for _ in 0..2 {
             same!(refuse(&held, other).await?, 2);
         }
-        let (_, next) = self.granted(&held.identity, "third").await?;
+        let (_, next) = self.claim_granted(&held.identity, "third").await?;
         let begun = self.begin(&next, &NEVER).await?;
         same!((begun.state, begun.round), (StepState::Run, 2));
         Ok(())
@@ -214,13 +214,13 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
         let old = self.claim_new().await?;
         self.begin(&old, &NEVER).await?;
         self.run_out().await;
-        let new = self.granted(&old.identity, "second").await?.1;
+        let new = self.claim_granted(&old.identity, "second").await?.1;
         same!(self.begin(&new, &NEVER).await?.state, StepState::Unknown);
         self.store.checkpoint(&old, "call", &text("late"), LEASE).await?;
         same!(self.renew(&new).await?, RenewOutcome::Lost);
         let unknown = failure(Duration::ZERO, 1, Some(Reason::OutcomeUnknown));
         same!(self.store.fail(&new, &unknown).await?, FailOutcome::Retry { attempts: 0 });
-        let (grant, third) = self.granted(&old.identity, "third").await?;
+        let (grant, third) = self.claim_granted(&old.identity, "third").await?;
         same!((grant.attempt, self.begin(&third, &NEVER).await?.state), (1, StepState::Done(text("late"))));
         Ok(())
     }

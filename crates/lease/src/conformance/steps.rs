@@ -37,7 +37,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
                 1 => same!(self.store.release(&held).await?, true),
                 _ => self.run_out().await,
             }
-            held = self.granted(&held.identity, &format!("next {round}")).await?.1;
+            held = self.claim_granted(&held.identity, &format!("next {round}")).await?.1;
             same!(self.begin(&held, &CHARGE).await?.state, StepState::Done(text("ch_1")));
         }
         Ok(())

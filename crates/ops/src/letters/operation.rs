@@ -61,8 +61,8 @@ impl OperationProgress {
         self.items.iter().filter(|item| of(&item.outcome)).count()
     }
 
-    fn named(&self, of: impl Fn(&LetterOutcome) -> bool) -> Vec<TenantLetter> {
-        self.items.iter().filter(|item| of(&item.outcome)).map(|item| item.letter.named()).collect()
+    fn letters_with(&self, of: impl Fn(&LetterOutcome) -> bool) -> Vec<TenantLetter> {
+        self.items.iter().filter(|item| of(&item.outcome)).map(|item| item.letter.tenant_letter()).collect()
     }
 
     /// Returns the queues of the decided letters, as far as their dead-letter queues have copies.
@@ -119,7 +119,8 @@ impl Operation {
         }
         let item = |letter| OperationItem { letter, outcome: LetterOutcome::Waits };
         let items: Vec<OperationItem> = plan.letters.into_iter().map(item).collect();
-        let places = items.iter().enumerate().map(|(place, item)| (item.letter.named(), place)).collect();
+        let places =
+            items.iter().enumerate().map(|(place, item)| (item.letter.tenant_letter(), place)).collect();
         Self {
             id,
             change: plan.change,
@@ -163,7 +164,7 @@ impl Operation {
 
     /// Returns the letters that were changed.
     pub fn done(&self) -> Vec<TenantLetter> {
-        self.lock().named(|outcome| {
+        self.lock().letters_with(|outcome| {
             matches!(
                 outcome,
                 LetterOutcome::Published | LetterOutcome::FromQueue(_) | LetterOutcome::Discarded
@@ -188,7 +189,7 @@ impl Operation {
             if decided.is_err() {
                 tracing::error!(operation = %self.id, "sweep failed: {error:#}");
             }
-            let unswept = self.lock().named(LetterOutcome::is_from_queue);
+            let unswept = self.lock().letters_with(LetterOutcome::is_from_queue);
             let failed = LetterOutcome::Failed("its dead-letter queue could not be swept".to_owned());
             self.note(unswept.into_iter().map(|named| (named, failed.clone())));
         }
@@ -203,7 +204,7 @@ impl Operation {
         requeue: Option<&Requeue>,
         session: &mut Session,
     ) -> anyhow::Result<OperationPhase> {
-        let names: Vec<TenantLetter> = self.lock().named(|_| true);
+        let names: Vec<TenantLetter> = self.lock().letters_with(|_| true);
         for step in names.chunks(self.at_most(STEP)) {
             if self.stop.is_cancelled() {
                 return Ok(OperationPhase::Stopped);
@@ -266,7 +267,7 @@ impl Operation {
         let (queues, in_queue, failed) = {
             let progress = self.lock();
             let failed = progress.count(LetterOutcome::is_failure);
-            (progress.queues(), progress.named(LetterOutcome::is_from_queue), failed)
+            (progress.queues(), progress.letters_with(LetterOutcome::is_from_queue), failed)
         };
         // No letter needs the sweep: it would retry a failure, or delay the end of the program.
         if in_queue.is_empty() && (is_broken || failed > 0 || self.end.is_cancelled()) {
@@ -275,7 +276,7 @@ impl Operation {
         self.enter(OperationPhase::Sweeping);
         let passes = sweep_after_change(config, session, &queues, &in_queue).await?;
         self.lock().swept = passes;
-        let open = self.lock().named(|outcome| outcome.is_from_queue() || outcome.is_failure());
+        let open = self.lock().letters_with(|outcome| outcome.is_from_queue() || outcome.is_failure());
         let standing = standing_outcomes(session, &open).await?;
         let mut progress = self.lock();
         for (named, now) in standing {

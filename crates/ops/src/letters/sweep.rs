@@ -228,7 +228,7 @@ impl SweepWalk<'_> {
         // Read after the held messages were marked, so that all keys of their marks are included.
         let keys = self.config.signing_keys(&pg::signing_secrets(&mut session.connection).await?);
         let named: Vec<Result<Option<TenantLetter>, SignatureError>> =
-            held.iter().map(|taken| named(&keys, taken)).collect();
+            held.iter().map(|taken| marked_letter(&keys, taken)).collect();
         let known = named.iter().flatten().flatten().cloned();
         let asked: Vec<TenantLetter> = known.collect::<HashSet<_>>().into_iter().collect();
         let now = session.clock.now();
@@ -372,7 +372,7 @@ impl SweepWalk<'_> {
 }
 
 /// Returns the letter of a message if the worker has marked it: a header alone could be any publisher's.
-fn named(keys: &SigningKeys, taken: &QueuedMessage) -> Result<Option<TenantLetter>, SignatureError> {
+fn marked_letter(keys: &SigningKeys, taken: &QueuedMessage) -> Result<Option<TenantLetter>, SignatureError> {
     let headers = taken.properties.headers().as_ref();
     let (letter, mark) = (header(headers, own_headers::LETTER), header(headers, own_headers::LETTER_MARK));
     let tenant = header(headers, own_headers::TENANT).unwrap_or_default();

@@ -12,8 +12,8 @@ use oncely_postgres::{self as pg, PgSettings};
 const CHECK: &str = "config.files";
 
 /// Checks the files that hold a private key or a URL with a password. A missing file is reported by its user.
-pub fn secret_files(config: &Config, found: &mut CheckFindings) {
-    check_permissions(&named(config), found);
+pub fn check_secret_files(config: &Config, found: &mut CheckFindings) {
+    check_permissions(&secret_files(config), found);
 }
 
 fn check_permissions(files: &[(&'static str, PathBuf)], found: &mut CheckFindings) {
@@ -27,17 +27,17 @@ fn check_permissions(files: &[(&'static str, PathBuf)], found: &mut CheckFinding
         }
     }
     let files: Vec<String> = files.iter().map(|(_, path)| path.display().to_string()).collect();
-    found.read(CHECK, if files.is_empty() { "no files are named".to_owned() } else { files.join(", ") });
+    found.add_read(CHECK, if files.is_empty() { "no files are named".to_owned() } else { files.join(", ") });
 }
 
 /// Checks the files for a starting process, and logs the result once.
 pub fn warn_of_secret_files(config: &Config) {
-    warn(&named(config));
+    warn(&secret_files(config));
 }
 
 /// Checks the files of a gateway.
 pub fn warn_of_gateway_files(config: &GatewayConfig) {
-    warn(&of_gateway(&config.postgres, &config.gateway));
+    warn(&gateway_secret_files(&config.postgres, &config.gateway));
 }
 
 fn warn(files: &[(&'static str, PathBuf)]) {
@@ -49,7 +49,7 @@ fn warn(files: &[(&'static str, PathBuf)]) {
 }
 
 /// Returns the secret files of a configuration, with the setting that names each.
-fn named(config: &Config) -> Vec<(&'static str, PathBuf)> {
+fn secret_files(config: &Config) -> Vec<(&'static str, PathBuf)> {
     let mirror = config.mirror.as_ref();
     let files = [
         ("rabbitmq.url_file", config.rabbitmq.url_file.clone()),
@@ -60,13 +60,13 @@ fn named(config: &Config) -> Vec<(&'static str, PathBuf)> {
         ("encryption.keys", config.encryption.as_ref().and_then(|encryption| encryption.keys.clone())),
         ("traces.tls.key", key(config.traces.as_ref().and_then(|traces| traces.tls.as_ref()))),
     ];
-    let mut named = of_gateway(&config.postgres, &config.gateway);
+    let mut named = gateway_secret_files(&config.postgres, &config.gateway);
     named.extend(files.into_iter().filter_map(|(setting, path)| Some((setting, path?))));
     named
 }
 
 /// Returns the secret files of a gateway.
-fn of_gateway(settings: &PgSettings, gateway: &GatewaySettings) -> Vec<(&'static str, PathBuf)> {
+fn gateway_secret_files(settings: &PgSettings, gateway: &GatewaySettings) -> Vec<(&'static str, PathBuf)> {
     // Includes a key that the URL names in libpq's syntax.
     let postgres = pg::Address::from_settings(settings).ok().and_then(|address| address.tls);
     let files = [

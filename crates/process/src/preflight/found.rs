@@ -96,7 +96,7 @@ impl CheckFindings {
     }
 
     /// Records data that a check has read.
-    pub fn read(&mut self, check: &'static str, what: impl Into<String>) {
+    pub fn add_read(&mut self, check: &'static str, what: impl Into<String>) {
         self.read.push((check, what.into()));
     }
 

@@ -10,7 +10,7 @@ pub async fn handlers(config: &Config, session: &mut Session, found: &mut CheckF
     let server = config.postgres.shown();
     for consumer in &config.consumers {
         if consumer.observes() {
-            found.read("pg.handler", format!("{}: it only observes, and calls none", consumer.name));
+            found.add_read("pg.handler", format!("{}: it only observes, and calls none", consumer.name));
             continue;
         }
         let Some(function) = &consumer.handler else {
@@ -18,13 +18,13 @@ pub async fn handlers(config: &Config, session: &mut Session, found: &mut CheckF
                 Some(endpoint) => format!("{} does the work", endpoint.shown()),
                 None => "the program brings the handler".to_owned(),
             };
-            found.read("pg.handler", format!("{}: {whose}", consumer.name));
+            found.add_read("pg.handler", format!("{}: {whose}", consumer.name));
             continue;
         };
         let place = format!("consumers.{}.handler.function", consumer.name);
         match pg::handler_functions(&mut session.connection, &function.name).await {
             Ok(functions) => {
-                found.read("pg.handler", format!("{}: {}", consumer.name, listed(function, &functions)));
+                found.add_read("pg.handler", format!("{}: {}", consumer.name, listed(function, &functions)));
                 match misfit(function, &functions) {
                     Err(what) => found.error("pg.handler", place, format!("{what} (at {server})")),
                     Ok(Some(fitting)) => warn_about(fitting, &function.name, &place, found),
@@ -116,11 +116,11 @@ async fn compare(config: &Config, session: &mut Session, found: &mut CheckFindin
         let name = &consumer.name;
         let Some(known) = known.iter().find(|known| known.consumer == name.as_str()) else {
             for check in ["retention", "fingerprint"] {
-                found.read(check, format!("{name}: no worker of it has started on this database"));
+                found.add_read(check, format!("{name}: no worker of it has started on this database"));
             }
             continue;
         };
-        found.read(
+        found.add_read(
             "retention",
             format!(
                 "{name}: {} in the file, {} in the database",
@@ -128,7 +128,7 @@ async fn compare(config: &Config, session: &mut Session, found: &mut CheckFindin
                 show(known.retention)
             ),
         );
-        found.read(
+        found.add_read(
             "fingerprint",
             format!(
                 "{name}: {} in the file, {} in the database",
@@ -156,7 +156,7 @@ async fn compare(config: &Config, session: &mut Session, found: &mut CheckFindin
         }
     }
     let refused = pg::clock_refused_at(&mut session.connection).await?;
-    found.read("pg.maintenance", format!("a clock that nothing explains: {refused:?}"));
+    found.add_read("pg.maintenance", format!("a clock that nothing explains: {refused:?}"));
     if let Some(at) = refused {
         let what = format!(
             "nothing is collected: the database's clock said {}, and nothing explained that; see `oncely gc run`",

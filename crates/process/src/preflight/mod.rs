@@ -7,7 +7,7 @@ mod postgres;
 mod trust;
 
 pub use files::warn_of_gateway_files;
-pub use files::{secret_files, warn_of_secret_files};
+pub use files::{check_secret_files, warn_of_secret_files};
 pub use found::{CheckFindings, QuotedText};
 pub use found::{Finding, Verdict};
 pub use handlers::{consumers, handlers};
@@ -127,7 +127,7 @@ pub fn fit<T>(opened: Option<T>, found: Preflight) -> anyhow::Result<T> {
     opened.ok_or_else(|| PostgresUnreachable(found.unreachable.join("; ")).into())
 }
 
-/// Checks PostgreSQL for a program whose configuration is no [`Config`]: the gateway. Changes nothing.
+/// Checks PostgreSQL for the gateway, which has a configuration of its own. Changes nothing.
 pub async fn fit_database(settings: &PgSettings, cell: &str) -> Preflight {
     let mut found = CheckFindings::default();
     let session = database(settings, cell, &mut found).await;

@@ -61,7 +61,7 @@ pub(super) async fn database(
             return None;
         }
     };
-    found.read("pg.cell", format!("the database is the cell {:?}", session.cell.name));
+    found.add_read("pg.cell", format!("the database is the cell {:?}", session.cell.name));
     if session.cell.name != cell {
         let what = format!(
             "the database at {server} is the cell {:?}, not {:?}: a wrong URL would deduplicate in the wrong place",
@@ -69,7 +69,7 @@ pub(super) async fn database(
         );
         found.error("pg.cell", "cell.name", what);
     }
-    found.read("pg.reach", format!("{server}, epoch {}", session.cell.epoch));
+    found.add_read("pg.reach", format!("{server}, epoch {}", session.cell.epoch));
     Some(session)
 }
 
@@ -82,21 +82,21 @@ async fn fitting(
 ) -> Result<bool, (&'static str, sqlx::Error)> {
     let of = |check: &'static str| move |error| (check, error);
     let pids = processes(settings, connection).await.map_err(of("pg.pooler"))?;
-    found.read("pg.pooler", format!("the server's processes of two connections: {pids:?}"));
+    found.add_read("pg.pooler", format!("the server's processes of two connections: {pids:?}"));
     let [before, others, after] = pids;
     if before != after || before == others {
         found.error("pg.pooler", "postgres.url", format!("{server}: {POOLER}"));
         return Ok(false);
     }
     let (number, version) = pg::server_version(connection).await.map_err(of("pg.version"))?;
-    found.read("pg.version", format!("PostgreSQL {version}"));
+    found.add_read("pg.version", format!("PostgreSQL {version}"));
     if number < OLDEST {
         let what = format!("{server} is PostgreSQL {version}: Oncely needs 15 or later");
         found.error("pg.version", "postgres.url", what);
         return Ok(false);
     }
     let encoding = pg::server_encoding(connection).await.map_err(of("pg.encoding"))?;
-    found.read("pg.encoding", encoding.as_str());
+    found.add_read("pg.encoding", encoding.as_str());
     if let Some(what) = pg::unfit_encoding(&encoding) {
         found.error("pg.encoding", "postgres.url", format!("{server}: {what}"));
         return Ok(false);
@@ -110,7 +110,7 @@ async fn fitting(
         return Ok(false);
     }
     let state = pg::migration_state(connection).await.map_err(of("pg.schema"))?;
-    found.read("pg.schema", format!("{} migrations are not applied", state.pending.len()));
+    found.add_read("pg.schema", format!("{} migrations are not applied", state.pending.len()));
     if !state.pending.is_empty() {
         let what =
             format!("{} migrations are not applied at {server}; run `oncely migrate`", state.pending.len());

@@ -24,7 +24,7 @@ impl Trust {
         found: &mut CheckFindings,
     ) {
         let Some(tls) = tls else {
-            found.read(self.check, "plaintext");
+            found.add_read(self.check, "plaintext");
             if allow_plaintext {
                 let what = "is true: where the server is on another machine, a party on the way there can read and change everything";
                 found.info(self.check, format!("{}.allow_plaintext", self.section), what);
@@ -39,7 +39,7 @@ impl Trust {
             Some(cert) => format!("our certificate is {}", cert.display()),
             None => "without a certificate of our own".to_owned(),
         };
-        found.read(self.check, format!("TLS; the server is verified by {by}; {own}"));
+        found.add_read(self.check, format!("TLS; the server is verified by {by}; {own}"));
     }
 
     /// Reports why no trusted connection was made.

@@ -89,8 +89,7 @@ fn public(report: Value) -> Value {
     };
     match report {
         Value::Array(consumers) => consumers.into_iter().map(consumer).collect(),
-        // A relay's report holds numbers only.
-        other => other,
+        _ => Value::Array(Vec::new()),
     }
 }
 
@@ -217,9 +216,8 @@ impl Vitals {
         self.registry.with(make)
     }
 
-    /// Sets the source of the consumers' report.
-    pub fn report_by(&self, report: impl Fn() -> Value + Send + Sync + 'static) {
-        // Set once, at the start.
+    /// Sets the source of the consumers' report. Only the first call counts.
+    pub fn set_report_source(&self, report: impl Fn() -> Value + Send + Sync + 'static) {
         let _ = self.report.set(Box::new(report));
     }
 

@@ -72,7 +72,7 @@ pub(super) async fn publish_events(
                 + lane.config.rabbitmq.timeout * 4,
         );
         let began = Instant::now();
-        let pause = match lane.once(&watched.pulse.witnesses).await {
+        let pause = match lane.relay_batch(&watched.pulse.witnesses).await {
             Ok(Some((report, failed))) => {
                 watched.note(&report, began.elapsed());
                 total.published += report.published;
@@ -128,7 +128,7 @@ fn log_total(total: &mut EventReport) {
 
 impl EventLane {
     /// Publishes one batch; returns `None` while the broker takes no messages.
-    async fn once(
+    async fn relay_batch(
         &mut self,
         witnesses: &Witnesses<Uuid>,
     ) -> Result<Option<(EventReport, Option<AmqpError>)>, EventError> {

@@ -42,7 +42,7 @@ impl Harness {
         consumer: &str,
         message: &IncomingMessage,
     ) -> Result<TestOutcome, HarnessError> {
-        self.one(consumer, message, false).await
+        self.run_one(consumer, message, false).await
     }
 
     /// Delivers a message again after a missing acknowledgement: marked as redelivered. Such a message runs apart from others, and its run
@@ -55,7 +55,7 @@ impl Harness {
         consumer: &str,
         message: &IncomingMessage,
     ) -> Result<TestOutcome, HarnessError> {
-        self.one(consumer, message, true).await
+        self.run_one(consumer, message, true).await
     }
 
     /// Delivers messages to a consumer as one batch; returns their outcomes in order.
@@ -67,7 +67,7 @@ impl Harness {
         consumer: &str,
         messages: &[IncomingMessage],
     ) -> Result<Vec<TestOutcome>, HarnessError> {
-        self.batch(consumer, messages, false).await
+        self.run_batch(consumer, messages, false).await
     }
 
     /// Delivers a message, and ends the delivery at a step, as a crash of the worker's process does: its session is ended, and PostgreSQL
@@ -133,7 +133,7 @@ impl Harness {
         trial.ok_or_else(|| HarnessError::NoConsumer(consumer.to_owned()))
     }
 
-    async fn batch(
+    async fn run_batch(
         &mut self,
         consumer: &str,
         messages: &[IncomingMessage],
@@ -148,13 +148,13 @@ impl Harness {
         }
     }
 
-    async fn one(
+    async fn run_one(
         &mut self,
         consumer: &str,
         message: &IncomingMessage,
         redelivered: bool,
     ) -> Result<TestOutcome, HarnessError> {
-        let outcomes = self.batch(consumer, std::slice::from_ref(message), redelivered).await?;
+        let outcomes = self.run_batch(consumer, std::slice::from_ref(message), redelivered).await?;
         outcomes.into_iter().next().ok_or_else(undecided)
     }
 }

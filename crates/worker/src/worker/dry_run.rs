@@ -156,7 +156,7 @@ impl DryRun<'_> {
                     |position: usize| messages[position].as_ref().is_some_and(TriedMessage::has_run);
                 let good: Vec<usize> =
                     (0..candidates.len()).filter(|&index| has_run(positions[index])).collect();
-                self.batches(&mut rehearsal, &candidates, &positions, &good).await?
+                self.run_batches(&mut rehearsal, &candidates, &positions, &good).await?
             }
         };
         rehearsal.close().await;
@@ -189,7 +189,7 @@ impl DryRun<'_> {
     }
 
     /// Runs the same messages as a worker runs them first: many in one call.
-    async fn batches(
+    async fn run_batches(
         &self,
         rehearsal: &mut Rehearsal,
         candidates: &[&Candidate],

@@ -88,7 +88,7 @@ impl Lane {
                         self.decider.runner.give_up_session().await;
                         Err(AbandonedBatch)
                     }
-                    done = self.batch(taken, batch) => done,
+                    done = self.process_batch(taken, batch) => done,
                 };
                 self.decider.runner.end_trace();
                 if done.is_err() {
@@ -110,7 +110,7 @@ impl Lane {
     }
 
     /// Processes a batch from its preparation to its settlement.
-    pub(super) async fn batch(
+    pub(super) async fn process_batch(
         &mut self,
         taken: BatchOrigin,
         deliveries: Vec<Box<Delivery>>,
@@ -213,7 +213,7 @@ impl Lane {
             precheck(&shared, &runner.prediction, &mut runner.session, &leading).await
             && known.contains(&true)
         {
-            runner.decided_on(epoch);
+            runner.note_decided_epoch(epoch);
             runner.prediction.record_mirror_hit();
             for (index, _) in open.into_iter().zip(known).filter(|(_, known)| *known) {
                 round.known_to_mirror(&shared, index);

@@ -36,7 +36,7 @@ impl WorkerObserver {
         stop: &CancellationToken,
     ) -> Self {
         let reporting = consumers.clone();
-        vitals.report_by(move || {
+        vitals.set_report_source(move || {
             let reports: Vec<ConsumerReport> = reporting.iter().map(|consumer| consumer.report()).collect();
             serde_json::to_value(reports).unwrap_or_default()
         });

@@ -170,7 +170,7 @@ impl TrialConsumer {
         let count = deliveries.len();
         let is_done = match &mut self.hands {
             TrialExecutor::Lane(one) => {
-                let batch = one.lane.batch(BatchOrigin::Arrived, deliveries);
+                let batch = one.lane.process_batch(BatchOrigin::Arrived, deliveries);
                 let done = ended_at(until, batch).await?.is_ok();
                 // Undecided messages: the test decides whether they come again.
                 drop(one.arrivals.aside.overflow(Instant::now(), 0, usize::MAX, |_| 0));

@@ -108,7 +108,7 @@ impl<T> Arrivals<T> {
     }
 
     /// Returns the most messages of the next batch.
-    fn most(&self) -> usize {
+    fn next_batch_max(&self) -> usize {
         self.pace.as_ref().map_or(self.most, |pace| pace.most().min(self.most))
     }
 
@@ -134,7 +134,7 @@ impl<T> Arrivals<T> {
             let arrivals = self.aside.arrivals();
             if arriving.was_back && arrivals.is_none_or(|arrivals| arrivals <= Instant::now()) {
                 arriving.was_back = false;
-                arriving.receive_now(batch, self.most());
+                arriving.receive_now(batch, self.next_batch_max());
                 if !batch.is_empty() {
                     return BatchOrigin::Arrived;
                 }
@@ -149,7 +149,7 @@ impl<T> Arrivals<T> {
                 if let Some(arrivals) = due.arrivals {
                     tokio::time::sleep_until(arrivals).await;
                 }
-                arriving.receive(batch, self.most()).await
+                arriving.receive(batch, self.next_batch_max()).await
             };
             let comes_back = async {
                 match due.next {
@@ -164,7 +164,7 @@ impl<T> Arrivals<T> {
                 () = changed.as_mut() => {}
             }
         }
-        let most = self.most();
+        let most = self.next_batch_max();
         let full = self.full.min(most);
         if batch.len() <= SMALL_BATCH || batch.len() >= full {
             return BatchOrigin::Arrived;

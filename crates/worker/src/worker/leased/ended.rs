@@ -39,14 +39,15 @@ impl Runner {
                 outcome.into()
             }
             Ok(RunEndResult::Lost) => {
-                self.lost(lease, candidate, "its run came to an end, and another one has the key").await
+                self.record_loss(lease, candidate, "its run came to an end, and another one has the key")
+                    .await
             }
             Ok(RunEndResult::Abandoned) => MessageDecision::Redelivery,
-            Err(fault) => self.failed_with(lease, candidate, began, fault, None).await,
+            Err(fault) => self.fail_with(lease, candidate, began, fault, None).await,
         }
     }
 
-    pub(super) async fn failed(
+    pub(super) async fn fail(
         &self,
         lease: &Lease,
         candidate: &Arc<Candidate>,
@@ -66,22 +67,22 @@ impl Runner {
                 }
             }
             PgFault::Fault(fault) if fault.class == FaultClass::Environment && lease.run().lacks_key() => {
-                self.lacking(lease, candidate, &fault).await
+                self.retry_without_key(lease, candidate, &fault).await
             }
-            PgFault::Fault(fault) => self.failed_with(lease, candidate, began, fault, unknown).await,
+            PgFault::Fault(fault) => self.fail_with(lease, candidate, began, fault, unknown).await,
             PgFault::Outage(outage) => {
                 let fault = Fault::new(FaultClass::Environment, None, outage.to_string());
                 // While this process was cut off from PostgreSQL that is no message's fault, whichever succeed meanwhile. A connection
                 // error that only this run met may be: the server's process may crash at its statement.
                 if self.store.away.is_within(self.shared.consumer.lease.time) {
-                    return self.undecided(lease, candidate, &fault).await;
+                    return self.put_aside_undecided(lease, candidate, &fault).await;
                 }
-                self.failed_with(lease, candidate, began, fault, None).await
+                self.fail_with(lease, candidate, began, fault, None).await
             }
         }
     }
 
-    async fn failed_with(
+    async fn fail_with(
         &self,
         lease: &Lease,
         candidate: &Arc<Candidate>,
@@ -116,7 +117,7 @@ impl Runner {
         let class = match blamed {
             Blame::Message(class) => class,
             Blame::Batch | Blame::Nobody if unknown.is_none() => {
-                return self.undecided(lease, candidate, &fault.of_nobody()).await;
+                return self.put_aside_undecided(lease, candidate, &fault.of_nobody()).await;
             }
             Blame::Batch | Blame::Nobody => fault.class,
         };
@@ -137,18 +138,25 @@ impl Runner {
             RunEndResult::Done(LeaseFailOutcome::GivenUp { reason, .. }) => {
                 let rejection = Rejection::new(reason, fault.to_string());
                 let outcome = Outcome::DeadLettered { attempt, rejection, code: fault.code, letter: None };
-                self.given_up(candidate, outcome, true).await
+                self.give_up(candidate, outcome, true).await
             }
             RunEndResult::Done(LeaseFailOutcome::Completed) => {
                 Outcome::Duplicate(DuplicateSource::Postgres).into()
             }
-            RunEndResult::Done(LeaseFailOutcome::Lost) | RunEndResult::Lost => self.fenced(candidate),
+            RunEndResult::Done(LeaseFailOutcome::Lost) | RunEndResult::Lost => {
+                self.postpone_fenced(candidate)
+            }
             RunEndResult::Abandoned => MessageDecision::Redelivery,
         }
     }
 
     /// Records that nothing of this run counts any more. The next claim finds the key's new holder.
-    pub(super) async fn lost(&self, lease: &Lease, candidate: &Arc<Candidate>, why: &str) -> MessageDecision {
+    pub(super) async fn record_loss(
+        &self,
+        lease: &Lease,
+        candidate: &Arc<Candidate>,
+        why: &str,
+    ) -> MessageDecision {
         // It was only believed to be lost, or its time was over and no other run took it: the message is not at fault.
         if lease.release().await == Some(true) {
             return self.postpone(candidate, Duration::ZERO);
@@ -168,18 +176,25 @@ impl Runner {
             RunEndResult::Done(LeaseFailOutcome::Retry { .. } | LeaseFailOutcome::GivenUp { .. }) => {
                 self.postpone(candidate, Duration::ZERO)
             }
-            RunEndResult::Done(LeaseFailOutcome::Lost) | RunEndResult::Lost => self.fenced(candidate),
+            RunEndResult::Done(LeaseFailOutcome::Lost) | RunEndResult::Lost => {
+                self.postpone_fenced(candidate)
+            }
             RunEndResult::Abandoned => MessageDecision::Redelivery,
         }
     }
 
     /// Puts a message aside while its failure's cause is undecided: nothing is counted. A success of another message meanwhile is evidence
     /// against it.
-    async fn undecided(&self, lease: &Lease, candidate: &Candidate, fault: &Fault) -> MessageDecision {
+    async fn put_aside_undecided(
+        &self,
+        lease: &Lease,
+        candidate: &Candidate,
+        fault: &Fault,
+    ) -> MessageDecision {
         let shared = &*self.shared;
         lease.release().await;
         shared.progress.stall();
-        let waits = self.waits(candidate, fault.class);
+        let waits = self.put_aside_for(candidate, fault.class);
         let (consumer, identity) = (&shared.consumer.name, &candidate.identity);
         let (tenant, key) = (&identity.tenant, &identity.key);
         match shared.health.stalled(fault, Some(identity)) {
@@ -193,11 +208,16 @@ impl Runner {
 
     /// Handles a missing encryption key. A process that has the key can read the stored data, as can this one once it has it: successes of
     /// other messages are no evidence against this one.
-    async fn lacking(&self, lease: &Lease, candidate: &Candidate, fault: &Fault) -> MessageDecision {
+    async fn retry_without_key(
+        &self,
+        lease: &Lease,
+        candidate: &Candidate,
+        fault: &Fault,
+    ) -> MessageDecision {
         let (shared, identity) = (&*self.shared, &candidate.identity);
         lease.release().await;
         // First a pause here, whichever its rung is; the next time it goes back to its queue.
-        let waits = self.waits(candidate, FaultClass::Contention);
+        let waits = self.put_aside_for(candidate, FaultClass::Contention);
         tracing::error!(consumer = %shared.consumer.name, tenant = %identity.tenant, key = %identity.key, error = %fault,
             "encryption key missing in this process; the message is retried, no attempt is spent");
         if shared.progress.tries(identity) % 2 == 1 {
@@ -209,13 +229,13 @@ impl Runner {
     }
 
     /// Counts a run that lost its key to another, and postpones its message.
-    fn fenced(&self, candidate: &Candidate) -> MessageDecision {
+    fn postpone_fenced(&self, candidate: &Candidate) -> MessageDecision {
         self.shared.counters.metrics.fenced.increment(1);
         self.postpone(candidate, Duration::ZERO)
     }
 
     /// Stores the letter of a message that is given up; `recorded`: the trail has its row already.
-    pub(super) async fn given_up(
+    pub(super) async fn give_up(
         &self,
         candidate: &Arc<Candidate>,
         outcome: Outcome,

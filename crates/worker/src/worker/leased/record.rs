@@ -17,7 +17,7 @@ impl Runner {
     /// Stores a dead letter alone: the trail has its row. Returns `None` if the write is refused or the worker stops first.
     pub(super) async fn keep_letter(&self, candidate: &Arc<Candidate>, outcome: Outcome) -> Option<Outcome> {
         let shared = Arc::clone(&self.shared);
-        self.written("store a dead letter", || {
+        self.write_until_stored("store a dead letter", || {
             let (shared, candidate) = (Arc::clone(&shared), Arc::clone(candidate));
             let mut outcome = outcome.clone();
             Box::new(move |session| {
@@ -39,7 +39,7 @@ impl Runner {
     /// Writes a duplicate's row in the trail. Returns false if the write is refused or the worker stops first.
     pub(super) async fn record_duplicate(&self, candidate: &Arc<Candidate>, outcome: &Outcome) -> bool {
         let shared = Arc::clone(&self.shared);
-        let listed = self.written("record a duplicate", || {
+        let listed = self.write_until_stored("record a duplicate", || {
             let (shared, candidate, outcome) = (Arc::clone(&shared), Arc::clone(candidate), outcome.clone());
             Box::new(move |session| {
                 Box::pin(async move {
@@ -55,7 +55,7 @@ impl Runner {
     /// first.
     pub(super) async fn note_rejected(&self, rejected: DecidedDelivery) -> Option<DecidedDelivery> {
         let shared = Arc::clone(&self.shared);
-        self.written("record a rejected message", || {
+        self.write_until_stored("record a rejected message", || {
             let (shared, mut one) = (Arc::clone(&shared), [rejected.clone()]);
             Box::new(move |session| {
                 Box::pin(async move {
@@ -69,7 +69,7 @@ impl Runner {
     }
 
     /// Writes until it succeeds: the message is not settled before. Returns `None` if the write is refused or the worker stops first.
-    async fn written<T: Send + 'static>(
+    async fn write_until_stored<T: Send + 'static>(
         &self,
         what: &str,
         make: impl Fn() -> Statement<T, sqlx::Error>,

@@ -157,7 +157,7 @@ impl Runner {
         loop {
             let right = match self.enter(room).await {
                 RunAdmission::Granted(right) => right,
-                RunAdmission::Busy(why) => return self.waits_alone(candidate, why),
+                RunAdmission::Busy(why) => return self.put_suspect_aside(candidate, why),
                 RunAdmission::Stopping => return MessageDecision::Redelivery,
             };
             let Some((answer, left)) = self.claim(candidate, &trail).await else {
@@ -182,7 +182,7 @@ impl Runner {
                     drop(right);
                     return self.in_flight(candidate, delay).await;
                 }
-                LeaseAnswer::Locked => return self.waits(candidate, FaultClass::Contention),
+                LeaseAnswer::Locked => return self.put_aside_for(candidate, FaultClass::Contention),
                 LeaseAnswer::Wait(delay) => return self.postpone(candidate, delay),
                 LeaseAnswer::Duplicate => {
                     let outcome = Outcome::Duplicate(DuplicateSource::Postgres);
@@ -196,7 +196,7 @@ impl Runner {
                         code: None,
                         letter: None,
                     };
-                    return self.given_up(candidate, outcome, attempt.is_some()).await;
+                    return self.give_up(candidate, outcome, attempt.is_some()).await;
                 }
             }
         }
@@ -310,16 +310,16 @@ impl Runner {
         shared.counters.metrics.handled(began.elapsed(), is_done);
         match ended {
             HandlerEnd::Returned(Ok(finish)) => self.finish(lease, candidate, tried, &finish, None).await,
-            HandlerEnd::Returned(Err(error)) => self.failed(lease, candidate, tried, error).await,
+            HandlerEnd::Returned(Err(error)) => self.fail(lease, candidate, tried, error).await,
             HandlerEnd::Panicked => {
-                self.failed(lease, candidate, tried, HandlerError::transient("the handler panicked")).await
+                self.fail(lease, candidate, tried, HandlerError::transient("the handler panicked")).await
             }
             HandlerEnd::TooLong => {
                 let limit = shared.consumer.lease.max_run;
                 let text = format!("the run took longer than {limit:?} (consumers.lease.max_run)");
-                self.failed(lease, candidate, tried, HandlerError::transient(text)).await
+                self.fail(lease, candidate, tried, HandlerError::transient(text)).await
             }
-            HandlerEnd::Lost => self.lost(lease, candidate, "the key was taken over").await,
+            HandlerEnd::Lost => self.record_loss(lease, candidate, "the key was taken over").await,
             HandlerEnd::Stopped => {
                 lease.release().await;
                 MessageDecision::Redelivery

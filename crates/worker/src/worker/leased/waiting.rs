@@ -86,7 +86,7 @@ impl Runner {
             InFlightPolicy::Reject if !candidate.delivery.message.redelivered && !is_own_copy(candidate) => {
                 let rejection =
                     Rejection::new(Reason::InFlight, "another run holds the key (lease.in_flight)");
-                self.given_up(candidate, Outcome::rejected(rejection), false).await
+                self.give_up(candidate, Outcome::rejected(rejection), false).await
             }
             // Without retry queues it would circulate between broker and worker without a pause.
             InFlightPolicy::Retry | InFlightPolicy::Wait | InFlightPolicy::Reject => {
@@ -97,7 +97,7 @@ impl Runner {
     }
 
     /// Puts a message aside that can't be decided now, longer each time.
-    pub(super) fn waits(&self, candidate: &Candidate, class: FaultClass) -> MessageDecision {
+    pub(super) fn put_aside_for(&self, candidate: &Candidate, class: FaultClass) -> MessageDecision {
         let (wait, since) = self.undecided_since(candidate, class);
         match class {
             FaultClass::Contention => MessageDecision::Aside(Cause::Held, wait.min(LOOK_AGAIN), since),
@@ -106,11 +106,11 @@ impl Runner {
     }
 
     /// Puts a suspect aside until it can be alone.
-    pub(super) fn waits_alone(&self, candidate: &Candidate, why: NotAlone) -> MessageDecision {
+    pub(super) fn put_suspect_aside(&self, candidate: &Candidate, why: NotAlone) -> MessageDecision {
         let (progress, behind) = (&self.shared.progress, why == NotAlone::Suspect);
         match progress.could_not_run_alone(&candidate.identity, Instant::now(), behind) {
             (since, false) => MessageDecision::Aside(Cause::Held, NEXT_SUSPECT, since),
-            (_, true) => self.waits(candidate, FaultClass::Contention),
+            (_, true) => self.put_aside_for(candidate, FaultClass::Contention),
         }
     }
 

@@ -27,16 +27,16 @@ pub(crate) async fn handle(
     incoming: &[Message<'_>],
 ) -> Result<Results, Interrupt> {
     match (&batch.shared.run, batch.plan) {
-        (ConsumerHandler::Sql(handler), _) => in_server(batch, handler, transaction, incoming).await,
-        (run, BatchPlan::Together { .. }) => together(batch, run, transaction, incoming).await,
+        (ConsumerHandler::Sql(handler), _) => call_in_server(batch, handler, transaction, incoming).await,
+        (run, BatchPlan::Together { .. }) => run_together(batch, run, transaction, incoming).await,
         (run, BatchPlan::Apart { .. } | BatchPlan::ByItself { .. }) => {
-            apart(batch, run, transaction, incoming).await
+            run_apart(batch, run, transaction, incoming).await
         }
     }
 }
 
 /// Calls an SQL function.
-async fn in_server(
+async fn call_in_server(
     batch: &BatchRun<'_>,
     handler: &SqlHandler,
     transaction: &mut PgConnection,
@@ -65,7 +65,7 @@ async fn in_server(
 }
 
 /// Calls a handler in Rust for all messages in one subtransaction: the first failure ends it.
-async fn together(
+async fn run_together(
     batch: &BatchRun<'_>,
     run: &ConsumerHandler,
     transaction: &mut PgConnection,
@@ -79,7 +79,7 @@ async fn together(
         let called = async {
             let context = Context::new(transaction, None);
             let done = catch_panic(async { handler.handle_batch(context, incoming).await }).await?;
-            or_stop(transaction, done).await
+            classify_error(transaction, done).await
         };
         let responses = until_deadline(shared, backend, HandlerWait::InProcess, called).await?;
         if responses.len() != incoming.len() {
@@ -90,7 +90,7 @@ async fn together(
         for message in incoming {
             let called = async {
                 let done = call_one(run, transaction, message).await?;
-                or_stop(transaction, done).await
+                classify_error(transaction, done).await
             };
             let response = until_deadline(shared, backend, HandlerWait::InProcess, called).await?;
             // The writes of the next message would be committed without its key.
@@ -105,7 +105,7 @@ async fn together(
 }
 
 /// Calls a handler in Rust for each message in a subtransaction of its own.
-async fn apart(
+async fn run_apart(
     batch: &BatchRun<'_>,
     run: &ConsumerHandler,
     transaction: &mut PgConnection,
@@ -125,7 +125,7 @@ async fn apart(
         begin_guard(transaction, batch.lock_wait(), limit).await?;
         let called = async {
             let done = call_one(run, transaction, message).await?;
-            or_stop(transaction, done).await
+            classify_error(transaction, done).await
         };
         let fault = match until_deadline(shared, backend, HandlerWait::InProcess, called).await {
             Ok(response) => match end_guard(transaction, limit).await {
@@ -161,7 +161,10 @@ fn wrong_count(got: usize, wanted: usize) -> Fault {
 const PING: Duration = Duration::from_secs(5);
 
 /// Classifies a handler's error. A lost connection may be one of the handler's own, to another server: ours is tested.
-async fn or_stop<T>(connection: &mut PgConnection, done: Result<T, HandlerError>) -> Result<T, Interrupt> {
+async fn classify_error<T>(
+    connection: &mut PgConnection,
+    done: Result<T, HandlerError>,
+) -> Result<T, Interrupt> {
     let error = match done {
         Ok(done) => return Ok(done),
         Err(error) => error,

@@ -92,9 +92,9 @@ impl Decider {
         let mut decided: Vec<Option<Outcome>> = vec![None; now.len()];
         let fault = match by_themselves {
             true => None,
-            false => self.in_batches(isolation, &now, &mut decided).await?,
+            false => self.run_in_batches(isolation, &now, &mut decided).await?,
         };
-        self.by_themselves(isolation, &now, &mut decided, fault).await?;
+        self.run_one_by_one(isolation, &now, &mut decided, fault).await?;
         for (index, outcome) in order.into_iter().zip(decided) {
             if let Some(outcome) = outcome {
                 outcomes[index] = outcome;
@@ -110,7 +110,7 @@ impl Decider {
 
     /// Runs the messages in batches, each of which commits or leaves nothing; one that fails runs another way. Fills in decided outcomes;
     /// returns the failure of the last batch that is left to run message by message.
-    async fn in_batches(
+    async fn run_in_batches(
         &mut self,
         isolation: Isolation,
         work: &[&Candidate],
@@ -220,7 +220,7 @@ impl Decider {
     }
 
     /// Runs undecided messages one by one, each in a transaction of its own, and attributes their failures.
-    async fn by_themselves(
+    async fn run_one_by_one(
         &mut self,
         isolation: Isolation,
         work: &[&Candidate],
@@ -264,7 +264,7 @@ impl Decider {
             self.runner.drop_permit();
             let first = before.is_none();
             let outcome =
-                self.by_itself(isolation, BatchPlan::ByItself { witness, first }, work[index]).await?;
+                self.run_alone(isolation, BatchPlan::ByItself { witness, first }, work[index]).await?;
             self.note_failing(std::slice::from_ref(&outcome));
             let is_long = self.runner.took() > LONG;
             is_slow |= is_long;
@@ -308,14 +308,14 @@ impl Decider {
             if matches!(&outcomes[index], Some(Outcome::Undecided { fault, .. }) if !matches!(fault.class, FaultClass::Contention | FaultClass::Crashed))
                 && progress.has_witness(&work[index].identity, progress.begin(), Instant::now().into())
             {
-                outcomes[index] = Some(self.by_itself(isolation, again, work[index]).await?);
+                outcomes[index] = Some(self.run_alone(isolation, again, work[index]).await?);
             }
         }
         Ok(())
     }
 
     /// Runs one message in a transaction of its own.
-    async fn by_itself(
+    async fn run_alone(
         &mut self,
         isolation: Isolation,
         plan: BatchPlan,

@@ -106,7 +106,7 @@ impl TransactionRunner {
     }
 
     /// Records that a message was decided at this epoch of the database.
-    pub(crate) fn decided_on(&mut self, epoch: String) {
+    pub(crate) fn note_decided_epoch(&mut self, epoch: String) {
         if !self.batch.epochs.contains(&epoch) {
             self.batch.epochs.push(epoch);
         }
@@ -118,7 +118,7 @@ impl TransactionRunner {
         if !self.batch.epochs.is_empty() {
             // A new one if the last is gone, perhaps with its server, or if it is known to be over.
             let now = self.session().await?.cell.epoch.clone();
-            self.decided_on(now);
+            self.note_decided_epoch(now);
         }
         let is_one = self.batch.epochs.len() <= 1;
         if !is_one {
@@ -336,7 +336,7 @@ impl TransactionRunner {
     /// Records that a message was decided on the session's database.
     pub(super) fn note_epoch(&mut self) {
         if let Some(epoch) = self.session.as_ref().map(|session| session.cell.epoch.clone()) {
-            self.decided_on(epoch);
+            self.note_decided_epoch(epoch);
         }
     }
 

@@ -97,7 +97,7 @@ async fn step_by_step(
         let limited = async { pg::limit_lock_wait(transaction, limit).await.map_err(Interrupt::of_ours) };
         in_time(run.shared, limited).await?;
     }
-    let results = handled(run, transaction, &claims, round_trip).await?;
+    let results = call_handler(run, transaction, &claims, round_trip).await?;
     // Decisions that are recorded already are not recorded again.
     let is_recorded: Vec<bool> = claims
         .iter()
@@ -119,7 +119,7 @@ async fn step_by_step(
 }
 
 /// Calls the handler for the messages that may run.
-async fn handled(
+async fn call_handler(
     run: &BatchRun<'_>,
     transaction: &mut PgConnection,
     claims: &[CandidateClaim],
