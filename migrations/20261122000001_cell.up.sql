@@ -319,7 +319,7 @@ language sql immutable parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
     select case
-        when code in ('ONC01', 'ONC07') then 'handler_rejected'
+        when code in ('ONC01', 'ONC06', 'ONC07') then 'handler_rejected'
         when code = 'ONC02' then 'invalid_json'
         when code in ('ONC04', 'ONC05', 'ONC11', 'ONC15') then 'poison'
         when code = '57014' then 'transient'

@@ -17,7 +17,7 @@ create table oncely.mirror_queue (
     fingerprint bytea,
     constraint mirror_queue_pkey primary key (tenant, id),
     constraint mirror_queue_kind check (kind in ('mirror', 'identity')),
-    constraint mirror_queue_tags check (octet_length(tags) > 0 and octet_length(tags) % 16 = 0),
+    constraint mirror_queue_tags check (octet_length(tags) between 16 and 65536 and octet_length(tags) % 16 = 0),
     constraint mirror_queue_identity check (
         (kind = 'identity') = (key is not null) and (kind = 'mirror') = (tags is not null)
         and octet_length(tenant) between 1 and 255

@@ -5,5 +5,6 @@ drop function oncely.handle_each;
 drop function oncely.take_turn;
 drop function oncely.handler_calls;
 drop function oncely.record_fresh;
+drop function oncely.response_texts;
 drop function oncely.claim_fresh;
 drop function oncely.handler_name;

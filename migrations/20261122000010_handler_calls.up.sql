@@ -56,6 +56,41 @@ comment on function oncely.claim_fresh is
     'Claims the keys of a batch, all or none, and returns the batch. What follows in the transaction waits 100 ms for '
     'locks, or as long as the session may where the batch is one message, or patient.';
 
+-- from functions/response_texts.sql
+-- Returns responses as text for a worker, which holds all of a batch at once. The message whose response is too large
+-- is identified by running messages one by one; a batch with too many of them runs in smaller ones.
+create or replace function oncely.response_texts(responses jsonb[], response_limit bigint) returns text[]
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    -- A worker has each several times: as it arrived, as it is stored.
+    most constant bigint := 4194304;
+    largest bigint;
+    total bigint;
+    texts text[];
+begin
+    select max(octet_length(t.text)), sum(octet_length(t.text)), array_agg(t.text order by t.n)
+    into largest, total, texts
+    from (select r.n, r.response::text as text from unnest(responses) with ordinality as r (response, n) offset 0) as t;
+    if largest > response_limit then
+        raise exception using errcode = 'ONC06', message = format(
+            'the response has %s bytes as JSON; the limit is %s (consumers.response_limit, '
+            'consumers.on_large_response)',
+            largest, response_limit
+        );
+    elsif total > most then
+        raise exception using errcode = 'ONC25', message = format(
+            'the responses of a batch have %s bytes as JSON; the limit is %s', total, most
+        );
+    end if;
+    return texts;
+end
+$$;
+comment on function oncely.response_texts is
+    'Returns a batch''s responses as text, in their order. Refuses one over the limit (ONC06), and more than 4 MiB '
+    'together (ONC25).';
+
 -- from functions/record_fresh.sql
 -- Records a batch. The statement is a transaction of its own: an invalid answer must end it here.
 create or replace function oncely.record_fresh(
@@ -133,7 +168,8 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
     answers text := 'pg_catalog.array_agg(r.seq), '
-        'case when pg_catalog.count(r.response) operator(pg_catalog.>) 0 then pg_catalog.array_agg(r.response%s) end';
+        'case when pg_catalog.count(r.response) operator(pg_catalog.>) 0 then %s end';
+    responses text := 'pg_catalog.array_agg(r.response)';
     pinned text := 'pg_catalog.set_config(''search_path'', ''pg_catalog, pg_temp'', true)';
     -- OFFSET 0: otherwise the result of a handler declared stable would be computed anew for each reference to it.
     call text := case
@@ -143,9 +179,10 @@ declare
     end;
     name text := oncely.handler_name(handler, batch);
 begin
-    together := 'select ' || format(answers, '::pg_catalog.text') || ', ' || pinned || format(call, name, '$1');
+    together := 'select ' || format(answers, 'oncely.response_texts(' || responses || ', $2)') || ', ' || pinned
+        || format(call, name, '$1');
     fresh := 'select oncely.record_fresh($1, $3, $4, $5, $6, $7, $8, $9, $10, '
-        || format(answers, '') || ')' || format(call, name, 'oncely.claim_fresh($1, $2, $3, $4, $11)');
+        || format(answers, responses) || ')' || format(call, name, 'oncely.claim_fresh($1, $2, $3, $4, $11)');
 end
 $$;
 comment on function oncely.handler_calls is

@@ -10,7 +10,8 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
     answers text := 'pg_catalog.array_agg(r.seq), '
-        'case when pg_catalog.count(r.response) operator(pg_catalog.>) 0 then pg_catalog.array_agg(r.response%s) end';
+        'case when pg_catalog.count(r.response) operator(pg_catalog.>) 0 then %s end';
+    responses text := 'pg_catalog.array_agg(r.response)';
     pinned text := 'pg_catalog.set_config(''search_path'', ''pg_catalog, pg_temp'', true)';
     -- OFFSET 0: otherwise the result of a handler declared stable would be computed anew for each reference to it.
     call text := case
@@ -20,9 +21,10 @@ declare
     end;
     name text := oncely.handler_name(handler, batch);
 begin
-    together := 'select ' || format(answers, '::pg_catalog.text') || ', ' || pinned || format(call, name, '$1');
+    together := 'select ' || format(answers, 'oncely.response_texts(' || responses || ', $2)') || ', ' || pinned
+        || format(call, name, '$1');
     fresh := 'select oncely.record_fresh($1, $3, $4, $5, $6, $7, $8, $9, $10, '
-        || format(answers, '') || ')' || format(call, name, 'oncely.claim_fresh($1, $2, $3, $4, $11)');
+        || format(answers, responses) || ')' || format(call, name, 'oncely.claim_fresh($1, $2, $3, $4, $11)');
 end
 $$;
 comment on function oncely.handler_calls is

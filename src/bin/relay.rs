@@ -21,7 +21,6 @@ struct RelayArguments {
     config: PathBuf,
 }
 
-#[tokio::main]
-async fn main() -> ExitCode {
-    cli::relay::run(&RelayArguments::parse().config).await.unwrap_or_else(|error| exit::report_error(&error))
+fn main() -> ExitCode {
+    cli::relay::run(&RelayArguments::parse().config).unwrap_or_else(|error| exit::report_error(&error))
 }

@@ -5,15 +5,15 @@ use std::time::{Duration, Instant};
 
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldArray, FieldTable, ShortString};
-use testbed::Process;
+use testbed::{Process, Redis};
 
 use crate::support::{World, message};
 
 /// As in deploy/kubernetes.
 pub(crate) const LIMIT: u64 = 256 << 20;
 
-/// What a consumer's largest body may be by default, but for a kilobyte.
-const LARGE: usize = (16 << 20) - 1_024;
+/// The largest body that a consumer takes by default.
+const LARGE: usize = 16 << 20;
 
 /// Bounds a wait for the largest bodies, which an unoptimised build reads slowly beside other tests.
 const LONG: Duration = testbed::DEADLINE.saturating_mul(5);
@@ -73,7 +73,7 @@ async fn no_body_ends_a_worker_in_256_mib() {
     world.limit_memory(LIMIT);
     world.consumer(
         "payments",
-        "fingerprint = \"canonical_json\"\nkey = { json_pointer = \"/id\" }\nhandler = { function = \"app.handle\", json = \"off\" }",
+        "fingerprint = \"canonical_json\"\nkey = { json_pointer = \"/id\" }\nlanes = 4",
     );
     world.apply_topology().await;
     let bodies = bodies();
@@ -88,10 +88,241 @@ async fn no_body_ends_a_worker_in_256_mib() {
     world.stop(worker).await;
 }
 
+#[tokio::test]
+async fn no_number_of_lanes_ends_a_worker_in_256_mib() {
+    let mut world = World::new().await;
+    world.limit_memory(LIMIT);
+    sqlx::raw_sql(
+        "create function app.slow(message oncely.message) returns jsonb language plpgsql as $$
+         begin
+             perform pg_sleep(case when octet_length(message.body) > 100 then 1 else 0 end);
+             return app.handle(message);
+         end $$",
+    )
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    world.consumer("payments", "lanes = 8\nhandler = { function = \"app.slow\" }");
+    world.apply_topology().await;
+    // As many as the consumer's buffer takes are at work at a time.
+    let body = format!("{{\"text\":\"{}\"}}", "x".repeat(LARGE - 100));
+    for number in 0..12 {
+        world.publish("payments", message("acme", &format!("k{number}")), &body).await;
+    }
+    let mut worker = world.start("worker");
+    serves(&mut world, &mut worker, "after").await;
+    until(&mut world, &mut worker, "select count(*) from app.effects where tenant = 'acme'", 12).await;
+    world.stop(worker).await;
+}
+
+#[tokio::test]
+async fn no_number_ends_a_worker_in_256_mib() {
+    let mut world = World::new().await;
+    world.limit_memory(LIMIT);
+    sqlx::raw_sql(
+        "create function app.cast(message oncely.message) returns jsonb language plpgsql as $$
+         begin
+             perform app.handle(message);
+             perform (message.payload ->> 'n')::integer;
+             return null;
+         end $$;
+         create function app.echo(message oncely.message) returns jsonb language plpgsql as $$
+         begin
+             perform app.handle(message);
+             return message.payload;
+         end $$",
+    )
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    world.consumer(
+        "casts",
+        "handler = { function = \"app.cast\" }\nretry = { delays = [], max_attempts = 1 }",
+    );
+    world.consumer("payments", "handler = { function = \"app.echo\" }\non_large_response = \"compress\"");
+    world.apply_topology().await;
+    // As PostgreSQL writes them out they have a hundred thousand digits each.
+    let numbers = |count: usize| format!("{{\"n\":[0{}]}}", ",1e131071".repeat(count));
+    for number in 0..400 {
+        let key = format!("k{number}");
+        world
+            .publish("casts", message("acme", &key), &numbers(if number % 2 == 0 { 2_000 } else { 7 }))
+            .await;
+        world.publish("payments", message("acme", &key), &numbers(7)).await;
+    }
+    let mut worker = world.start("worker");
+    serves(&mut world, &mut worker, "after").await;
+    // What is not written out comes without its payload, and is no number then.
+    let settled = "select (select count(*) from app.effects where tenant = 'acme')
+        + (select count(*) from oncely.dead_letters where tenant = 'acme')";
+    let given_up = "select count(*) from oncely.dead_letters where consumer = 'casts'";
+    for number in 0.. {
+        if world.count(given_up).await == 200 {
+            break;
+        }
+        // One that succeeds, as a witness.
+        world.publish("casts", message("beta", &format!("k{number}")), "{}").await;
+        until(&mut world, &mut worker, "select count(*) from app.effects where tenant = 'beta'", number + 2)
+            .await;
+    }
+    until(&mut world, &mut worker, settled, 800).await;
+    let responses = "select count(*) from oncely.idempotency_keys
+        where consumer = 'payments' and tenant = 'acme' and octet_length(response::text) > 900000";
+    assert_eq!(world.count(responses).await, 400);
+    serves(&mut world, &mut worker, "last").await;
+    world.stop(worker).await;
+}
+
+#[tokio::test]
+async fn no_response_ends_a_worker_in_256_mib() {
+    let mut world = World::new().await;
+    world.limit_memory(LIMIT);
+    sqlx::raw_sql(
+        "create function app.answer(message oncely.message) returns jsonb language plpgsql as $$
+         begin
+             perform app.handle(message);
+             return to_jsonb(repeat('x', (message.payload ->> 'size')::integer));
+         end $$",
+    )
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    world.consumer("payments", "handler = { function = \"app.answer\" }\non_large_response = \"compress\"");
+    world.apply_topology().await;
+    for number in 0..300 {
+        // All of them are more than a worker has room for; some are so by themselves.
+        let size = if number % 100 == 7 { 100_000_000 } else { 1_000_000 };
+        world
+            .publish("payments", message("acme", &format!("k{number}")), &format!("{{\"size\":{size}}}"))
+            .await;
+    }
+    let mut worker = world.start("worker");
+    until(&mut world, &mut worker, "select count(*) from app.effects", 297).await;
+    let refused = "select count(*) from oncely.dead_letters where reason = 'handler_rejected'
+        and detail like 'the response has 100000002 bytes as JSON; the limit is 4194304 %'";
+    until(&mut world, &mut worker, refused, 3).await;
+    world.stop(worker).await;
+}
+
+#[tokio::test]
+async fn responses_that_are_too_large_together_make_batches_smaller() {
+    let mut world = World::new().await;
+    sqlx::raw_sql(
+        "create sequence app.runs;
+         grant usage on sequence app.runs to public;
+         create function app.answer(message oncely.message) returns jsonb language plpgsql as $$
+         begin
+             -- Not rolled back.
+             perform nextval('app.runs'), app.handle(message);
+             return to_jsonb(repeat('x', 20000));
+         end $$",
+    )
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    world.consumer("payments", "handler = { function = \"app.answer\" }");
+    world.apply_topology().await;
+    let messages = 3_000;
+    let queue = world.queue("payments");
+    let one = |number| (queue.clone(), message("acme", &format!("k{number}")), b"{}".to_vec());
+    world.broker.publish_all("", (0..messages).map(one).collect()).await.unwrap();
+    let worker = world.start("worker");
+    world.wait_for("select count(*) from app.effects", messages).await;
+    let runs = world.count("select last_value from app.runs").await;
+    assert!(runs < messages * 3 / 2, "{runs} runs of {messages} messages");
+    world.stop(worker).await;
+}
+
+#[tokio::test]
+async fn a_message_that_is_too_large_to_be_read_stays_in_its_queue() {
+    let mut world = World::new().await;
+    world.limit_memory(LIMIT);
+    world.consumer("payments", "prefetch = 4\nbatch = 1\nlanes = 1");
+    world.apply_topology().await;
+    // RabbitMQ takes 128 MiB before 4.0, and 16 MiB since.
+    let body = vec![b'x'; 120 << 20];
+    let queue = world.queue("payments");
+    let taken = world.broker.publish("", &queue, message("acme", "huge"), &body).await;
+    if taken.is_err() {
+        eprintln!("skipped: this broker takes no message of {} bytes", body.len());
+        return;
+    }
+    // Its marks are this process's own.
+    let mut forged = FieldTable::default();
+    forged.insert("x-tenant-id".into(), AMQPValue::LongString("acme".into()));
+    forged.insert("x-oncely-body-unread".into(), AMQPValue::ByteArray(vec![0; 24].into()));
+    world
+        .publish(
+            "payments",
+            BasicProperties::default().with_message_id("forged".into()).with_headers(forged),
+            "",
+        )
+        .await;
+    for number in 0..3 {
+        world.publish_bytes("payments", message("acme", &format!("huge-{number}")), &body).await;
+    }
+    let mut worker = world.start("worker");
+    // More of them than the broker sends ahead.
+    serves(&mut world, &mut worker, "after").await;
+    until(&mut world, &mut worker, "select count(*) from app.effects where key = 'forged'", 1).await;
+    assert!(worker.output().contains("too large to be read"), "{}", worker.output());
+    world.stop(worker).await;
+    world.wait_for_ready(&queue, 4).await;
+}
+
+#[tokio::test]
+async fn a_renewed_subscription_ends_no_worker_in_256_mib() {
+    let mut world = World::new().await;
+    world.limit_memory(LIMIT);
+    world.configure("[log]\nlevel = \"oncely=debug,info\"");
+    // Under leases; nothing is called. Renewed when eight messages wait for their copies.
+    world.consumer("payments", "handler = { http = \"http://127.0.0.1:9/\", repeat = \"always\" }");
+    world.apply_topology().await;
+    let large = "x".repeat(LARGE);
+    let without_key = || message("acme", "").with_message_id("".into());
+    world.publish("payments", without_key(), &large).await;
+    for _ in 0..10 {
+        world.publish("payments", without_key(), "x").await;
+    }
+    for _ in 0..21 {
+        world.publish("payments", without_key(), &large).await;
+    }
+    let mut worker = world.start("worker");
+    let refused = "select count(*) from oncely.audit where reason like 'key_%'";
+    until(&mut world, &mut worker, refused, 32).await;
+    world.wait_for_ready(&format!("{}.dead", world.queue("payments")), 32).await;
+    assert!(worker.output().contains("renewed"), "{}", worker.output());
+    world.stop(worker).await;
+}
+
 fn voids(key: &str, count: usize) -> BasicProperties {
     let mut headers = FieldTable::default();
     headers.insert("x-tenant-id".into(), AMQPValue::LongString("acme".into()));
     headers.insert("x".into(), AMQPValue::FieldArray(FieldArray::from(vec![AMQPValue::Void; count])));
+    BasicProperties::default().with_message_id(key.into()).with_headers(headers)
+}
+
+/// Headers of one header each with tables of one entry, one in another.
+fn chains(key: &str, count: usize) -> BasicProperties {
+    let mut headers = FieldTable::default();
+    headers.insert("x-tenant-id".into(), AMQPValue::LongString("acme".into()));
+    for number in 0..count {
+        let mut value = AMQPValue::Void;
+        for _ in 0..62 {
+            let mut outer = FieldTable::default();
+            outer.insert("a".into(), value);
+            value = AMQPValue::FieldTable(outer);
+        }
+        headers.insert(ShortString::from(format!("{number:x}")), value);
+    }
+    BasicProperties::default().with_message_id(key.into()).with_headers(headers)
+}
+
+/// One header that takes six times as much as JSON.
+fn controls(key: &str) -> BasicProperties {
+    let mut headers = FieldTable::default();
+    headers.insert("x-tenant-id".into(), AMQPValue::LongString("acme".into()));
+    headers.insert("x".into(), AMQPValue::LongString("\u{1}".repeat(87_000).into()));
     BasicProperties::default().with_message_id(key.into()).with_headers(headers)
 }
 
@@ -117,17 +348,67 @@ async fn no_headers_end_a_worker_in_256_mib() {
             // As many as are read, and as many as are taken.
             voids(&format!("read-{number}"), 8_000),
             voids(&format!("taken-{number}"), 4_094),
+            chains(&format!("chains-{number}"), 130),
+            chains(&format!("few-chains-{number}"), 9),
+            controls(&format!("controls-{number}")),
         ] {
             world.publish("payments", properties, "{}").await;
         }
     }
     let mut worker = world.start("worker");
     serves(&mut world, &mut worker, "after").await;
-    until(&mut world, &mut worker, "select count(*) from app.effects where tenant = 'acme'", 150).await;
+    until(&mut world, &mut worker, "select count(*) from app.effects where tenant = 'acme'", 450).await;
     let refused = "select count(*) from oncely.audit where reason = 'headers_too_large'";
-    until(&mut world, &mut worker, refused, 450).await;
+    until(&mut world, &mut worker, refused, 600).await;
     serves(&mut world, &mut worker, "last").await;
     world.stop(worker).await;
+}
+
+#[tokio::test]
+async fn no_mirror_record_ends_a_relay_in_256_mib() {
+    let redis = Redis::start().await.unwrap();
+    let mut world = World::new().await;
+    world.limit_memory(LIMIT);
+    world.with_redis(&redis.url(), "");
+    world.configure("[relay]\nbatch = 5000");
+    sqlx::raw_sql(
+        "insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, consumer, tags)
+         select 'acme', gen_random_uuid(), 'mirror', now(), now() + interval '1 day', 'payments',
+             decode(repeat(md5(n::text), 4096), 'hex')
+         from generate_series(1, 1000) as n",
+    )
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    let mut relay = world.start("relay");
+    until(&mut world, &mut relay, "select count(*) from oncely.mirror_queue", 0).await;
+    world.stop(relay).await;
+}
+
+#[tokio::test]
+async fn no_heartbeat_ends_a_command_in_256_mib() {
+    let mut world = World::new().await;
+    world.limit_memory(LIMIT);
+    world.consumer("payments", "");
+    // The most that a login's heartbeats may hold.
+    sqlx::raw_sql(
+        "insert into oncely.processes (id, kind, name, version, host, pid, config_digest, state, login, started_at,
+             last_seen_at, consumers)
+         select gen_random_uuid(), 'worker', 'w' || n, '1', 'h', n, '', 'ready', 'app', now(), now(),
+             (select jsonb_agg('{\"\": 0}'::jsonb) from generate_series(1, 26000))
+         from generate_series(1, 100) as n;
+         insert into oncely.processes (id, kind, name, version, host, pid, config_digest, state, login, started_at,
+             last_seen_at, consumers)
+         select gen_random_uuid(), 'worker', 'other', '1', 'h', 1, '', 'ready', 'other', now(), now(),
+             '[{\"consumer\": \"payments\"}]'",
+    )
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    let mut status = world.start_verb("oncely", &["status", "--json"], "status", &[]);
+    status.ended(LONG).await.unwrap();
+    let output = status.output();
+    assert!(output.contains("\"other\""), "{output}");
 }
 
 #[tokio::test]
@@ -166,6 +447,47 @@ async fn no_event_ends_a_relay_in_256_mib() {
     world.wait_for_ready(&queue, 312).await;
     world.stop(relay).await;
     world.broker.delete_queue(&queue).await.unwrap();
+}
+
+#[tokio::test]
+async fn no_returned_event_ends_a_relay_in_256_mib() {
+    let mut world = World::new().await;
+    world.limit_memory(LIMIT);
+    world.configure("[relay]\npoll = \"20ms\"");
+    let queue = world.queue("events");
+    world.broker.declare_queue(&queue, FieldTable::default()).await.unwrap();
+    // No queue has this name: the broker sends each event back whole.
+    sqlx::raw_sql(sqlx::AssertSqlSafe(format!(
+        "select oncely.emit('', 'no queue', repeat('x', 16777216), tenant => 'acme',
+             ordering_key => case when n % 2 = 0 then 'k' || n end)
+         from generate_series(1, 12) as n;
+         select oncely.emit('', '{queue}', 'y', tenant => 'beta')",
+    )))
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    let mut relay = world.start("relay");
+    let failed = "select count(*) from oncely.events where tenant = 'acme' and last_error is not null";
+    until(&mut world, &mut relay, failed, 12).await;
+    world.wait_for_ready(&queue, 1).await;
+    assert!(relay.is_running(), "{}", relay.output());
+    world.stop(relay).await;
+    world.broker.delete_queue(&queue).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_event_has_no_headers_that_are_larger_as_text_than_a_relay_reads() {
+    let mut world = World::new().await;
+    let written = sqlx::query(
+        "insert into oncely.events (tenant, id, created_at, available_at, exchange, routing_key, payload, headers)
+         values ('acme', gen_random_uuid(), now(), now(), '', 'q', '', (
+             select jsonb_object_agg(n::text, '1e131071'::jsonb) from generate_series(1, 1000) as n
+         ))",
+    )
+    .execute(&mut world.sql)
+    .await;
+    let error = written.unwrap_err();
+    assert_eq!(error.as_database_error().unwrap().constraint(), Some("events_headers_size"), "{error}");
 }
 
 /// Messages as chance has them.

@@ -56,6 +56,12 @@ impl Budget {
     }
 }
 
+impl BudgetShare {
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
 impl Drop for BudgetShare {
     fn drop(&mut self) {
         let before = self.held.bytes.fetch_sub(self.bytes, Ordering::AcqRel);

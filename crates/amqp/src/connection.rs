@@ -8,6 +8,7 @@ use lapin::uri::AMQPUri;
 use lapin::{Connection, ConnectionProperties};
 use secrecy::ExposeSecret as _;
 
+use super::frames::FrameLimits;
 use super::nodes::Node;
 use super::transport::{self, BrokerTls};
 use super::valve::Valve;
@@ -103,16 +104,17 @@ pub(crate) async fn answer<T>(
 /// # Errors
 /// If the broker does not answer, or refuses.
 pub async fn connect(settings: &RabbitSettings, purpose: &str) -> Result<Connection, AmqpError> {
-    connect_by(Runtime::new(Tokio::current()), settings, purpose).await
+    connect_by(Runtime::new(Tokio::current()), settings, purpose, FrameLimits::OWN).await
 }
 
-/// Opens a connection that reads only through its valve.
+/// Opens a connection that reads only through its valve, within these limits.
 pub(super) async fn connect_through(
     valve: &Valve,
     settings: &RabbitSettings,
     purpose: &str,
+    limits: FrameLimits,
 ) -> Result<Connection, AmqpError> {
-    connect_by(valve.runtime(), settings, purpose).await
+    connect_by(valve.runtime(), settings, purpose, limits).await
 }
 
 /// Connects to the first node that accepts. The caller pauses before it tries all of them again.
@@ -120,12 +122,13 @@ async fn connect_by<K: RuntimeKit + Clone + Send + Sync + 'static>(
     runtime: Runtime<K>,
     settings: &RabbitSettings,
     purpose: &str,
+    limits: FrameLimits,
 ) -> Result<Connection, AmqpError> {
     let settings = &*settings.current()?;
     let nodes = Node::in_turn(settings);
     let mut told = None;
     for node in &nodes {
-        let error = match connect_to(runtime.clone(), &node.settings, purpose).await {
+        let error = match connect_to(runtime.clone(), &node.settings, purpose, limits).await {
             Ok(connection) => {
                 node.answered();
                 return Ok(connection);
@@ -148,11 +151,12 @@ async fn connect_to<K: RuntimeKit + Clone + Send + Sync + 'static>(
     runtime: Runtime<K>,
     settings: &RabbitSettings,
     purpose: &str,
+    limits: FrameLimits,
 ) -> Result<Connection, AmqpError> {
     let (uri, properties) = prepare(settings, purpose)?;
     let security = security(settings).await?;
     // Half of the limit, so that a silent handshake is distinguished from a slow answer afterwards.
-    let connecting = transport::connect(uri, properties, security, settings.timeout / 2, runtime);
+    let connecting = transport::connect(uri, properties, security, settings.timeout / 2, runtime, limits);
     answer("connect", settings.timeout, connecting).await
 }
 

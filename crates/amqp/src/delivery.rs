@@ -6,13 +6,15 @@ use std::time::Instant;
 
 use chrono::DateTime;
 use lapin::BasicProperties;
-use lapin::types::{AMQPValue, FieldArray, FieldTable, ShortString};
+use lapin::types::{AMQPValue, FieldArray, FieldTable};
 
 use super::budget::{Budget, BudgetShare};
 use super::channel_life::{ChannelLife, ParkedDelivery};
 use super::copy::{Copy, short};
-use super::headers::{table_size, values};
+use super::frames;
+use super::headers::{MOST_VALUES, table_memory, table_size, values};
 use oncely_core::message::{HeaderValue, Properties, RawMessage};
+use oncely_core::own_headers;
 
 /// A delivered message, with the lifetime of its channel.
 #[derive(Clone, Debug)]
@@ -34,28 +36,41 @@ pub struct Delivery {
     /// Set while it waits, so that a renewed subscription does not count it.
     parked: Option<Arc<ParkedDelivery>>,
     /// Its share of the consumer's budget.
-    _share: Arc<BudgetShare>,
+    share: Arc<BudgetShare>,
 }
 
 /// Bytes counted for a delivery with an empty body.
 const OVERHEAD: usize = 1 << 10;
 
-/// Bytes counted for each header value, in both forms, regardless of its size on the wire. Collections have twice the needed capacity.
-const VALUE: usize = 2 * (size_of::<(ShortString, AMQPValue)>() + size_of::<(String, HeaderValue)>());
+/// Headers that RabbitMQ adds to a redelivered message of a quorum queue.
+const BROKERS: [&str; 2] = ["x-delivery-count", "x-acquired-count"];
+
+/// Largest body that may have unused memory behind it.
+const SMALL: usize = 64 << 10;
+
+/// Most bytes of a header's decoded form, and of its JSON in a statement, for each byte on the wire: JSON writes a control character as six.
+const AS_TEXT: usize = 7;
+
+/// Bytes counted for each header value in decoded form, as [`table_memory`] counts them in the other.
+const VALUE: usize = 2 * size_of::<(String, HeaderValue)>();
 
 impl Delivery {
     pub(crate) fn new(
-        delivery: lapin::message::Delivery,
+        mut delivery: lapin::message::Delivery,
         queue: &str,
         channel: Arc<ChannelLife>,
         budget: &Budget,
     ) -> Box<Self> {
         let tag = delivery.delivery_tag;
+        if delivery.data.len() > SMALL {
+            // The client reads a body into a buffer of up to twice its size.
+            delivery.data.shrink_to_fit();
+        }
         // The headers are kept unchanged and in decoded form.
         let (header_values, headers) = match delivery.properties.headers() {
             Some(headers) => {
                 let count = values(headers);
-                (count, 2 * table_size(headers) + count * VALUE)
+                (count, table_memory(headers) + AS_TEXT * table_size(headers) + count * VALUE)
             }
             None => (0, 0),
         };
@@ -72,8 +87,29 @@ impl Delivery {
             arrived,
             round,
             parked: None,
-            _share: share,
+            share,
         })
+    }
+
+    /// Returns whether its headers hold more than [`MOST_VALUES`] values, beside those that we or the broker add to a message's copies.
+    pub fn has_too_many_headers(&self) -> bool {
+        let is_added = |name: &str| own_headers::ALL.contains(&name) || BROKERS.contains(&name);
+        self.header_values > MOST_VALUES
+            && self.header_values - self.message.headers.keys().filter(|name| is_added(name)).count()
+                > MOST_VALUES
+    }
+
+    /// Returns the size of its body if that was not read. It can't be settled then: only the broker has the message.
+    pub fn unread_body(&self) -> Option<u64> {
+        match self.message.headers.get(own_headers::UNREAD_BODY) {
+            Some(HeaderValue::Text(mark)) => frames::unread_body(mark),
+            _ => None,
+        }
+    }
+
+    /// Returns the bytes that it holds: its body, and its headers in all forms.
+    pub fn size(&self) -> usize {
+        self.share.bytes() - OVERHEAD
     }
 
     /// Parks the delivery until its time comes, or its copy has arrived.

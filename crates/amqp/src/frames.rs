@@ -1,4 +1,4 @@
-//! Rewrites the broker's frames for the AMQP client's parser, in place and without changing their length.
+//! Rewrites the broker's frames for the AMQP client's parser, and leaves out bodies that nothing reads.
 //!
 //! RabbitMQ forwards bytes of publishers. Two things that are valid there end the client's connection or its process, and the message is
 //! redelivered on the next one: a short string that is not UTF-8 (the 16 bytes of a UUID in `message_id`), which the parser refuses, and
@@ -8,9 +8,17 @@
 //!
 //! A value of one byte on the wire takes a hundred when it is decoded. So headers of more than [`MOST_VALUES`] values become one header,
 //! [`own_headers::UNREAD`], with their bytes as its value; a message with it is refused.
+//!
+//! These rewrites happen in place and keep the length. The client also holds each body as a whole, of any size that the broker allows
+//! (512 MiB). So a returned message comes without its body: its name is a header. A delivery with a body over the limit comes
+//! without body and properties, but with the body's size in the header [`own_headers::UNREAD_BODY`].
 
 use std::str;
+use std::sync::LazyLock;
 
+use uuid::Uuid;
+
+use super::headers::TABLE;
 use oncely_core::own_headers;
 
 /// Levels of tables and arrays that the client and handlers see as such.
@@ -20,17 +28,45 @@ pub(super) const DEEPEST: u32 = 64;
 /// arriving message ([`super::headers::MOST_VALUES`]), as copies carry more.
 pub(super) const MOST_VALUES: usize = 2 * super::headers::MOST_VALUES;
 
+/// Limits of one connection.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FrameLimits {
+    /// Largest body of a delivery that is passed on.
+    pub(super) most_body: u64,
+    /// Maximum number of values in headers that are decoded.
+    pub(super) most_values: usize,
+}
+
+impl FrameLimits {
+    /// Limits for messages that a process of ours has published: copies have more headers than their originals.
+    pub(super) const OWN: Self =
+        Self { most_body: u64::MAX, most_values: MOST_VALUES + 2 * own_headers::ALL.len() };
+
+    /// Limits of a subscription.
+    pub(super) fn of_subscription(most_body: u64) -> Self {
+        Self { most_body, most_values: MOST_VALUES }
+    }
+}
+
 /// Size of a frame's type, channel and size.
 const HEADER: usize = 7;
 const METHOD: u8 = 1;
 const CONTENT_HEADER: u8 = 2;
 const BODY: u8 = 3;
 const HEARTBEAT: u8 = 8;
+/// Class and number of the method basic.return.
+const RETURN: [u8; 4] = [0, 60, 0, 50];
+/// Place of the body's size in a content header, behind class and weight.
+const BODY_SIZE: std::ops::Range<usize> = 4..12;
+/// Flags of a property list with headers alone.
+const HEADERS_ONLY: [u8; 2] = (0x8000_u16 >> 2).to_be_bytes();
+/// A heartbeat.
+const HEARTBEAT_FRAME: [u8; HEADER + 1] = [HEARTBEAT, 0, 0, 0, 0, 0, 0, 0xCE];
 /// Largest frame that is buffered. RabbitMQ sends frames of at most 128 KiB by default.
 const LARGEST: usize = 16 << 20;
 
 /// Bytes on their way to the client, frame by frame.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Frames {
     bytes: Vec<u8>,
     /// End of the bytes that were passed on.
@@ -41,9 +77,30 @@ pub(super) struct Frames {
     passing: usize,
     /// Whether the stream is not AMQP: then it is passed on, and the client reports it.
     is_foreign: bool,
+    limits: FrameLimits,
+    /// Channels on which a returned message has begun.
+    returning: Vec<u16>,
+    /// Channels with a body to be left out, and its further bytes.
+    unread: Vec<(u16, u64)>,
+    /// Number of further bytes of the current frame to be left out.
+    dropping: usize,
 }
 
 impl Frames {
+    pub(super) fn new(limits: FrameLimits) -> Self {
+        Self {
+            bytes: Vec::new(),
+            taken: 0,
+            fit: 0,
+            passing: 0,
+            is_foreign: false,
+            limits,
+            returning: Vec::new(),
+            unread: Vec::new(),
+            dropping: 0,
+        }
+    }
+
     /// Returns a buffer for bytes to read; [`Frames::read`] sets their number.
     pub(super) fn room(&mut self, bytes: usize) -> &mut [u8] {
         if self.taken > 0 {
@@ -87,9 +144,21 @@ impl Frames {
             self.passing -= now;
             return now > 0 && !self.is_foreign;
         }
-        let Some(&[kind, _, _, a, b, c, d]) = self.bytes[self.fit..].first_chunk::<HEADER>() else {
+        if self.dropping > 0 {
+            let now = self.dropping.min(there);
+            self.bytes.drain(self.fit..self.fit + now);
+            self.dropping -= now;
+            if self.dropping == 0 {
+                // The client ends a connection that is silent, and the broker sends no heartbeats meanwhile.
+                self.bytes.splice(self.fit..self.fit, HEARTBEAT_FRAME);
+                self.fit += HEARTBEAT_FRAME.len();
+            }
+            return now > 0;
+        }
+        let Some(&[kind, high, low, a, b, c, d]) = self.bytes[self.fit..].first_chunk::<HEADER>() else {
             return false;
         };
+        let channel = u16::from_be_bytes([high, low]);
         let size = u32::from_be_bytes([a, b, c, d]) as usize;
         // Includes the octet at its end.
         let whole = HEADER + size + 1;
@@ -100,13 +169,71 @@ impl Frames {
                 }
                 let payload = &mut self.bytes[self.fit + HEADER..self.fit + HEADER + size];
                 // The client reports a truncated frame.
-                let _ = if kind == METHOD { method(payload) } else { content_header(payload) };
-                self.fit += whole;
+                if kind == METHOD {
+                    let _ = method(payload);
+                    // No content is interrupted by a method of its channel, which may be closed and used again.
+                    self.returning.retain(|returning| *returning != channel);
+                    self.unread.retain(|(unread, _)| *unread != channel);
+                    if payload.starts_with(&RETURN) {
+                        self.returning.push(channel);
+                    }
+                    self.fit += whole;
+                } else {
+                    let _ = content_header(payload, self.limits.most_values);
+                    self.fit += self.leave_out_body(channel, size).unwrap_or(whole);
+                }
+            }
+            BODY if self.unread.iter().any(|(unread, _)| *unread == channel) => {
+                self.dropping = whole;
+                for (_, left) in self.unread.iter_mut().filter(|(unread, _)| *unread == channel) {
+                    *left = left.saturating_sub(size as u64);
+                }
+                self.unread.retain(|(_, left)| *left > 0);
             }
             METHOD | CONTENT_HEADER | BODY | HEARTBEAT => self.passing = whole,
             _ => self.is_foreign = true,
         }
         true
+    }
+}
+
+/// Mark of this process on a delivery without its body: a publisher may send a header with the same name.
+static MARK: LazyLock<[u8; 16]> = LazyLock::new(|| *Uuid::new_v4().as_bytes());
+
+/// Returns the size of the body that was left out, from the header with the mark.
+pub(super) fn unread_body(header: &[u8]) -> Option<u64> {
+    Some(u64::from_be_bytes(header.strip_prefix(&MARK[..])?.try_into().ok()?))
+}
+
+impl Frames {
+    /// Rewrites the content header at the front, of this size, if its body is to be left out. Returns the length of its frame then.
+    fn leave_out_body(&mut self, channel: u16, size: usize) -> Option<usize> {
+        let payload = self.fit + HEADER;
+        let place = payload + BODY_SIZE.start..payload + BODY_SIZE.end;
+        let bytes = u64::from_be_bytes(self.bytes[payload..payload + size].get(BODY_SIZE)?.try_into().ok()?);
+        let returned = self.returning.iter().position(|returning| *returning == channel);
+        if let Some(at) = returned {
+            self.returning.swap_remove(at);
+        } else if bytes <= self.limits.most_body {
+            return None;
+        }
+        if bytes > 0 {
+            self.unread.push((channel, bytes));
+        }
+        self.bytes[place].fill(0);
+        if returned.is_some() {
+            return None;
+        }
+        let name = own_headers::UNREAD_BODY.as_bytes();
+        let value = [&MARK[..], &bytes.to_be_bytes()].concat();
+        let table = [&[u8::try_from(name.len()).ok()?], name, b"x", &[0, 0, 0, 24], &value].concat();
+        let length = u32::try_from(table.len()).ok()?.to_be_bytes();
+        let content =
+            [&self.bytes[payload..payload + BODY_SIZE.end], &HEADERS_ONLY, &length, &table].concat();
+        let frame = [&u32::try_from(content.len()).ok()?.to_be_bytes()[..], &content].concat();
+        // All but its type, its channel and the octet at its end.
+        self.bytes.splice(self.fit + 3..payload + size, frame);
+        Some(HEADER + content.len() + 1)
     }
 }
 
@@ -132,13 +259,18 @@ fn method(payload: &mut [u8]) -> Option<()> {
     rest.short_string()
 }
 
-fn content_header(payload: &mut [u8]) -> Option<()> {
+fn content_header(payload: &mut [u8], most_values: usize) -> Option<()> {
     // Class, weight, body size.
-    properties(payload.get_mut(12..)?)
+    properties(payload.get_mut(12..)?, most_values)
+}
+
+/// Rewrites a property list as a subscription's; returns `None` if it is truncated or invalid.
+pub fn fit_properties(bytes: &mut [u8]) -> Option<()> {
+    properties(bytes, MOST_VALUES)
 }
 
 /// Rewrites a property list; returns `None` if it is truncated or invalid.
-pub fn properties(bytes: &mut [u8]) -> Option<()> {
+fn properties(bytes: &mut [u8], most_values: usize) -> Option<()> {
     let mut rest = FrameCursor(bytes);
     let flags = rest.u16()?;
     for bit in 0..14 {
@@ -147,7 +279,7 @@ pub fn properties(bytes: &mut [u8]) -> Option<()> {
         }
         match bit {
             // headers
-            2 => rest.headers()?,
+            2 => rest.headers(most_values)?,
             // delivery_mode, priority
             3 | 4 => rest.skip(1)?,
             // timestamp
@@ -188,12 +320,12 @@ impl<'b> FrameCursor<'b> {
     }
 
     /// Rewrites all headers, a table.
-    fn headers(&mut self) -> Option<()> {
+    fn headers(&mut self, most_values: usize) -> Option<()> {
         let count = self.long_length()?;
         let table = self.bytes(count)?;
         let mut values = 0;
         let read = FrameCursor(&mut *table).entries(1, &mut values);
-        if values > MOST_VALUES { unread(table) } else { read }
+        if values > most_values { unread(table) } else { read }
     }
 
     /// Rewrites names and values of a table at the given level, and adds their number to `values`.
@@ -228,7 +360,12 @@ impl<'b> FrameCursor<'b> {
                 let is_table = *kind == b'F';
                 let count = self.long_length()?;
                 let inner = FrameCursor(self.bytes(count)?);
-                if is_table { inner.entries(level + 1, values) } else { inner.items(level + 1, values) }
+                if is_table {
+                    *values += TABLE;
+                    inner.entries(level + 1, values)
+                } else {
+                    inner.items(level + 1, values)
+                }
             }
             b'S' | b'x' => {
                 let count = self.long_length()?;
@@ -270,6 +407,8 @@ fn without_broken_text(bytes: &mut [u8]) {
 mod tests {
     use super::*;
 
+    const MOST_BODY: u64 = 1_000;
+
     fn frame(kind: u8, payload: &[u8]) -> Vec<u8> {
         let size = u32::try_from(payload.len()).unwrap().to_be_bytes();
         [&[kind, 0, 1][..], &size, payload, &[0xCE]].concat()
@@ -281,7 +420,7 @@ mod tests {
 
     /// Returns the client's bytes for a stream that arrives in pieces of this size.
     fn through(bytes: &[u8], piece: usize) -> Vec<u8> {
-        let (mut frames, mut out) = (Frames::default(), Vec::new());
+        let (mut frames, mut out) = (Frames::new(FrameLimits::of_subscription(MOST_BODY)), Vec::new());
         let mut buffer = [0; 7];
         for part in bytes.chunks(piece) {
             frames.room(part.len() + 5)[..part.len()].copy_from_slice(part);
@@ -330,6 +469,73 @@ mod tests {
         let got = [deliver(b"a\0.k"), header(&table, b"caf\0\0"), frame(BODY, b"\xff\xfe")].concat();
         for piece in [1, 3, 20, 1_000] {
             assert_eq!(through(&sent, piece), got, "in pieces of {piece}");
+        }
+    }
+
+    /// A content header without properties, for a body of this size.
+    fn sized(bytes: u64) -> Vec<u8> {
+        frame(CONTENT_HEADER, &[&[0, 60, 0, 0][..], &bytes.to_be_bytes(), &[0, 0]].concat())
+    }
+
+    #[test]
+    fn a_body_that_nothing_reads_is_left_out() {
+        let on = |channel: u8, mut frame: Vec<u8>| {
+            frame[2] = channel;
+            frame
+        };
+        let returned = frame(
+            METHOD,
+            &[&[0, 60, 0, 50, 0, 0][..], &short(b"NO_ROUTE"), &short(b""), &short(b"q")].concat(),
+        );
+        let body = |bytes: usize| frame(BODY, &vec![b'x'; bytes]);
+        let name = own_headers::UNREAD_BODY.as_bytes();
+        let table =
+            [&short(name)[..], b"x", &[0, 0, 0, 24], &MARK[..], &(MOST_BODY + 1).to_be_bytes()].concat();
+        let length = u32::try_from(table.len()).unwrap().to_be_bytes();
+        let unread = frame(
+            CONTENT_HEADER,
+            &[&[0, 60, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x20, 0][..], &length, &table].concat(),
+        );
+        let sent = [
+            deliver(b"k"),
+            sized(MOST_BODY + 1),
+            body(600),
+            // Another channel's content in between.
+            on(2, returned.clone()),
+            on(2, sized(70)),
+            body(400),
+            on(2, body(70)),
+            body(1),
+            deliver(b"k"),
+            sized(MOST_BODY),
+            body(1_000),
+            on(2, returned.clone()),
+            on(2, sized(0)),
+            deliver(b"k"),
+            sized(1),
+            body(1),
+        ];
+        let heartbeat = HEARTBEAT_FRAME.to_vec();
+        let got = [
+            deliver(b"k"),
+            unread,
+            heartbeat.clone(),
+            on(2, returned.clone()),
+            on(2, sized(0)),
+            heartbeat.clone(),
+            heartbeat.clone(),
+            heartbeat,
+            deliver(b"k"),
+            sized(MOST_BODY),
+            body(1_000),
+            on(2, returned),
+            on(2, sized(0)),
+            deliver(b"k"),
+            sized(1),
+            body(1),
+        ];
+        for piece in [1, 3, 20, 5_000] {
+            assert_eq!(through(&sent.concat(), piece), got.concat(), "in pieces of {piece}");
         }
     }
 
@@ -384,7 +590,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn no_byte_is_lost_or_added(bytes: Vec<u8>, piece in 1_usize..50) {
-            let (mut frames, mut count) = (Frames::default(), 0);
+            let (mut frames, mut count) = (Frames::new(FrameLimits::OWN), 0);
             for part in bytes.chunks(piece) {
                 frames.room(part.len())[..part.len()].copy_from_slice(part);
                 frames.read(part.len(), part.len());

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use lapin::types::{AMQPValue, FieldTable};
+use lapin::types::{AMQPValue, FieldTable, ShortString};
 
 use oncely_core::own_headers;
 
@@ -13,7 +13,7 @@ const OTHER_PROPERTIES: usize = 4_096;
 /// may be a publisher's.
 const OUR_LARGEST: usize = 2_048;
 
-/// Maximum number of values in an arriving message's headers, including those in tables and arrays.
+/// Maximum number of values in an arriving message's headers, including those in tables and arrays; a table counts as seven.
 pub const MOST_VALUES: usize = 4_096;
 
 /// Drops the largest headers until the rest fits into one frame: AMQP can't split the headers of a message, and a broker closes the
@@ -59,7 +59,18 @@ pub(super) fn table_size(table: &FieldTable) -> usize {
     4 + table.inner().iter().map(|(name, value)| entry_size(name.as_str(), value)).sum::<usize>()
 }
 
-/// Returns the number of values in all headers, including those in tables and arrays.
+/// Bytes counted for each value, regardless of its size on the wire. Collections have twice the needed capacity.
+const VALUE: usize = 2 * size_of::<(ShortString, AMQPValue)>();
+
+/// Returns the bytes of memory that headers take.
+pub(super) fn table_memory(table: &FieldTable) -> usize {
+    table_size(table) + values(table) * VALUE
+}
+
+/// Number of values that a table counts as beside its own: even one with a single entry takes a node with room for eleven.
+pub(super) const TABLE: usize = 6;
+
+/// Returns the number of values in all headers, including those in tables and arrays; a table counts [`TABLE`] more.
 pub(super) fn values(table: &FieldTable) -> usize {
     table.inner().values().map(values_in).sum()
 }
@@ -67,7 +78,7 @@ pub(super) fn values(table: &FieldTable) -> usize {
 fn values_in(value: &AMQPValue) -> usize {
     1 + match value {
         AMQPValue::FieldArray(items) => items.as_slice().iter().map(values_in).sum(),
-        AMQPValue::FieldTable(inner) => values(inner),
+        AMQPValue::FieldTable(inner) => TABLE + values(inner),
         _ => 0,
     }
 }

@@ -33,7 +33,7 @@ pub use copy::{Copy, header, put, short, without, without_deaths, without_ours};
 pub use delivery::Delivery;
 pub use delivery::read;
 pub use depth::{Depth, depth};
-pub use frames::properties as fit_properties;
+pub use frames::fit_properties;
 pub use headers::MOST_VALUES as MOST_HEADER_VALUES;
 pub use headers::fit;
 pub use management::{BindingFacts, Management, ManagementError, QueueFacts};

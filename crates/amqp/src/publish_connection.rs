@@ -114,6 +114,8 @@ struct ChannelConfirms {
     confirms: Vec<Option<(bool, bool)>>,
     /// Names of the returned messages.
     returned: HashSet<String>,
+    /// Whether a message was returned without its name.
+    is_nameless: bool,
     /// Whether one was not settled in time.
     is_silent: bool,
 }
@@ -305,9 +307,9 @@ impl PublishConnection {
             Err(error) => return ChannelResult::Away { known: nothing(), error },
         };
         let (confirms, mut failed) = self.send(&channel, messages, limits).await;
-        let ChannelConfirms { confirms, returned, is_silent } =
+        let ChannelConfirms { confirms, returned, is_nameless, is_silent } =
             self.settle(confirms, messages, limits, &mut failed).await;
-        let is_known = failed.is_none() && !is_silent;
+        let is_known = failed.is_none() && !is_silent && !is_nameless;
         let silent = is_silent.then(|| silent_destinations(messages, &confirms));
         let known = messages.iter().zip(confirms).map(|(message, settled)| match settled {
             _ if returned.contains(&message.name) => Some(PublishResult::Unroutable),
@@ -381,14 +383,16 @@ impl PublishConnection {
         let name_header = messages.first().map_or("", |message| message.header);
         let mut settled = Vec::with_capacity(messages.len());
         let mut returned = HashSet::new();
+        let mut is_nameless = false;
         let mut note = |confirmation: Confirmation| {
             let is_ack = confirmation.is_ack();
             let message = confirmation.take_message();
             let carried = message.is_some();
-            if let Some(message) = message
-                && let Some(name) = header(message.delivery.properties.headers().as_ref(), name_header)
-            {
-                returned.insert(name.to_owned());
+            if let Some(message) = message {
+                match header(message.delivery.properties.headers().as_ref(), name_header) {
+                    Some(name) => drop(returned.insert(name.to_owned())),
+                    None => is_nameless = true,
+                }
             }
             (is_ack, carried)
         };
@@ -417,7 +421,7 @@ impl PublishConnection {
             }
         }
         settled.resize(messages.len(), None);
-        ChannelConfirms { confirms: settled, returned, is_silent }
+        ChannelConfirms { confirms: settled, returned, is_nameless, is_silent }
     }
 
     /// Returns the channel of an exchange. Several are opened side by side.

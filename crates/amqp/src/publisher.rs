@@ -1,17 +1,19 @@
 //! Publishes copies and reports for each whether it has arrived.
 
+use std::borrow::Borrow;
+
 use lapin::types::AMQPValue;
 use tokio::sync::Mutex;
 use uuid::Uuid;
 
 use super::connection::AmqpError;
 use super::copy::Copy;
-use super::headers::fit;
+use super::headers::{fit, table_memory};
 use super::publish_connection::{OutgoingMessage, PublishConnection, PublishLimits, PublishResult};
 use oncely_config::RabbitSettings;
 use oncely_core::own_headers;
 
-/// Maximum bytes of bodies in flight: each is in memory twice until the socket has sent it.
+/// Maximum bytes of bodies and headers in flight: they are in memory several times until the socket has sent them.
 const BYTES: usize = 8 << 20;
 
 /// If a copy is not known to have arrived.
@@ -83,7 +85,7 @@ impl Publisher {
 
     /// Publishes copies and reports for each whether it has arrived: confirmed by the broker *and* accepted by a queue. A confirm alone is
     /// not enough: an unroutable message is confirmed, too. The result of one copy is independent of the others.
-    pub async fn publish(&self, copies: &[Copy]) -> Vec<Result<(), PublishError>> {
+    pub async fn publish(&self, copies: &[impl Borrow<Copy>]) -> Vec<Result<(), PublishError>> {
         let mut results = Vec::with_capacity(copies.len());
         let failed = self.try_publish(copies, &mut results).await;
         let error = failed.err().unwrap_or(PublishError::Nacked);
@@ -93,7 +95,7 @@ impl Publisher {
 
     async fn try_publish(
         &self,
-        copies: &[Copy],
+        copies: &[impl Borrow<Copy>],
         results: &mut Vec<Result<(), PublishError>>,
     ) -> Result<(), PublishError> {
         let mut current = self.connection.lock().await;
@@ -108,11 +110,11 @@ impl Publisher {
                 return Err(PublishError::Blocked);
             }
             let messages: Vec<OutgoingMessage<'_>> =
-                wave.iter().map(|copy| outgoing(copy, connection.frame_max())).collect();
+                wave.iter().map(|copy| outgoing(copy.borrow(), connection.frame_max())).collect();
             let (published, failed) = connection.publish(&messages, limits).await;
             for (copy, result) in wave.iter().zip(published) {
                 results.push(match (result, &failed) {
-                    (Some(result), _) => copy_result(copy, result),
+                    (Some(result), _) => copy_result(copy.borrow(), result),
                     (None, Some(error)) => Err(clone_amqp(error).into()),
                     (None, None) => Err(PublishError::Unconfirmed),
                 });
@@ -128,15 +130,17 @@ impl Publisher {
 }
 
 /// Splits copies into parts of at most [`BYTES`], or of one larger copy.
-fn waves(copies: &[Copy]) -> Vec<&[Copy]> {
+fn waves<C: Borrow<Copy>>(copies: &[C]) -> Vec<&[C]> {
     let mut waves = Vec::new();
     let (mut from, mut bytes) = (0, 0);
     for (index, copy) in copies.iter().enumerate() {
-        if index > from && bytes + copy.body.len() > BYTES {
+        let copy = copy.borrow();
+        let size = copy.body.len() + copy.properties.headers().as_ref().map_or(0, table_memory);
+        if index > from && bytes + size > BYTES {
             waves.push(&copies[from..index]);
             (from, bytes) = (index, 0);
         }
-        bytes += copy.body.len();
+        bytes += size;
     }
     if from < copies.len() {
         waves.push(&copies[from..]);

@@ -1,18 +1,20 @@
 //! A consumer's subscription to one queue: one connection, one channel, one lifetime.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use futures::StreamExt as _;
+use futures::{FutureExt as _, StreamExt as _};
 use lapin::options::{BasicCancelOptions, BasicConsumeOptions, BasicQosOptions};
 use lapin::types::AMQPValue;
 use lapin::{Channel, Connection};
+use tokio::task::JoinHandle;
 
 use super::budget::Budget;
 use super::channel_life::ChannelLife;
 use super::connection::{AmqpError, answer, connect_through};
 use super::delivery::Delivery;
+use super::frames::FrameLimits;
 use super::valve::Valve;
 use oncely_config::RabbitSettings;
 
@@ -31,8 +33,10 @@ async fn consume(channel: &Channel, queue: &str, limit: Duration) -> Result<lapi
 pub struct Subscription {
     connection: Connection,
     consumer: lapin::Consumer,
-    /// Deliveries that had arrived before the subscription was renewed.
-    left: VecDeque<Box<Delivery>>,
+    /// The cancellation before a renewal, which is answered behind all deliveries in flight.
+    renewal: Option<JoinHandle<Result<(), lapin::Error>>>,
+    /// Time of the last delivery during a renewal, or of its begin.
+    renewing_since: Instant,
     channel: Channel,
     life: Arc<ChannelLife>,
     queue: String,
@@ -43,24 +47,28 @@ pub struct Subscription {
 
 impl Subscription {
     /// Connects and subscribes, on its own connection that never publishes: under a memory alarm RabbitMQ stops reading from connections
-    /// that have published, including their acknowledgements.
+    /// that have published, including their acknowledgements. A body of more than `most_body` bytes is not read
+    /// ([`Delivery::unread_body`]).
     pub async fn open(
         settings: &RabbitSettings,
         purpose: &str,
         queue: &str,
         prefetch: u16,
+        most_body: u64,
         budget: &Budget,
     ) -> Result<Self, AmqpError> {
         let limit = settings.timeout;
         let valve = Valve::default();
-        let connection = connect_through(&valve, settings, purpose).await?;
+        let connection =
+            connect_through(&valve, settings, purpose, FrameLimits::of_subscription(most_body)).await?;
         let channel = answer("channel.open", limit, connection.create_channel()).await?;
         answer("basic.qos", limit, channel.basic_qos(prefetch, BasicQosOptions::default())).await?;
         let consumer = consume(&channel, queue, limit).await?;
         Ok(Self {
             connection,
             consumer,
-            left: VecDeque::new(),
+            renewal: None,
+            renewing_since: Instant::now(),
             life: Arc::new(ChannelLife::new(channel.clone(), prefetch, limit)),
             channel,
             queue: queue.to_owned(),
@@ -75,12 +83,9 @@ impl Subscription {
         &self.life
     }
 
-    /// Returns the next delivery. `None` means that the subscription has ended for any reason: the connection was lost, the queue was
-    /// deleted, the broker cancelled. Cancel safe: no delivery is lost.
+    /// Returns the next delivery. `None` means that the subscription has ended: for a renewal ([`Subscription::renewed`]), or for any other
+    /// reason: the connection was lost, the queue was deleted, the broker cancelled. Cancel safe: no delivery is lost.
     pub async fn next(&mut self) -> Option<Result<Box<Delivery>, AmqpError>> {
-        if let Some(left) = self.left.pop_front() {
-            return Some(Ok(left));
-        }
         let next = tokio::select! {
             biased;
             next = self.consumer.next() => next,
@@ -91,53 +96,48 @@ impl Subscription {
             Ok(delivery) => delivery,
             Err(error) => return Some(Err(error.into())),
         };
-        Some(Ok(self.delivered(delivery)))
-    }
-
-    fn delivered(&self, delivery: lapin::message::Delivery) -> Box<Delivery> {
+        if self.is_renewing() {
+            self.renewing_since = Instant::now();
+        }
         self.life.delivered(delivery.delivery_tag);
-        Delivery::new(delivery, &self.queue, Arc::clone(&self.life), &self.budget)
+        Some(Ok(Delivery::new(delivery, &self.queue, Arc::clone(&self.life), &self.budget)))
     }
 
-    /// Renews the subscription on the same channel: a prefetch counts the deliveries of its consumer, so earlier deliveries that wait leave
-    /// room for others. An error means that the subscription has ended.
-    pub async fn renew(&mut self) -> Result<(), AmqpError> {
-        let (tag, limit, channel) = (self.consumer.tag(), self.timeout, self.channel.clone());
-        let mut left = Vec::new();
-        {
-            let cancelled = channel.basic_cancel(tag, BasicCancelOptions::default());
-            let mut cancelled = std::pin::pin!(answer("basic.cancel", limit, cancelled));
-            let mut is_cancelled = false;
-            // The answer arrives after the deliveries in flight, and the end of the stream after the answer.
-            loop {
-                tokio::select! {
-                    biased;
-                    next = self.consumer.next() => match next {
-                        Some(delivery) => left.push(delivery?),
-                        None if is_cancelled => break,
-                        None => {
-                            cancelled.as_mut().await?;
-                            break;
-                        }
-                    },
-                    done = cancelled.as_mut(), if !is_cancelled => {
-                        done?;
-                        is_cancelled = true;
-                    }
-                    never = self.valve.keep_to(None) => match never {},
-                }
-            }
+    /// Begins to renew the subscription on the same channel: a prefetch counts the deliveries of its consumer, so earlier deliveries that
+    /// wait leave room for others. Those in flight come before the end, as the budget permits.
+    pub fn renew(&mut self) {
+        if self.renewal.is_none() {
+            let (channel, tag) = (self.channel.clone(), self.consumer.tag());
+            let cancelled = async move { channel.basic_cancel(tag, BasicCancelOptions::default()).await };
+            self.renewal = Some(tokio::spawn(cancelled));
+            self.renewing_since = Instant::now();
         }
-        for delivery in left {
-            let delivery = self.delivered(delivery);
-            self.left.push_back(delivery);
-        }
+    }
+
+    /// Returns whether a renewal has begun, and its end has not come.
+    pub fn is_renewing(&self) -> bool {
+        self.renewal.is_some()
+    }
+
+    /// Returns whether a renewal does not end although its deliveries may come.
+    pub fn is_stuck(&self) -> bool {
+        self.is_renewing() && self.budget.has_room() && self.renewing_since.elapsed() > self.timeout
+    }
+
+    /// Subscribes anew when the deliveries have ended. Returns whether they ended for a renewal.
+    pub async fn renewed(&mut self) -> Result<bool, AmqpError> {
+        let Some(cancelled) = self.renewal.take() else { return Ok(false) };
+        let (channel, queue, limit) = (self.channel.clone(), self.queue.clone(), self.timeout);
+        let renewed = async {
+            answer("basic.cancel", limit, cancelled.map(|done| done.unwrap_or(Ok(())))).await?;
+            consume(&channel, &queue, limit).await
+        };
         self.consumer = tokio::select! {
-            consumer = consume(&channel, &self.queue, limit) => consumer?,
+            consumer = renewed => consumer?,
             never = self.valve.keep_to(None) => match never {},
         };
         self.life.next_round();
-        Ok(())
+        Ok(true)
     }
 
     /// Waits for a future, and drops deliveries that arrive meanwhile: they come again when the subscription ends.
@@ -149,10 +149,15 @@ impl Subscription {
                 done = until.as_mut() => return done,
                 next = self.consumer.next() => match next {
                     Some(Ok(delivery)) => self.life.delivered(delivery.delivery_tag),
-                    Some(Err(_)) | None => return until.await,
+                    Some(Err(_)) | None => break,
                 },
                 never = self.valve.keep_to(None) => match never {},
             }
+        }
+        // The answers of the broker, and its heartbeats.
+        tokio::select! {
+            done = until => done,
+            never = self.valve.keep_to(None) => match never {},
         }
     }
 
@@ -160,7 +165,10 @@ impl Subscription {
     pub async fn cancel(&mut self) -> Result<(), AmqpError> {
         let (tag, limit) = (self.consumer.tag(), self.timeout);
         let channel = self.channel.clone();
-        let cancelled = channel.basic_cancel(tag, BasicCancelOptions::default());
+        let cancelled = match self.renewal.take() {
+            Some(cancelled) => cancelled.map(|done| done.unwrap_or(Ok(()))).left_future(),
+            None => channel.basic_cancel(tag, BasicCancelOptions::default()).right_future(),
+        };
         // The answer arrives after the deliveries in flight.
         self.let_go(answer("basic.cancel", limit, cancelled)).await
     }

@@ -15,7 +15,7 @@ use lapin::{Connection, ConnectionProperties};
 #[cfg(feature = "tls")]
 use tokio_util::compat::{Compat, FuturesAsyncReadCompatExt as _, TokioAsyncReadCompatExt as _};
 
-use super::frames::Frames;
+use super::frames::{FrameLimits, Frames};
 use super::read_through::{ReadFilter, ReadThrough};
 
 /// Bytes requested from a socket at a time.
@@ -38,13 +38,14 @@ pub(super) type BrokerTls = Option<oncely_net::tls::TlsClient>;
 #[cfg(not(feature = "tls"))]
 pub(super) struct BrokerTls;
 
-/// Connects through sockets of `under`. `limit` applies to the handshake.
+/// Connects through sockets of `under`. `limit` applies to the handshake, `limits` to the frames read ([`Frames`]).
 pub(super) async fn connect<K: RuntimeKit + Clone + Send + Sync + 'static>(
     uri: AMQPUri,
     properties: ConnectionProperties,
     security: BrokerTls,
     limit: Duration,
     under: Runtime<K>,
+    limits: FrameLimits,
 ) -> Result<Connection, lapin::Error> {
     let tokio = Tokio::current();
     let filtered =
@@ -54,7 +55,10 @@ pub(super) async fn connect<K: RuntimeKit + Clone + Send + Sync + 'static>(
         uri.scheme = AMQPScheme::AMQP;
         let plain = uri.connect_async(&under).await?;
         let stream = protect(plain, &security, &uri.authority.host, limit).await?;
-        Ok(AsyncTcpStream::Plain(ReadThrough::new(stream, Filter::default())))
+        Ok(AsyncTcpStream::Plain(ReadThrough::new(
+            stream,
+            Filter { frames: Frames::new(limits), is_over: false },
+        )))
     };
     Connection::connector(uri, Runtime::new(RuntimeParts::new(tokio, filtered)), connect, properties).await
 }
@@ -132,7 +136,7 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin + 'static> Reactor for FilteringRu
 }
 
 /// [`Frames`], until the stream ends.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Filter {
     frames: Frames,
     is_over: bool,

@@ -16,8 +16,9 @@ use tokio::sync::Notify;
 use super::budget::Budget;
 use super::read_through::{ReadFilter, ReadThrough};
 
-/// Bytes that a connection reads before it needs permission to continue: an incomplete message has no share in the budget yet.
-const READ_AHEAD: usize = 1 << 20;
+/// Bytes that a connection reads before it needs permission to continue: a message has no share in the budget until it is taken, and a
+/// header of one byte takes a hundred in memory. Up to twice as many are read, since the client parses them later.
+const READ_AHEAD: usize = 128 << 10;
 
 /// Permits or stops reading of a connection.
 #[derive(Clone, Debug, Default)]

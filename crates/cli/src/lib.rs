@@ -40,6 +40,7 @@ mod processes;
 mod publish;
 pub mod relay;
 mod retention;
+mod runtime;
 mod secrets;
 mod since;
 mod status;
@@ -85,16 +86,16 @@ enum OncelyCommand {
     /// Consume the queues: each message takes effect in PostgreSQL once
     #[command(after_help = "Stops on SIGTERM or Ctrl-C: finishes work in progress, then exits 0.")]
     Worker,
+    /// Publish events to RabbitMQ, mirror completed keys to Redis, collect old rows, make audit partitions
+    #[command(after_help = "Several relays may run. Stops on SIGTERM or Ctrl-C and exits 0.")]
+    Relay,
     #[command(flatten)]
     Other(DefaultRuntimeCommand),
 }
 
-/// Verbs that run on a runtime of the default size.
+/// Verbs that run on the runtime of a command.
 #[derive(Debug, Subcommand)]
 enum DefaultRuntimeCommand {
-    /// Publish events to RabbitMQ, mirror completed keys to Redis, collect old rows, make audit partitions
-    #[command(after_help = "Several relays may run. Stops on SIGTERM or Ctrl-C and exits 0.")]
-    Relay,
     /// Run or inspect the database migrations
     Migrate(migrate::MigrateArguments),
     /// Check the configuration and the servers' state; reports all problems at once
@@ -194,8 +195,9 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     match verb {
         // The configuration sets its number of threads.
         OncelyCommand::Worker => worker::run(&config),
+        OncelyCommand::Relay => relay::run(&config),
         OncelyCommand::Other(verb) => {
-            tokio::runtime::Runtime::new()?.block_on(verb.run(&config, output::Times { utc }))
+            runtime::of_command()?.block_on(verb.run(&config, output::Times { utc }))
         }
     }
 }
@@ -203,7 +205,6 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
 impl DefaultRuntimeCommand {
     async fn run(self, config: &Path, times: output::Times) -> VerbResult {
         match self {
-            Self::Relay => relay::run(config).await,
             Self::Migrate(arguments) => migrate::run(config, arguments, times).await,
             Self::Check(arguments) => check::run(config, arguments).await,
             Self::Doctor(arguments) => doctor::run(config, arguments).await,

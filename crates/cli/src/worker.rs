@@ -15,11 +15,7 @@ use oncely_worker::worker::Worker;
 pub fn run(file: &Path) -> anyhow::Result<ExitCode> {
     let config = Config::load(file)?;
     telemetry::start(&config.log);
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(usize::try_from(config.worker.threads)?)
-        .enable_all()
-        .build()?;
-    runtime.block_on(work(config))
+    crate::runtime::with_threads(usize::try_from(config.worker.threads)?)?.block_on(work(config))
 }
 
 async fn work(config: Config) -> anyhow::Result<ExitCode> {

@@ -167,6 +167,9 @@ pub struct ConsumerSettings {
     pub encrypt_responses: bool,
 }
 
+/// Most bytes of a response: a worker has those of a batch several times in memory (oncely.response_texts).
+const LARGEST_RESPONSE: u32 = 4 << 20;
+
 /// RabbitMQ's default consumer timeout: a delivery that is not settled by then is redelivered.
 const CONSUMER_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
@@ -175,6 +178,15 @@ impl ConsumerSettings {
     #[must_use]
     pub fn horizon(&self) -> Duration {
         self.redelivery_horizon.max(self.retry.horizon() + CONSUMER_TIMEOUT)
+    }
+
+    /// Returns the most bytes of a response as JSON. Also a compressed one is in memory before it is stored.
+    #[must_use]
+    pub fn largest_response(&self) -> u32 {
+        match self.on_large_response {
+            LargeResponse::Refuse => self.response_limit,
+            LargeResponse::Compress => LARGEST_RESPONSE,
+        }
     }
 
     /// Returns whether it only observes.
@@ -301,10 +313,10 @@ pub(crate) struct ConsumerTable {
     /// byte for byte. Off by default: each publisher could then have messages written to any queue that the relay's RabbitMQ user may write to.
     replies: bool,
     /// Largest response in bytes, as JSON as PostgreSQL writes it. It is kept with the key as long as that.
-    #[garde(range(min = 1, max = 16_777_216))]
+    #[garde(range(min = 1, max = LARGEST_RESPONSE))]
     response_limit: u32,
-    /// Treatment of a larger one: "refuse" (the message is dead-lettered as handler_rejected, nothing of its effect stays) or "compress" (stored all the
-    /// same; PostgreSQL compresses values over 2 kB).
+    /// Treatment of a larger one: "refuse" (the message is dead-lettered as handler_rejected, nothing of its effect stays) or "compress" (stored up to
+    /// 4 MiB; PostgreSQL compresses values over 2 kB).
     on_large_response: LargeResponse,
     /// true stores responses, and the results of steps under leases, encrypted with the first of `[encryption]` keys; an encrypted one takes a third more. Not
     /// where a SQL function does the work, nor with replies: there the database has to read them. Clients of the SQL protocol that share the consumer's keys

@@ -186,6 +186,12 @@ fn hash_tagged(hash: &mut Sha256, tag: u8, bytes: &[u8]) {
     hash.update(bytes);
 }
 
+/// Bytes that exponents may add to any text when its numbers are written out.
+const MOST_ADDED: usize = 1 << 20;
+
+/// Most digits of a number in jsonb, before and after the point (NUMERIC_MAX_PRECISION and NUMERIC_DSCALE_MAX in PostgreSQL's numeric.c).
+const MOST_DIGITS: usize = 131_072 + 16_383;
+
 /// Maximum levels of arrays and objects.
 const DEEPEST: usize = 1_024;
 
@@ -254,6 +260,27 @@ impl<'a> JsonText<'a> {
     /// If it is not JSON. Strings are checked, too: skipping values (`IgnoredAny`) would accept bytes that are not UTF-8.
     pub fn parse(body: &'a [u8]) -> Result<Self, serde_json::Error> {
         serde_json::from_slice::<&RawValue>(body).map(|raw| Self(raw.get()))
+    }
+
+    /// Returns whether PostgreSQL's jsonb at most doubles its length, or adds [`MOST_ADDED`] bytes, by writing its numbers out: jsonb keeps no
+    /// exponents, so that `1e131071` becomes 131,072 digits, in each answer and each error text that holds it.
+    pub fn is_written_out(self) -> bool {
+        let (bytes, most) = (self.0.as_bytes(), MOST_ADDED.max(self.0.len()));
+        // Of all messages: without a branch for each byte.
+        let pairs = bytes.iter().zip(bytes.iter().skip(1));
+        let exponents = pairs.filter(|(one, next)| one.is_ascii_digit() & (**next | 0x20 == b'e')).count();
+        if exponents.saturating_mul(MOST_DIGITS) <= most {
+            return true;
+        }
+        let added = self.tokens().map(|(_, token)| match token {
+            Token::Word(word) if word.starts_with(|first: char| first == '-' || first.is_ascii_digit()) => {
+                let Some((_, exponent)) = word.split_once(['e', 'E']) else { return 0 };
+                let digits = exponent.trim_start_matches(['+', '-']).parse().unwrap_or(MOST_DIGITS);
+                digits.min(MOST_DIGITS).saturating_sub(exponent.len())
+            }
+            _ => 0,
+        });
+        added.sum::<usize>() <= most
     }
 
     /// Returns its text, without white space around it.
@@ -408,6 +435,22 @@ mod tests {
         assert!(is_too_large(&format!("{}{}", "[".repeat(DEEPEST + 1), "]".repeat(DEEPEST + 1))));
         assert!(!is_too_large(&format!("{}{}", "[".repeat(DEEPEST), "]".repeat(DEEPEST))));
         assert!(!is_too_large(&format!("[{}0]", "0,".repeat(1 << 20))));
+    }
+
+    #[test]
+    fn numbers_with_large_exponents_are_counted_as_they_are_written_out() {
+        let is_written_out = |text: &str| JsonText::parse(text.as_bytes()).unwrap().is_written_out();
+        let many = |item: &str, count: usize| format!("[{}0]", format!("{item},").repeat(count));
+        assert!(is_written_out(&many("1e131071", 7)) && is_written_out(&many("1E+131071", 8)));
+        assert!(!is_written_out(&many("1e131071", 9)) && !is_written_out(&many("-1.5E-140000", 9)));
+        assert!(!is_written_out(&many("1e99999999999999999999", 9)));
+        // Common numbers, and text that looks like them.
+        assert!(is_written_out(&many("1.5e-8", 1_000_000)) && !is_written_out(&many("1e300", 10_000)));
+        assert!(is_written_out(&many("true,false,null,\"3e\"", 1_000)));
+        assert!(
+            is_written_out(&many("\"1e131071\"", 10_000))
+                && is_written_out(&many("{\"1e131071\":1}", 10_000))
+        );
     }
 
     #[test]

@@ -24,6 +24,9 @@ pub const LEFT_OUT: &str = "x-oncely-headers-left-out";
 /// Bytes of headers with too many values to be decoded.
 pub const UNREAD: &str = "x-oncely-headers-unread";
 
+/// Size of a body that is too large to be read. The message has no other headers then.
+pub const UNREAD_BODY: &str = "x-oncely-body-unread";
+
 // Headers of a dead letter. Tenant, key and attempt are absent if they are unknown.
 #[doc(hidden)]
 pub const ATTEMPT: &str = "x-oncely-attempt";
@@ -51,7 +54,7 @@ pub const ROUTING_KEY: &str = "x-oncely-routing-key";
 pub const USER_ID: &str = "x-oncely-user-id";
 
 /// All of these headers.
-pub const ALL: [&str; 19] = [
+pub const ALL: [&str; 20] = [
     RUNG,
     COPY,
     EVENT,
@@ -60,6 +63,7 @@ pub const ALL: [&str; 19] = [
     LETTER_MARK,
     LEFT_OUT,
     UNREAD,
+    UNREAD_BODY,
     ATTEMPT,
     CONSUMER,
     DETAIL,

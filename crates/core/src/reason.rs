@@ -25,7 +25,7 @@ crate::words! {
         InvalidJson = "invalid_json",
         /// The body is over the consumer's limit.
         BodyTooLarge = "body_too_large",
-        /// The headers hold more than 4,096 values, including those in tables and arrays.
+        /// The headers hold more than 4,096 values, including those in tables and arrays; a table counts as seven.
         HeadersTooLarge = "headers_too_large",
         /// The key came before with another payload.
         KeyConflict = "key_conflict",

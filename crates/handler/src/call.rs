@@ -1,8 +1,8 @@
 //! Calls a handler that is a SQL function.
 
 use chrono::{DateTime, Utc};
-use sqlx::postgres::PgRow;
-use sqlx::{PgConnection, Row as _};
+use sqlx::postgres::{PgArguments, PgRow};
+use sqlx::{Arguments as _, Encode, PgConnection, Postgres, Row as _};
 use uuid::Uuid;
 
 use super::row::MessageRow;
@@ -15,7 +15,9 @@ use oncely_postgres::{LockWait, enter_handler, handler_class_of, operator_text};
 /// Rust's does not. `wait` limits its wait for locks.
 ///
 /// # Errors
-/// The first error of any message. As a decoding error: a batch function that did not return one row per message.
+/// The first error of any message; as ONC06 if a response is over the limit, as ONC25 if all of them are
+/// over 4 MiB. As a decoding error: a batch
+/// function that did not return one row per message.
 pub async fn call_together(
     connection: &mut PgConnection,
     handler: &SqlHandler,
@@ -26,7 +28,10 @@ pub async fn call_together(
     let rows = rows(handler, consumer, messages, true);
     let statement = handler.together(connection).await?;
     enter_handler(connection, wait).await?;
-    let row = sqlx::query(statement).bind(rows.as_slice()).fetch_one(connection).await?;
+    let row = sqlx::query_with(statement, arguments(&rows)?)
+        .bind(handler.response_limit)
+        .fetch_one(connection)
+        .await?;
     Ok(responses(messages.len(), &row)?.into_iter().map(Ok).collect())
 }
 
@@ -48,7 +53,7 @@ pub enum Subtransactions {
 ///
 /// # Errors
 /// An error that ends the whole statement, such as a timeout, a lost connection, a deadlock or an unavailable lock, or, if bodies are sent
-/// as jsonb, one that jsonb refuses. As a decoding error: a batch function that did not return one row per message.
+/// as jsonb, one that jsonb refuses; ONC06 and ONC25 as [`call_together`]. As a decoding error: a batch function that did not return one row per message.
 pub async fn call_apart(
     connection: &mut PgConnection,
     handler: &SqlHandler,
@@ -66,50 +71,64 @@ pub async fn call_apart(
     let SqlFunction { name, batch, json } = &handler.function;
     let needs_json = *json == JsonPolicy::Required;
     let is_json = json_of(handler, messages);
+    let limit = handler.response_limit;
     let answers = match subtransactions {
         Subtransactions::Parts => {
-            sqlx::query_file_as!(HandlerResultRow, "src/call_parts.sql", name, batch, rows as _, needs_json)
-                .fetch_all(connection)
-                .await?
+            sqlx::query_file_as!(
+                HandlerResults,
+                "src/call_parts.sql",
+                name,
+                batch,
+                rows as _,
+                needs_json,
+                limit
+            )
+            .fetch_one(connection)
+            .await?
         }
         Subtransactions::ParsedMessages => {
             sqlx::query_file_as!(
-                HandlerResultRow,
+                HandlerResults,
                 "src/call_messages.sql",
                 name,
                 batch,
                 rows as _,
-                needs_json
+                needs_json,
+                limit
             )
-            .fetch_all(connection)
+            .fetch_one(connection)
             .await?
         }
         Subtransactions::UnparsedParts => {
-            let answers = sqlx::query_file_as!(
-                HandlerResultRow,
+            sqlx::query_file_as!(
+                HandlerResults,
                 "src/call_parts_unparsed.sql",
                 name,
                 batch,
                 rows as _,
                 &is_json,
-                needs_json
-            );
-            answers.fetch_all(connection).await?
+                needs_json,
+                limit
+            )
+            .fetch_one(connection)
+            .await?
         }
         Subtransactions::Messages => {
-            let answers = sqlx::query_file_as!(
-                HandlerResultRow,
+            sqlx::query_file_as!(
+                HandlerResults,
                 "src/call_each.sql",
                 name,
                 batch,
                 rows as _,
                 &is_json,
-                needs_json
-            );
-            answers.fetch_all(connection).await?
+                needs_json,
+                limit
+            )
+            .fetch_one(connection)
+            .await?
         }
     };
-    in_order(messages.len(), answers.into_iter().map(HandlerResultRow::read))
+    in_order(messages.len(), answers.read())
 }
 
 /// Returns which bodies are to be jsonb.
@@ -129,6 +148,19 @@ fn rows<'a>(
     numbered.map(|(index, one)| MessageRow::new(index + 1, consumer, one, is_json(one))).collect()
 }
 
+/// Returns the messages as a statement's first argument, in memory that is allocated once.
+fn arguments(rows: &[MessageRow<'_>]) -> Result<PgArguments, sqlx::Error> {
+    let mut arguments = PgArguments::default();
+    // The hint leaves out types and lengths of fields.
+    let bytes: usize = rows.iter().map(|row| Encode::<Postgres>::size_hint(row) + ROW).sum();
+    arguments.reserve(1, bytes + ROW);
+    arguments.add(rows).map_err(sqlx::Error::Encode)?;
+    Ok(arguments)
+}
+
+/// Most bytes of the types and lengths of a row's fields, with some more for an array.
+const ROW: usize = 256;
+
 /// Records that are written with a batch of [`commit_fresh`].
 pub struct BatchRecord<'a> {
     /// By message.
@@ -146,9 +178,6 @@ pub struct BatchRecord<'a> {
     pub tags: Option<Vec<u8>>,
     #[doc(hidden)]
     pub expires_at: DateTime<Utc>,
-    /// Most bytes of a response, if there is a limit.
-    #[doc(hidden)]
-    pub response_limit: Option<i64>,
     /// Its locks are taken in the same order as those of others.
     #[doc(hidden)]
     pub in_lock_order: bool,
@@ -169,8 +198,7 @@ pub async fn commit_fresh(
 ) -> Result<(), sqlx::Error> {
     let rows = rows(handler, consumer, messages, true);
     let statement = handler.fresh(connection).await?;
-    sqlx::query(statement)
-        .bind(rows.as_slice())
+    sqlx::query_with(statement, arguments(&rows)?)
         .bind(record.fingerprints.as_slice())
         .bind(consumer.as_str())
         .bind(record.now)
@@ -179,7 +207,7 @@ pub async fn commit_fresh(
         .bind(Uuid::now_v7())
         .bind(record.tags.as_deref())
         .bind(record.expires_at)
-        .bind(record.response_limit)
+        .bind(handler.response_limit)
         .bind(record.in_lock_order)
         // Reads on until the server is ready again: only then has it committed, not when the row has come.
         .fetch_one(connection)
@@ -197,26 +225,26 @@ fn responses(count: usize, row: &PgRow) -> Result<Vec<Option<String>>, sqlx::Err
     in_order(count, seqs.into_iter().zip(responses))
 }
 
-/// Result of one message inside the server.
-struct HandlerResultRow {
-    seq: i32,
-    response: Option<String>,
-    error_code: Option<String>,
-    error_message: Option<String>,
-    error_place: Option<String>,
+/// Results of messages inside the server: arrays of the same length, one element per message. The responses are null if no message has one.
+struct HandlerResults {
+    seqs: Vec<i32>,
+    responses: Option<Vec<Option<String>>>,
+    error_codes: Vec<Option<String>>,
+    error_messages: Vec<Option<String>>,
+    error_places: Vec<Option<String>>,
 }
 
-impl HandlerResultRow {
-    fn read(self) -> (i32, Result<Option<String>, Fault>) {
-        let answer = match self.error_code {
-            None => Ok(self.response),
-            Some(code) => {
-                let place = self.error_place.unwrap_or_default();
-                let text = operator_text(&code, &place, &self.error_message.unwrap_or_default());
-                Err(Fault::new(handler_class_of(&code), Some(code), text))
-            }
-        };
-        (self.seq, answer)
+impl HandlerResults {
+    /// Returns the results with the numbers of their messages.
+    fn read(self) -> impl Iterator<Item = (i32, Result<Option<String>, Fault>)> {
+        let responses = self.responses.unwrap_or_else(|| vec![None; self.seqs.len()]);
+        let errors = self.error_codes.into_iter().zip(self.error_messages).zip(self.error_places);
+        let answers = responses.into_iter().zip(errors).map(|(response, ((code, text), place))| {
+            let Some(code) = code else { return Ok(response) };
+            let text = operator_text(&code, &place.unwrap_or_default(), &text.unwrap_or_default());
+            Err(Fault::new(handler_class_of(&code), Some(code), text))
+        });
+        self.seqs.into_iter().zip(answers)
     }
 }
 

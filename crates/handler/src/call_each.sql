@@ -1,5 +1,10 @@
 -- Runs a handler on each message separately. Converts bodies to jsonb; a body that jsonb can't hold becomes null.
-select e.seq as "seq!", e.response::text as response, e.error_code, e.error_message, e.error_place
+select array_agg(e.seq) as "seqs!: Vec<i32>",
+    case when count(e.response) > 0 then oncely.response_texts(array_agg(e.response), $6) end
+        as "responses: Vec<Option<String>>",
+    array_agg(e.error_code) as "error_codes!: Vec<Option<String>>",
+    array_agg(left(e.error_message, 4096)) as "error_messages!: Vec<Option<String>>",
+    array_agg(e.error_place) as "error_places!: Vec<Option<String>>"
 from oncely.handle_each($1, $2, $5, array(
     select row(
         m.seq, m.attempt, m.redelivered, m.published_at, m.tenant, m.consumer, m.key,

@@ -1,5 +1,10 @@
 -- Runs a handler like call_parts.sql. Converts bodies to jsonb; a body that jsonb can't hold becomes null.
-select p.seq as "seq!", p.response::text as response, p.error_code, p.error_message, p.error_place
+select array_agg(p.seq) as "seqs!: Vec<i32>",
+    case when count(p.response) > 0 then oncely.response_texts(array_agg(p.response), $6) end
+        as "responses: Vec<Option<String>>",
+    array_agg(p.error_code) as "error_codes!: Vec<Option<String>>",
+    array_agg(left(p.error_message, 4096)) as "error_messages!: Vec<Option<String>>",
+    array_agg(p.error_place) as "error_places!: Vec<Option<String>>"
 from oncely.handle_parts($1, $2, $5, array(
     select row(
         m.seq, m.attempt, m.redelivered, m.published_at, m.tenant, m.consumer, m.key,

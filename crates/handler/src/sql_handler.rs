@@ -12,6 +12,9 @@ use super::SqlFunction;
 pub struct SqlHandler {
     #[doc(hidden)]
     pub function: SqlFunction,
+    /// Most bytes of a response as JSON.
+    #[doc(hidden)]
+    pub response_limit: i64,
     calls: OnceLock<HandlerStatements>,
 }
 
@@ -24,8 +27,8 @@ struct HandlerStatements {
 
 impl SqlHandler {
     #[doc(hidden)]
-    pub fn new(function: SqlFunction) -> Self {
-        Self { function, calls: OnceLock::new() }
+    pub fn new(function: SqlFunction, response_limit: u32) -> Self {
+        Self { function, response_limit: response_limit.into(), calls: OnceLock::new() }
     }
 
     /// Returns the statement that runs it on a whole batch: `$1`.

@@ -220,7 +220,7 @@ fn place_of(error: &PgDatabaseError) -> String {
 #[must_use]
 pub fn class_of(code: &str) -> Option<FaultClass> {
     Some(match (code, code.get(..2).unwrap_or_default()) {
-        ("ONC01", _) => FaultClass::Rejected,
+        ("ONC01" | "ONC06", _) => FaultClass::Rejected,
         ("ONC07", _) => FaultClass::Refused,
         ("ONC02", _) => FaultClass::NotJson,
         ("ONC04" | "ONC05" | "ONC11" | "ONC15", _) => FaultClass::Poison,
@@ -290,6 +290,7 @@ mod tests {
             ("22021", FaultClass::Poison),
             ("54001", FaultClass::Poison),
             ("ONC01", FaultClass::Rejected),
+            ("ONC06", FaultClass::Rejected),
             ("ONC02", FaultClass::NotJson),
             ("ONC07", FaultClass::Refused),
             ("ONC04", FaultClass::Poison),

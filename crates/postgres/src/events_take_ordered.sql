@@ -3,10 +3,10 @@
 -- in their places. Treats times, headers and sizes as in events_take.sql. Numbers follow the order of the commits: the
 -- predecessors of a visible event are visible, too, or published and gone.
 with first as materialized (
-    select f.tenant, f.id, f.place, f.size, f.is_allowed
+    select f.tenant, f.id, f.available_at, f.place, f.size, f.is_allowed
     from unnest($2::text[], $3::text[]) as k (tenant, ordering_key)
     cross join lateral (
-        select e.tenant, e.id, row_number() over (order by e.ordering_number) as place, 
+        select e.tenant, e.id, e.available_at, row_number() over (order by e.ordering_number) as place, 
             octet_length(e.payload) + 16::bigint * coalesce(octet_length(e.headers::text), 0) as size,
             octet_length(e.payload) <= $7 and coalesce(octet_length(e.headers::text), 0) <= $8 as is_allowed
         from oncely.events as e
@@ -19,8 +19,9 @@ with first as materialized (
     from (
         select tenant, id, place, size, is_allowed, row_number() over w as rank, sum(size) over w as until
         from first
-        -- Ids follow the time: the oldest head goes first, regardless of its tenant's name.
-        window w as (order by place, id)
+        -- The head that has been due for the longest time goes first, regardless of its tenant's name. One that failed is
+        -- due later than those that were not tried yet.
+        window w as (order by place, available_at, id)
     ) as f
     where rank <= $5 and (until <= $6::bigint or rank = 1)
 )

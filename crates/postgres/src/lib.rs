@@ -159,7 +159,9 @@ pub use migrate::{MigrationTry, try_migration};
 pub use migration_lock::{BlockedSessions, LockedWork, TableLock, UnclearLock, migration_locks};
 pub use migration_plan::{PlannedLock, measure_locked, pending_locks};
 pub use mirror_again::{KeyPlace, mirror_again, mirrored_sample};
-pub use mirror_queue::{MirrorContent, MirrorRecord, append_mirror, delete as delete_mirrored, take_mirror};
+pub use mirror_queue::{
+    MirrorContent, MirrorRecord, RECORD_BYTES, append_mirror, delete as delete_mirrored, take_mirror,
+};
 pub use observed::{ConflictingKey, ObservedCount, conflicting_keys, observed_counts};
 pub use operator_action::{Action, ActionRow, recent_actions, record_action};
 pub use ordering_key::collect_ordering_keys;

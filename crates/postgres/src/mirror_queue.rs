@@ -32,7 +32,11 @@ pub enum MirrorContent {
     Unreadable,
 }
 
-/// Appends one record with the tags of a whole batch, in the caller's transaction.
+/// Most bytes of tags in one record (`mirror_queue_tags`): 4,096 keys.
+pub const RECORD_BYTES: usize = 64 << 10;
+
+/// Appends the tags of a batch, in the caller's transaction: one record, or several of at most [`RECORD_BYTES`]. Returns the number of
+/// records.
 pub async fn append_mirror(
     connection: &mut PgConnection,
     tenant: &str,
@@ -41,20 +45,27 @@ pub async fn append_mirror(
     created_at: DateTime<Utc>,
     expires_at: DateTime<Utc>,
 ) -> sqlx::Result<u64> {
-    let done = sqlx::query!(
-        "insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, consumer, tags)
-         values ($1, $2, 'mirror', $3, $4, $5, $6)",
-        tenant,
-        Uuid::now_v7(),
-        created_at,
-        expires_at,
-        consumer,
-        tags
-    )
-    .execute(connection)
-    .await?;
-    Ok(done.rows_affected())
+    let mut written = 0;
+    for tags in tags.chunks(RECORD_BYTES) {
+        let done = sqlx::query!(
+            "insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, consumer, tags)
+             values ($1, $2, 'mirror', $3, $4, $5, $6)",
+            tenant,
+            Uuid::now_v7(),
+            created_at,
+            expires_at,
+            consumer,
+            tags
+        )
+        .execute(&mut *connection)
+        .await?;
+        written += done.rows_affected();
+    }
+    Ok(written)
 }
+
+/// Most bytes of tags in one batch, unless it is one record: 65,536 keys.
+const TAG_BYTES: i64 = 1 << 20;
 
 /// Takes up to `limit` of the oldest records that no other relay holds; they stay locked until the transaction ends. `ttl` is the maximum
 /// lifetime of an entry that this relay has registered.
@@ -63,7 +74,9 @@ pub async fn take_mirror(
     limit: i64,
     ttl: Duration,
 ) -> sqlx::Result<Vec<MirrorRecord>> {
-    let rows = sqlx::query_file!("src/take_mirror.sql", limit, interval(ttl)).fetch_all(connection).await?;
+    let rows = sqlx::query_file!("src/take_mirror.sql", limit, interval(ttl), TAG_BYTES)
+        .fetch_all(connection)
+        .await?;
     let records = rows.into_iter().map(|row| {
         let content = match (row.tags, row.key) {
             (Some(tags), _) => MirrorContent::Tags(tags),

@@ -146,25 +146,35 @@ pub struct ProcessRow {
 /// Maximum number of processes listed per login, the last seen ones: a login that reports many hides no other's.
 const OF_LOGIN: i64 = 100;
 
-/// Returns processes seen since a time; workers last.
+/// Most bytes of all reports on consumers that are read, and most values in them: a value of three bytes takes some hundred as a tree.
+const REPORT_BYTES: i64 = 4 << 20;
+const REPORT_VALUES: i64 = 1 << 17;
+
+/// Returns processes seen since a time; workers last. Beyond the limit of all reports, those of each login's older processes are empty.
 pub async fn processes(connection: &mut PgConnection, since: DateTime<Utc>) -> sqlx::Result<Vec<ProcessRow>> {
     let rows = sqlx::query!(
         // As text: JSON may hold values that Rust can't represent, and one row must not hide the others.
-        r#"select kind, name, version, host, pid, config_digest, state, reason, login, oncely.bounded(started_at) as "started_at!",
-            oncely.bounded(last_seen_at) as "last_seen_at!", consumers::text as "consumers!"
-         from oncely.processes
-         where id in (
-             select p.id
-             from (
-                 select id, row_number() over (partition by login order by last_seen_at desc, id) as place
-                 from oncely.processes
-                 where last_seen_at >= $1
-             ) as p
-             where p.place <= $2
-         )
-         order by kind, name, started_at, id"#,
+        r#"with seen as (
+            select p.*, p.consumers::text as report,
+                row_number() over (partition by p.login order by p.last_seen_at desc, p.id) as place
+            from oncely.processes as p
+            where p.last_seen_at >= $1
+        ), counted as (
+            select s.*, sum(octet_length(s.report)) over w as bytes,
+                sum(length(s.report) - length(translate(s.report, '[{:,', ''))) over w as "values"
+            from seen as s
+            where s.place <= $2
+            window w as (order by s.place, octet_length(s.report), s.id)
+        )
+        select kind, name, version, host, pid, config_digest, state, reason, login, oncely.bounded(started_at) as "started_at!",
+            oncely.bounded(last_seen_at) as "last_seen_at!",
+            case when bytes <= $3::bigint and "values" <= $4::bigint then report else '[]' end as "consumers!"
+        from counted
+        order by kind, name, started_at, id"#,
         since,
-        OF_LOGIN
+        OF_LOGIN,
+        REPORT_BYTES,
+        REPORT_VALUES
     )
     .fetch_all(connection)
     .await?;

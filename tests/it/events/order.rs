@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use lapin::types::FieldTable;
 use sqlx::{AssertSqlSafe, Connection as _, Row as _};
 
+use oncely_postgres as pg;
 use testbed::proxy::Mode;
 
 use super::{bodies, run, world_with};
@@ -61,6 +62,28 @@ fn first_arrivals(bodies: Vec<String>) -> BTreeMap<i32, Vec<String>> {
         }
     }
     arrived
+}
+
+#[tokio::test]
+async fn a_key_whose_event_has_failed_lets_others_go_first() {
+    let mut world = World::new().await;
+    // The older one was tried before: it has been due for a shorter time.
+    sqlx::raw_sql(
+        "insert into oncely.events (tenant, id, created_at, available_at, exchange, routing_key, payload, ordering_key,
+             ordering_number)
+         select 'acme', oncely.uuid_v7(now() - age), now() - age, now() - due, '', 'q', 'xx', k, 1
+         from (values ('tried', interval '1 hour', interval '1 second'), ('new', '1 minute', '1 minute')) as e (k, age, due)",
+    )
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    let mut transaction = world.sql.begin().await.unwrap();
+    let now = pg::database_time(&mut transaction).await.unwrap();
+    // Room for one of the two.
+    let limits = pg::TakeLimits { events: 2, bytes: 2, keys: 10, in_row: 1 };
+    let taken = pg::take_ordered(&mut transaction, now, limits, &mut None).await.unwrap();
+    let keys: Vec<_> = taken.iter().map(|event| event.ordering_key.as_deref().unwrap()).collect();
+    assert_eq!(keys, ["new"]);
 }
 
 #[tokio::test]

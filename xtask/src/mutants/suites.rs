@@ -213,6 +213,18 @@ pub(crate) const TESTED: &[Tested] = &[
     it("body_becomes_a_tree", &["bounded_memory::no_body_ends_a_worker_in_256_mib"]),
     it("headers_by_their_wire_size", &["bounded_memory::no_headers_end_a_worker_in_256_mib"]),
     it("event_of_any_size_is_read", &["bounded_memory::no_event_ends_a_relay_in_256_mib"]),
+    it("responses_without_bound", &["bounded_memory::no_response_ends_a_worker_in_256_mib"]),
+    it("numbers_are_written_out", &["bounded_memory::no_number_ends_a_worker_in_256_mib"]),
+    it("large_messages_at_once", &["bounded_memory::no_number_of_lanes_ends_a_worker_in_256_mib"]),
+    it("returned_bodies_are_read", &["bounded_memory::no_returned_event_ends_a_relay_in_256_mib"]),
+    it(
+        "bodies_of_any_size_are_read",
+        &["bounded_memory::a_message_that_is_too_large_to_be_read_stays_in_its_queue"],
+    ),
+    it("renewal_reads_everything", &["bounded_memory::a_renewed_subscription_ends_no_worker_in_256_mib"]),
+    it("chains_weigh_little", &["bounded_memory::no_headers_end_a_worker_in_256_mib"]),
+    it("mirror_records_of_any_size", &["bounded_memory::no_mirror_record_ends_a_relay_in_256_mib"]),
+    it("heartbeats_of_any_size", &["bounded_memory::no_heartbeat_ends_a_command_in_256_mib"]),
     it("redis_takeover_keeps_the_token", &[REDIS]),
     unit(
         "suspects_side_by_side",

@@ -31,7 +31,7 @@ pub(super) async fn request(
 ) -> Result<Request<Full<Bytes>>, StepError> {
     let uri: Uri =
         endpoint.url.as_str().parse().map_err(|_| unsent("handler.http is not a URL that can be called"))?;
-    let mut request = Request::new(Full::new(Bytes::copy_from_slice(message.body())));
+    let mut request = Request::new(Full::new(message.raw.body.clone()));
     *request.method_mut() = Method::POST;
     *request.uri_mut() = uri;
     let headers = request.headers_mut();

@@ -25,6 +25,7 @@ struct EventLane {
     sessions: Option<RelaySessions>,
     connection: Option<PublishConnection>,
     cursor: OrderingKeyCursor,
+    ordered_first: bool,
     clock_read: Instant,
     traces: EventTraces,
 }
@@ -60,6 +61,7 @@ pub(super) async fn publish_events(
         sessions: None,
         connection: None,
         cursor: None,
+        ordered_first: true,
         clock_read: Instant::now(),
         traces,
     };
@@ -162,6 +164,7 @@ impl EventLane {
             connection,
             settings: &self.config.events,
             cursor: &mut self.cursor,
+            ordered_first: &mut self.ordered_first,
             client_timeout,
             // PostgreSQL lets a transaction be idle for twice its statement timeout.
             longest: self.config.postgres.statement_timeout / 2,

@@ -27,6 +27,9 @@ use oncely_traces::EventTraces;
 /// Most bytes in one batch, of payloads and of decoded headers, unless it is one event.
 const BYTES: i64 = 8 << 20;
 
+/// Most bytes in one batch for which a connection keeps memory.
+const KEPT: i64 = 1 << 20;
+
 /// Most bytes of payload that are sent without a look at the clock.
 const PART_BYTES: usize = 512 << 10;
 
@@ -87,6 +90,8 @@ pub(crate) struct EventBatch<'a> {
     pub(crate) connection: &'a PublishConnection,
     pub(crate) settings: &'a EventSettings,
     pub(crate) cursor: &'a mut OrderingKeyCursor,
+    /// Whether this batch takes ordered events first; the next one does not.
+    pub(crate) ordered_first: &'a mut bool,
     pub(crate) client_timeout: Duration,
     /// Time after which no more of the batch is published.
     pub(crate) longest: Duration,
@@ -118,6 +123,14 @@ pub(crate) async fn is_due(
     Ok(due)
 }
 
+/// Returns the bytes of payloads, and of headers as text.
+fn size_of_all(events: &[TakenEvent]) -> i64 {
+    let size = |event: &TakenEvent| {
+        event.payload.as_ref().map_or(0, Vec::len) + event.headers.as_ref().map_or(0, String::len)
+    };
+    i64::try_from(events.iter().map(size).sum::<usize>()).unwrap_or(i64::MAX)
+}
+
 fn limits(settings: &EventSettings) -> TakeLimits {
     let events = i64::from(settings.batch);
     TakeLimits { events, bytes: BYTES, keys: events * KEYS, in_row: IN_ROW.min(events) }
@@ -134,6 +147,7 @@ impl EventBatch<'_> {
             connection,
             settings,
             cursor,
+            ordered_first,
             client_timeout,
             longest,
             answer,
@@ -144,11 +158,28 @@ impl EventBatch<'_> {
         let limits = limits(settings);
         let mut transaction = pg::within(client_timeout, session.connection.begin()).await?;
         step("events.take.before");
-        let ordered = pg::take_ordered(&mut transaction, now, limits, cursor);
-        let mut events = pg::within(client_timeout, ordered).await?;
-        let free = pg::take_events(&mut transaction, now, limits);
-        events.extend(pg::within(client_timeout, free).await?);
+        let mut events = Vec::new();
+        // Either may fill the batch, so they are first in turn.
+        for is_ordered in [*ordered_first, !*ordered_first] {
+            let limits = TakeLimits { bytes: limits.bytes - size_of_all(&events), ..limits };
+            if limits.bytes > 0 {
+                events.extend(
+                    pg::within(client_timeout, async {
+                        match is_ordered {
+                            true => pg::take_ordered(&mut transaction, now, limits, cursor).await,
+                            false => pg::take_events(&mut transaction, now, limits).await,
+                        }
+                    })
+                    .await?,
+                );
+            }
+        }
+        *ordered_first = !*ordered_first;
         step("events.take.after");
+        if size_of_all(&events) > KEPT {
+            // It would keep the memory for the largest batch.
+            transaction.shrink_buffers();
+        }
         if events.is_empty() {
             pg::within(client_timeout, transaction.rollback()).await?;
             return Ok((EventReport::default(), None));

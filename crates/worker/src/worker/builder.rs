@@ -190,7 +190,10 @@ impl WorkerBuilder {
 /// Returns the handler that the configuration names.
 fn configured(consumer: &ConsumerSettings, place: &str, problems: &mut Problems) -> Option<ConsumerHandler> {
     if let Some(function) = &consumer.handler {
-        return Some(ConsumerHandler::Sql(Arc::new(SqlHandler::new(function.clone()))));
+        return Some(ConsumerHandler::Sql(Arc::new(SqlHandler::new(
+            function.clone(),
+            consumer.largest_response(),
+        ))));
     }
     #[cfg(feature = "http-handler")]
     return match HttpHandler::new(consumer.http.clone()?) {

@@ -7,6 +7,13 @@ use oncely_core::outcome::Outcome;
 use oncely_core::reason::Rejection;
 use oncely_traces::MessageTrace;
 
+/// Most bytes of messages in one transaction: all of them are one message to PostgreSQL, and in memory a few times meanwhile. A larger one
+/// is alone in its batch.
+pub(crate) const LARGE: usize = 4 << 20;
+
+/// Most bytes of messages, or of responses, in a statement for which a connection keeps its memory.
+pub(crate) const KEPT: usize = 1 << 20;
+
 /// A delivery that may run.
 #[derive(Clone, Debug)]
 pub(crate) struct Candidate {
@@ -38,6 +45,11 @@ pub(crate) struct DecidedDelivery {
 pub(crate) struct SettledDelivery {
     pub(crate) decided: DecidedDelivery,
     pub(crate) trace: MessageTrace,
+}
+
+/// Returns the bytes that messages hold.
+pub(crate) fn size_of_all(candidates: &[&Candidate]) -> usize {
+    candidates.iter().map(|one| one.delivery.size()).sum()
 }
 
 impl Candidate {

@@ -102,7 +102,10 @@ impl DryRun<'_> {
         common: &ProcessContext,
         deliveries: Vec<Box<Delivery>>,
     ) -> Result<DryRunReport, DryRunError> {
-        let run = oncely_handler::ConsumerHandler::Sql(Arc::new(SqlHandler::new(self.function.clone())));
+        let run = oncely_handler::ConsumerHandler::Sql(Arc::new(SqlHandler::new(
+            self.function.clone(),
+            self.consumer.largest_response(),
+        )));
         let shared =
             ConsumerContext::new(common, self.consumer, run, None, ConsumerMetrics::new(self.consumer));
         let shared = Arc::new(ConsumerContext { progress: ConsumerProgress::of_a_trial(), ..shared });

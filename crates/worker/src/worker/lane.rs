@@ -79,7 +79,7 @@ impl Lane {
                 abandon_deliveries(&shared, batch).await;
                 continue;
             };
-            for batch in split_by_bytes(batch, |delivery| delivery.message.body.len()) {
+            for batch in split_by_bytes(batch, |delivery| delivery.size()) {
                 let abandon = self.shared.abandon.clone();
                 let done = tokio::select! {
                     biased;
@@ -272,7 +272,7 @@ impl Lane {
                 }
             }
         }
-        let overflow = self.arrivals.overflow(|delivery| delivery.message.body.len()).into_iter();
+        let overflow = self.arrivals.overflow(|delivery| delivery.size()).into_iter();
         overflow.map(|delivery| postponed(shared, delivery)).collect()
     }
 

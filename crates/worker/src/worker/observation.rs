@@ -80,7 +80,9 @@ struct ObservedMessage {
 /// Returns a handler that is never called: it only decides whether messages must be JSON, if the configuration names one.
 pub(crate) fn unused_handler(consumer: &oncely_config::ConsumerSettings) -> ConsumerHandler {
     match &consumer.handler {
-        Some(function) => ConsumerHandler::Sql(Arc::new(SqlHandler::new(function.clone()))),
+        Some(function) => {
+            ConsumerHandler::Sql(Arc::new(SqlHandler::new(function.clone(), consumer.largest_response())))
+        }
         None => ConsumerHandler::Rust(Arc::new(handler_fn(async |_: Context<'_>, _: Message<'_>| {
             Err::<(), HandlerError>(HandlerError::transient("nothing runs where messages are only observed"))
         }))),

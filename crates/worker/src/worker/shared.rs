@@ -11,6 +11,7 @@ use super::health::{Condition, ConsumerReport, Health, LockContention};
 use super::intake::gate::Gate;
 use super::intake::pace::Pace;
 use super::isolation::contention::Contention;
+use super::isolation::large_messages::LargeMessages;
 use super::isolation::permit::{Permits, ProcessRights};
 use super::journal::Journal;
 use super::keys::KeyCache;
@@ -59,6 +60,8 @@ pub(crate) struct ConsumerContext {
     pub(crate) health: Health,
     pub(crate) failures: FailureLog,
     pub(crate) permits: Permits,
+    /// Places of large messages at work.
+    pub(crate) large: LargeMessages,
     /// State of collisions of its transactions.
     pub(crate) contention: Contention,
     /// Time of a message in its handler, if that gets one at a time in batches.
@@ -182,6 +185,7 @@ impl ConsumerContext {
             health: Health::new(clock.clone()),
             failures: FailureLog::new(consumer.name.clone()),
             permits: Permits::new(common.process.clone()),
+            large: LargeMessages::default(),
             contention: Contention::default(),
             pace: gets_one_at_a_time.then(Arc::default),
             progress: ConsumerProgress::default(),

@@ -11,6 +11,10 @@ use oncely_amqp::{Delivery, Subscription};
 use oncely_core::backoff::Backoff;
 use oncely_process::vitals::LoopBeat;
 
+/// Most bytes of a body that is read even where `max_body` is less, to move the message to the dead-letter queue: a megabyte more than
+/// RabbitMQ's own limit since 4.0 (`max_message_size`).
+const READ: u32 = 17 << 20;
+
 /// Interval between checks for acknowledgements that are held back and must be sent.
 const LOOK: Duration = Duration::from_secs(1);
 /// Longest step of opening or ending a subscription, or pause in between. Each has limits of its own, the longest of ten minutes
@@ -82,7 +86,10 @@ pub(crate) async fn subscribe(
 async fn open(shared: &ConsumerContext, queue: &str) -> Option<Subscription> {
     let consumer = &shared.consumer.name;
     let prefetch = shared.consumer.prefetch;
-    match Subscription::open(&shared.rabbitmq, &shared.application(), queue, prefetch, &shared.budget).await {
+    let purpose = shared.application();
+    let most_body = shared.consumer.max_body.max(READ).into();
+    let opened = Subscription::open(&shared.rabbitmq, &purpose, queue, prefetch, most_body, &shared.budget);
+    match opened.await {
         Ok(subscription) => {
             tracing::info!(%consumer, queue, "subscribed");
             shared.health.subscribed(queue, subscription.channel());
@@ -199,6 +206,7 @@ async fn forward(
     // Delivery that waits for room before the lanes: a lost channel may have left as many there as this one may send. That counts as
     // waiting for work: the loop goes on.
     let mut waiting: Option<Box<Delivery>> = None;
+    let mut unread = Vec::new();
     loop {
         if shared.gate.closings() != closings {
             return Ok(SubscriptionEnd::Paused);
@@ -221,6 +229,13 @@ async fn forward(
                 if waiting.is_some() && channel.is_over() {
                     return Err("the channel was closed".to_owned());
                 }
+                if waiting.is_none() && subscription.is_stuck() {
+                    return Err("the broker does not answer basic.cancel".to_owned());
+                }
+                // All acknowledgements are held back behind one that is never sent.
+                if !unread.is_empty() && let Err(error) = channel.release().await {
+                    tracing::debug!(consumer = %shared.consumer.name, error = %error, "acknowledgements did not arrive");
+                }
                 // Held back behind a message that stays at work, they may be the ones that the broker waits for.
                 if let Err(error) = channel.release_where_stuck().await {
                     tracing::debug!(consumer = %shared.consumer.name, error = %error, "acknowledgements did not arrive");
@@ -228,16 +243,34 @@ async fn forward(
                 continue;
             }
             // Waiting deliveries must not keep others from coming.
-            () = channel.crowded() => {
-                subscription.renew().await.map_err(|error| error.to_string())?;
+            () = channel.crowded(), if !subscription.is_renewing() => {
+                subscription.renew();
                 continue;
             }
             // It can't acknowledge any more.
             () = channel.ended() => return Err("an acknowledgement could not be sent".to_owned()),
         };
-        let delivery =
-            next.ok_or_else(|| "ended by the broker".to_owned())?.map_err(|error| error.to_string())?;
+        let Some(delivery) = next else {
+            match subscription.renewed().await {
+                Ok(true) => {
+                    tracing::debug!(consumer = %shared.consumer.name, "subscription renewed");
+                    continue;
+                }
+                Ok(false) => return Err("ended by the broker".to_owned()),
+                Err(error) => return Err(error.to_string()),
+            }
+        };
+        let delivery = delivery.map_err(|error| error.to_string())?;
         *lived = true;
+        if let Some(bytes) = delivery.unread_body() {
+            tracing::error!(consumer = %shared.consumer.name, queue = delivery.message.queue, bytes,
+                "a message is too large to be read, and stays in its queue: raise consumers.max_body to its size, or remove it");
+            let mut delivery = delivery;
+            // The broker sends others in its place.
+            delivery.park();
+            unread.push(delivery);
+            continue;
+        }
         shared.counters.delivered(delivery.message.redelivered);
         match deliveries.try_send(delivery) {
             Ok(()) => {}

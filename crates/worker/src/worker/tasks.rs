@@ -102,8 +102,8 @@ fn arrivals(
     let consumer = &shared.consumer;
     let most = usize::try_from(consumer.batch).unwrap_or(usize::MAX);
     let count = usize::try_from(consumer.lanes).unwrap_or(usize::MAX);
-    // A quarter of the bytes that deliveries may hold; as many may be unsettled.
-    let bytes = usize::try_from(consumer.buffer / 4).unwrap_or(usize::MAX);
+    // Half of the bytes that deliveries may hold; a quarter may be unsettled.
+    let bytes = usize::try_from(consumer.buffer / 2).unwrap_or(usize::MAX);
     let room = usize::from(consumer.prefetch / 2);
     let arrivals = Arrivals::new(receiver, most, capacity, count, (room, bytes)).at_pace(shared.pace.clone());
     if !consumer.fair {

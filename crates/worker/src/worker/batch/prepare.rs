@@ -43,9 +43,13 @@ pub(crate) fn prepare(
             (false, false)
         }
     };
-    let is_json = wants_json && JsonText::parse(&delivery.message.body).is_ok();
+    let json = wants_json.then(|| JsonText::parse(&delivery.message.body).ok()).flatten();
+    let is_json = json.is_some_and(JsonText::is_written_out);
     if needs_json && !is_json {
-        let detail = "the body is not JSON, and the handler needs it (handler.json = \"required\")";
+        let detail = match json {
+            Some(_) => "the body has numbers with exponents that would add over 1 MiB of digits",
+            None => "the body is not JSON, and the handler needs it (handler.json = \"required\")",
+        };
         let (rejection, known) =
             (Rejection::new(Reason::InvalidJson, detail), PartialIdentity::from(&identity));
         return Err(Box::new(RejectedDelivery { delivery, rejection, known }));
@@ -142,7 +146,7 @@ pub(crate) fn identity_of(
     match signed {
         Some(identity) => Ok(identity),
         // A copy of one with exactly this number holds some more.
-        None if delivery.header_values > MOST_HEADER_VALUES => Err(too_many()),
+        None if delivery.has_too_many_headers() => Err(too_many()),
         None => identify(&delivery.message, &consumer.name, &consumer.tenant, &consumer.key),
     }
 }

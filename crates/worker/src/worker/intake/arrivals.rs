@@ -9,14 +9,12 @@ use tokio::time::Instant;
 use super::aside::DeferredDeliveries;
 use super::pace::Pace;
 use super::turns::{TenantFn, TenantTurns};
+use crate::worker::candidate::LARGE;
 use crate::worker::prediction::SMALL_BATCH;
 
 /// Longest wait of a lane for a fuller batch: about the time of a full one on a machine of two cores. A slow handler delays its neighbours
 /// no longer than that.
 const FILL_WAIT: Duration = Duration::from_millis(20);
-
-/// Most bytes of bodies in one transaction: all of them are one message to PostgreSQL, and in memory a few times meanwhile.
-const BATCH_BYTES: usize = 16 << 20;
 
 /// Origin of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -207,14 +205,14 @@ impl Drop for BusyLane {
     }
 }
 
-/// Splits a batch into parts of at most [`BATCH_BYTES`] bytes each (or one message that is larger), in their order.
+/// Splits a batch into parts of at most [`LARGE`] bytes each (or one message that is larger), in their order.
 pub(crate) fn split_by_bytes<T>(batch: Vec<T>, size: impl Fn(&T) -> usize) -> Vec<Vec<T>> {
     let mut parts: Vec<Vec<T>> = Vec::new();
     let mut bytes = 0;
     for one in batch {
         let more = size(&one);
         match parts.last_mut() {
-            Some(part) if bytes + more <= BATCH_BYTES => part.push(one),
+            Some(part) if bytes + more <= LARGE => part.push(one),
             _ => {
                 bytes = 0;
                 parts.push(vec![one]);
@@ -347,11 +345,8 @@ mod tests {
     fn a_batch_is_split_where_postgresql_could_not_take_it_at_once() {
         let split = |sizes: &[usize]| split_by_bytes(sizes.to_vec(), |size| *size);
         assert_eq!(split(&[1, 2, 3]), [vec![1, 2, 3]]);
-        assert_eq!(
-            split(&[BATCH_BYTES, 1, BATCH_BYTES - 1, 1]),
-            [vec![BATCH_BYTES], vec![1, BATCH_BYTES - 1], vec![1]]
-        );
-        assert_eq!(split(&[2 * BATCH_BYTES, 1]), [vec![2 * BATCH_BYTES], vec![1]]);
+        assert_eq!(split(&[LARGE, 1, LARGE - 1, 1]), [vec![LARGE], vec![1, LARGE - 1], vec![1]]);
+        assert_eq!(split(&[2 * LARGE, 1]), [vec![2 * LARGE], vec![1]]);
         assert_eq!(split(&[]), Vec::<Vec<usize>>::new());
     }
 }

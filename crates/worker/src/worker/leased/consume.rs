@@ -128,7 +128,7 @@ pub(super) fn runner(
         Arc::new(move |epoch, identity, print| keys.keys.now().tags.tag(epoch, identity, print).0)
     });
     let store = Arc::new(GroupedStore::open(sessions, away, GROUPS, lease, tag));
-    let bytes = usize::try_from(shared.consumer.buffer / 4).unwrap_or(usize::MAX);
+    let bytes = usize::try_from(shared.consumer.buffer / 2).unwrap_or(usize::MAX);
     let arrivals = Arrivals::new(arriving, BURST, BURST, 1, (LEASED_ROOM, bytes));
     Arc::new(Runner::new(Arc::clone(shared), handler, store, GROUPS, arrivals))
 }

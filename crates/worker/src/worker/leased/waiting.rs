@@ -158,7 +158,7 @@ impl Runner {
                 aside.pause(now);
             }
         }
-        for delivery in self.arrivals.overflow(|delivery| delivery.message.body.len()) {
+        for delivery in self.arrivals.overflow(|delivery| delivery.size()) {
             self.settle(postponed(shared, delivery)).await;
         }
         #[allow(clippy::cast_precision_loss)] // a few hundred

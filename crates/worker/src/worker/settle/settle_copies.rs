@@ -93,7 +93,7 @@ async fn publish(shared: &ConsumerContext, leaving: Vec<PendingCopy>) -> Vec<(Pe
     if leaving.is_empty() {
         return Vec::new();
     }
-    let copies: Vec<Copy> = leaving.iter().map(|leaving| leaving.copy.clone()).collect();
+    let copies: Vec<&Copy> = leaving.iter().map(|leaving| &leaving.copy).collect();
     step("worker.publish.before");
     let results = shared.publisher.publish(&copies).await;
     step("worker.publish.after");

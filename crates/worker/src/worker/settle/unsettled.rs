@@ -132,7 +132,7 @@ impl UnsettledDeliveries {
         delivery: &Delivery,
         known: &PartialIdentity,
     ) -> Result<Option<(OwnedSemaphorePermit, OwnedSemaphorePermit)>, AbandonedBatch> {
-        let units = (delivery.message.body.len() / UNIT + 1).min(self.units);
+        let units = (delivery.size() / UNIT + 1).min(self.units);
         let units = u32::try_from(units).unwrap_or(u32::MAX);
         loop {
             let room = async {

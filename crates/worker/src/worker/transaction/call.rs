@@ -10,7 +10,7 @@ use sqlx::{Connection as _, Executor as _, PgConnection};
 use super::batch_run::{BatchPlan, BatchRun};
 use super::deadline::{HandlerWait, is_late, until_deadline};
 use crate::worker::interrupt::Interrupt;
-use oncely_config::{ConsumerSettings, LargeResponse};
+use oncely_config::ConsumerSettings;
 use oncely_core::fault::{Fault, FaultClass};
 use oncely_handler::{
     ConsumerHandler, Context, HandlerError, Message, SqlHandler, Subtransactions, call_apart, call_together,
@@ -286,10 +286,7 @@ pub(super) fn check_responses<'a>(
     consumer: &ConsumerSettings,
     responses: impl Iterator<Item = &'a String>,
 ) -> Result<(), Interrupt> {
-    if consumer.on_large_response == LargeResponse::Compress {
-        return Ok(());
-    }
-    let limit = usize::try_from(consumer.response_limit).unwrap_or(usize::MAX);
+    let limit = usize::try_from(consumer.largest_response()).unwrap_or(usize::MAX);
     for response in responses {
         let size = response.len();
         if size > limit {

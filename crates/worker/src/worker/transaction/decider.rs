@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use super::batch_run::BatchPlan;
 use super::runner::TransactionRunner;
-use super::setback::{Setback, Setbacks};
-use crate::worker::candidate::Candidate;
+use super::setback::{Setback, Setbacks, is_of_responses};
+use crate::worker::candidate::{Candidate, LARGE, size_of_all};
 use crate::worker::interrupt::AbandonedBatch;
 use crate::worker::isolation::contention::ContentionMode;
 use crate::worker::isolation::permit::Isolation;
@@ -50,6 +50,8 @@ const LONG: Duration = Duration::from_secs(1);
 /// Decides the batches of a lane.
 pub(crate) struct Decider {
     pub(crate) runner: TransactionRunner,
+    /// Most messages of a batch: with more, the responses were too large together.
+    most: usize,
     /// Number of next batches that run apart at once, since one has failed.
     parts_first: u32,
     /// Share of messages that fail, refused ones included.
@@ -60,13 +62,14 @@ pub(crate) struct Decider {
 
 impl Decider {
     pub(crate) fn new(runner: TransactionRunner) -> Self {
-        Self { runner, parts_first: 0, failing: 0.0, late: HashMap::new() }
+        Self { runner, most: usize::MAX, parts_first: 0, failing: 0.0, late: HashMap::new() }
     }
 
     /// Commits the batch in one transaction; if a message fails, in one that rolls back each failure by itself; a failure that the rest of
     /// the batch may have caused runs again in a transaction of its own. A message with a failure that can't be attributed yet stays
-    /// undecided. If `back`, the messages were undecided before, and each runs by itself at once. Messages of a tenant that is known as
-    /// late never share a transaction with others, since they would use up their time: they come last, or wait aside.
+    /// undecided. If `back`, the messages were undecided before, and each runs by itself at once; so does a large one: its body is sent once
+    /// then. Messages of a tenant that is known as late never share a transaction with others, since they would use up their time: they come
+    /// last, or wait aside.
     pub(crate) async fn commit(
         &mut self,
         isolation: Isolation,
@@ -83,7 +86,7 @@ impl Decider {
         let fault = Fault::new(FaultClass::Contention, None, "messages of its tenant were out of time");
         let mut outcomes = vec![Outcome::Undecided { attempts: 0, fault }; work.len()];
         // If all are known as late there are no others to protect.
-        let by_themselves = back || order.is_empty();
+        let by_themselves = back || order.is_empty() || size_of_all(work) > LARGE;
         let mut order = if by_themselves { in_turn(order, late, back) } else { order };
         if !back && self.runner.shared().consumer.lock_order.is_some() {
             order.sort_by(|one, other| work[*one].lock.cmp(&work[*other].lock));
@@ -125,14 +128,17 @@ impl Decider {
                 _ => pace.most(),
             });
             // Perhaps without a bound.
-            let batch = &work[from..work.len().min(from.saturating_add(most.min(paced)))];
+            let batch = &work[from..work.len().min(from.saturating_add(most.min(paced).min(self.most)))];
             let done = self.runner.run(isolation, plan, batch).await?;
-            if setbacks.gave_way && !matches!(done, Err(Setback::Held(_))) {
+            let is_too_much = matches!(&done, Err(setback) if is_of_responses(setback)) && batch.len() > 1;
+            if setbacks.gave_way && !is_too_much && !matches!(done, Err(Setback::Held(_))) {
                 // No key was held: the consumer's own transactions collide.
                 shared.contention.collided(Instant::now().into());
             }
             let setback = match done {
                 Ok(done) => {
+                    // Tried again with some more: responses change.
+                    self.most = self.most.saturating_add(self.most / 8 + 1);
                     self.adapt(&shared, plan, &done);
                     fill_outcomes(outcomes, from, done);
                     (from, setbacks) = (from + batch.len(), Setbacks::default());
@@ -141,6 +147,10 @@ impl Decider {
                 Err(setback) => setback,
             };
             tracing::debug!(?setback, ?plan, messages = batch.len(), "a batch failed");
+            if is_too_much {
+                self.most = batch.len() / 2;
+                continue;
+            }
             match setbacks.after(plan, &setback, batch.len()) {
                 Some(next) => {
                     if matches!(plan, BatchPlan::Together { .. }) && !next.gave_way {

@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 use chrono::{DateTime, Utc};
-use sqlx::PgConnection;
+use sqlx::{Connection as _, PgConnection};
 use uuid::Uuid;
 
-use crate::worker::candidate::{Candidate, PartialIdentity, text};
+use crate::worker::candidate::{Candidate, KEPT, PartialIdentity, text};
 use crate::worker::interrupt::Interrupt;
 use crate::worker::shared::ConsumerContext;
 use oncely_amqp::{Delivery, header, store_headers, store_properties, without_ours};
@@ -53,7 +53,9 @@ pub(crate) async fn keep_letters(
     let mut letters: Vec<DeadLetter> = Vec::new();
     let mut position: HashMap<Uuid, usize> = HashMap::new();
     let mut named = Vec::new();
+    let mut bytes = 0;
     for given_up in decided {
+        bytes += given_up.delivery.size();
         let Some(row) = row(shared, &given_up) else { continue };
         let Outcome::DeadLettered { letter, .. } = given_up.outcome else { continue };
         named.push((letter, row.id));
@@ -75,6 +77,9 @@ pub(crate) async fn keep_letters(
     let written: HashMap<Uuid, Letter> =
         written.map_err(interrupt)?.into_iter().map(|(_, letter)| (letter.id, letter)).collect();
     step("worker.letter.after");
+    if bytes > KEPT {
+        transaction.shrink_buffers();
+    }
     for (letter, id) in named {
         let Some(found) = written.get(&id) else {
             let text = format!("{} dead letters were written instead of {}", written.len(), letters.len());

@@ -8,7 +8,6 @@ use super::record::mirror_tags;
 use super::replies::wants_reply;
 use crate::worker::interrupt::Interrupt;
 use crate::worker::prediction::{ExpectedKeys, SMALL_BATCH};
-use oncely_config::LargeResponse;
 use oncely_core::outcome::Outcome;
 use oncely_failpoint::{step, step_with};
 use oncely_handler::{BatchRecord, ConsumerHandler, Message, SqlHandler, commit_fresh};
@@ -58,10 +57,6 @@ pub(super) async fn commit_in_one_statement(
         waited: run.elapsed_us(),
         tags: shared.precheck.is_some().then(|| mirror_tags(run, candidates.iter().copied())),
         expires_at: run.now + consumer.retention,
-        response_limit: match consumer.on_large_response {
-            LargeResponse::Compress => None,
-            LargeResponse::Refuse => Some(consumer.response_limit.into()),
-        },
         in_lock_order: consumer.lock_order.is_some(),
     };
     step("worker.commit_fresh.before");

@@ -3,12 +3,12 @@
 use std::borrow::Cow;
 
 use chrono::{DateTime, Utc};
-use sqlx::PgConnection;
+use sqlx::{Connection as _, PgConnection};
 
 use super::batch_run::BatchRun;
 use super::letters::{GivenUpDelivery, keep_letters};
 use super::replies::write_replies;
-use crate::worker::candidate::{Candidate, PartialIdentity, text};
+use crate::worker::candidate::{Candidate, KEPT, PartialIdentity, text};
 use crate::worker::interrupt::Interrupt;
 use crate::worker::shared::ConsumerContext;
 use oncely_core::encryption::Place;
@@ -111,7 +111,7 @@ pub(crate) async fn record(
             step("worker.mirror_queue.before");
             let written =
                 pg::append_mirror(transaction, tenant, consumer.name.as_str(), &tags, now, expires_at).await;
-            expect_rows("mirror records", written, 1)?;
+            expect_rows("mirror records", written, tags.len().div_ceil(pg::RECORD_BYTES))?;
             step("worker.mirror_queue.after");
         }
     }
@@ -152,6 +152,9 @@ async fn store_responses<'a>(
     step("worker.responses.before");
     let written = pg::store_responses(transaction, &shared.consumer.name, &responses).await;
     expect_rows("responses", written, responses.len())?;
+    if responses.iter().map(|(_, response)| response.len()).sum::<usize>() > KEPT {
+        transaction.shrink_buffers();
+    }
     step("worker.responses.after");
     Ok(())
 }

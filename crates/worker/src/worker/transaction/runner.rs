@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::Connection as _;
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::batch_run::{BatchPlan, BatchRun};
 use super::one_statement::{commit_in_one_statement, in_one_statement};
 use super::setback::Setback;
 use super::steps::transact;
 use super::unconfirmed::UnconfirmedOutcomes;
-use crate::worker::candidate::Candidate;
+use crate::worker::candidate::{Candidate, KEPT, LARGE, size_of_all};
 use crate::worker::intake::aside::DeferredDeliveries;
 use crate::worker::interrupt::{AbandonedBatch, Interrupt};
 use crate::worker::isolation::marks::Marks;
@@ -22,6 +23,7 @@ use oncely_core::backoff::Backoff;
 use oncely_core::fault::{Fault, FaultClass};
 use oncely_core::identity::Identity;
 use oncely_core::outcome::Outcome;
+use oncely_handler::ConsumerHandler;
 use oncely_postgres::{self as pg, Session};
 use oncely_process::vitals::LoopBeat;
 use oncely_process::witnesses::Began;
@@ -190,9 +192,13 @@ impl TransactionRunner {
     ) -> Result<Result<Vec<Outcome>, Setback>, AbandonedBatch> {
         let mut is_renewed = false;
         self.batch.took = Duration::ZERO;
+        let mut large = None;
         loop {
             let shared = Arc::clone(&self.shared);
             self.session().await?;
+            if large.is_none() && size_of_all(work) > LARGE && matches!(shared.run, ConsumerHandler::Sql(_)) {
+                large = Some(self.take_large_place().await?);
+            }
             self.expect_work(work.len());
             match self.take_permit(isolation, plan, work).await {
                 Ok(true) => {}
@@ -201,6 +207,7 @@ impl TransactionRunner {
                     return Ok(Err(Setback::Held(Fault::new(FaultClass::Contention, None, text))));
                 }
                 Err(error) => {
+                    drop(large.take());
                     self.wait_out(Interrupt::of_ours(error)).await?;
                     continue;
                 }
@@ -240,8 +247,30 @@ impl TransactionRunner {
                     self.give_up_session().await;
                     return Ok(Err(Setback::Failed(fault)));
                 }
-                other => self.wait_out(other).await?,
+                other => {
+                    drop(large.take());
+                    self.wait_out(other).await?;
+                }
             }
+        }
+    }
+
+    /// Waits for a place for a large message, perhaps as long as the handlers of others take. Gives up when no new work begins, or when the
+    /// message comes again anyway.
+    async fn take_large_place(&self) -> Result<OwnedSemaphorePermit, AbandonedBatch> {
+        let shared = &self.shared;
+        if let Some(place) = shared.large.try_take() {
+            return Ok(place);
+        }
+        self.mark_idle();
+        let place = tokio::select! {
+            biased;
+            () = shared.stop.cancelled() => return Err(AbandonedBatch),
+            place = shared.large.take() => place.ok_or(AbandonedBatch)?,
+        };
+        match shared.gate.is_open() && !self.batch.channels.iter().all(|channel| channel.is_over()) {
+            true => Ok(place),
+            false => Err(AbandonedBatch),
         }
     }
 
@@ -322,6 +351,9 @@ impl TransactionRunner {
             None => transact(&run, session, &mut self.batch.unconfirmed).await,
         };
         self.batch.took = run.started.elapsed();
+        if work.iter().map(|one| one.delivery.message.body.len()).sum::<usize>() > KEPT {
+            session.connection.shrink_buffers();
+        }
         match &done {
             Ok(outcomes) if keys == ExpectedKeys::Fresh || outcomes.iter().all(was_fresh) => {
                 self.prediction.record_fresh();

@@ -53,6 +53,11 @@ impl Setbacks {
     }
 }
 
+/// Returns whether the responses of a batch are too large together (`oncely.response_texts`).
+pub(super) fn is_of_responses(setback: &Setback) -> bool {
+    matches!(setback, Setback::Failed(fault) if fault.code.as_deref() == Some("ONC25"))
+}
+
 /// Returns whether a value does not fit its type (SQLSTATE classes 22 and 54). If messages run apart, the handler's own errors come as
 /// rows: a failure of the whole statement is one of the parameters with the messages.
 fn is_of_values(fault: &Fault) -> bool {

@@ -114,6 +114,12 @@ async fn step_by_step(
         Ok(())
     };
     in_time(run.shared, recorded).await?;
+    // They are stored. Messages that ran one by one stay in memory until the last of them is decided.
+    for outcome in &mut outcomes {
+        if let Outcome::Completed { response, .. } = outcome {
+            *response = None;
+        }
+    }
     run.record_stage(Stage::Record, began);
     Ok(outcomes)
 }
