@@ -46,6 +46,13 @@ fn bodies() -> Vec<String> {
     ]
 }
 
+/// A handler that takes its time for a large body.
+const SLOW: &str = "create function app.slow(message oncely.message) returns jsonb language plpgsql as $$
+    begin
+        perform pg_sleep(case when octet_length(message.body) > 1000 then 2 else 0 end);
+        return app.handle(message);
+    end $$";
+
 /// Waits until a query gives this number, as long as the process lives.
 async fn until(world: &mut World, process: &mut Process, query: &str, wanted: i64) {
     let began = Instant::now();
@@ -92,16 +99,7 @@ async fn no_body_ends_a_worker_in_256_mib() {
 async fn no_number_of_lanes_ends_a_worker_in_256_mib() {
     let mut world = World::new().await;
     world.limit_memory(LIMIT);
-    sqlx::raw_sql(
-        "create function app.slow(message oncely.message) returns jsonb language plpgsql as $$
-         begin
-             perform pg_sleep(case when octet_length(message.body) > 100 then 1 else 0 end);
-             return app.handle(message);
-         end $$",
-    )
-    .execute(&mut world.sql)
-    .await
-    .unwrap();
+    sqlx::raw_sql(SLOW).execute(&mut world.sql).await.unwrap();
     world.consumer("payments", "lanes = 8\nhandler = { function = \"app.slow\" }");
     world.apply_topology().await;
     // As many as the consumer's buffer takes are at work at a time.
@@ -339,8 +337,14 @@ fn many(key: &str, count: usize) -> BasicProperties {
 async fn no_headers_end_a_worker_in_256_mib() {
     let mut world = World::new().await;
     world.limit_memory(LIMIT);
-    world.consumer("payments", "");
+    sqlx::raw_sql(SLOW).execute(&mut world.sql).await.unwrap();
+    world.consumer("payments", "batch = 50\nhandler = { function = \"app.slow\" }");
     world.apply_topology().await;
+    // The others come while both lanes are at work on these.
+    let slow = format!("{{\"text\":\"{}\"}}", "x".repeat(LARGE / 3));
+    for number in 0..2 {
+        world.publish("payments", message("slow", &format!("k{number}")), &slow).await;
+    }
     for number in 0..150 {
         for properties in [
             voids(&format!("voids-{number}"), 120_000),

@@ -117,6 +117,21 @@ mod tests {
     }
 
     #[test]
+    fn a_table_of_one_entry_counts_as_much_as_its_node_takes() {
+        let mut chain = FieldTable::default();
+        chain.insert("a".into(), AMQPValue::Void);
+        for _ in 0..62 {
+            let mut outer = FieldTable::default();
+            outer.insert("a".into(), AMQPValue::FieldTable(chain));
+            chain = outer;
+        }
+        assert_eq!(values(&chain), 62 * 7 + 1);
+        // A node of eleven entries, and a name.
+        let node = 11 * size_of::<(ShortString, AMQPValue)>() + 48;
+        assert!(table_memory(&chain) > 62 * node, "{}", table_memory(&chain));
+    }
+
+    #[test]
     fn what_fits_is_kept_as_it_is() {
         let headers = table(&[("a", 1_000), ("x-oncely-reason", 10)]);
         assert_eq!(fit(headers.clone(), 131_072), headers);

@@ -221,8 +221,11 @@ pub(crate) const TESTED: &[Tested] = &[
         "bodies_of_any_size_are_read",
         &["bounded_memory::a_message_that_is_too_large_to_be_read_stays_in_its_queue"],
     ),
-    it("renewal_reads_everything", &["bounded_memory::a_renewed_subscription_ends_no_worker_in_256_mib"]),
-    it("chains_weigh_little", &["bounded_memory::no_headers_end_a_worker_in_256_mib"]),
+    unit(
+        "chains_weigh_little",
+        "oncely-amqp",
+        &["headers::tests::a_table_of_one_entry_counts_as_much_as_its_node_takes"],
+    ),
     it("mirror_records_of_any_size", &["bounded_memory::no_mirror_record_ends_a_relay_in_256_mib"]),
     it("heartbeats_of_any_size", &["bounded_memory::no_heartbeat_ends_a_command_in_256_mib"]),
     it("redis_takeover_keeps_the_token", &[REDIS]),
