@@ -262,7 +262,7 @@ impl<'a> JsonText<'a> {
         serde_json::from_slice::<&RawValue>(body).map(|raw| Self(raw.get()))
     }
 
-    /// Returns whether PostgreSQL's jsonb at most doubles its length, or adds [`MOST_ADDED`] bytes, by writing its numbers out: jsonb keeps no
+    /// Returns whether PostgreSQL's jsonb at most doubles its length, or adds a mebibyte, by writing its numbers out: jsonb keeps no
     /// exponents, so that `1e131071` becomes 131,072 digits, in each answer and each error text that holds it.
     pub fn is_written_out(self) -> bool {
         let (bytes, most) = (self.0.as_bytes(), MOST_ADDED.max(self.0.len()));
