@@ -31,7 +31,9 @@ comment on column oncely.message.seq is
 comment on column oncely.message.attempt is 'Which run this is, from 1.';
 comment on column oncely.message.redelivered is 'The broker''s flag. A hint, not a count.';
 comment on column oncely.message.published_at is 'The publisher''s timestamp property, where it set one.';
-comment on column oncely.message.payload is 'The body as jsonb; null where it is not JSON that PostgreSQL can hold.';
+comment on column oncely.message.payload is
+    'The body as jsonb; null where it is not JSON that PostgreSQL can hold, and where exponents would more than double '
+    'it and add over 1 MiB of digits.';
 comment on column oncely.message.body is 'The body, byte for byte.';
 comment on column oncely.message.headers is 'The AMQP headers; byte strings that are not UTF-8 are left out.';
 comment on column oncely.message.type is 'The publisher''s type property.';

@@ -17,13 +17,7 @@ begin
         end if;
     end loop;
     if responses is not null then
-        -- The message is identified by running messages one by one.
-        if exists (
-            select from unnest(responses) as r (response)
-            where octet_length(convert_to(r.response::text, 'UTF8')) > response_limit
-        ) then
-            raise exception using errcode = 'ONC06', message = 'a response is over the limit';
-        end if;
+        perform oncely.response_texts(responses, response_limit);
         update oncely.idempotency_keys as i
         set response = r.response
         from (
@@ -59,4 +53,4 @@ end
 $$;
 comment on function oncely.record_fresh is
     'Writes the responses, the trail and the mirror record of a batch that has taken effect for the first time. '
-    'Refuses answers that don''t fit the messages (ONC03), and responses over the limit (ONC06; null: none).';
+    'Refuses answers that don''t fit the messages (ONC03), and responses that are too large (ONC06, ONC25).';

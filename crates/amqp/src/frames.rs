@@ -195,17 +195,7 @@ impl Frames {
         }
         true
     }
-}
 
-/// Mark of this process on a delivery without its body: a publisher may send a header with the same name.
-static MARK: LazyLock<[u8; 16]> = LazyLock::new(|| *Uuid::new_v4().as_bytes());
-
-/// Returns the size of the body that was left out, from the header with the mark.
-pub(super) fn unread_body(header: &[u8]) -> Option<u64> {
-    Some(u64::from_be_bytes(header.strip_prefix(&MARK[..])?.try_into().ok()?))
-}
-
-impl Frames {
     /// Rewrites the content header at the front, of this size, if its body is to be left out. Returns the length of its frame then.
     fn leave_out_body(&mut self, channel: u16, size: usize) -> Option<usize> {
         let payload = self.fit + HEADER;
@@ -235,6 +225,14 @@ impl Frames {
         self.bytes.splice(self.fit + 3..payload + size, frame);
         Some(HEADER + content.len() + 1)
     }
+}
+
+/// Mark of this process on a delivery without its body: a publisher may send a header with the same name.
+static MARK: LazyLock<[u8; 16]> = LazyLock::new(|| *Uuid::new_v4().as_bytes());
+
+/// Returns the size of the body that was left out, from the header with the mark.
+pub(super) fn unread_body(header: &[u8]) -> Option<u64> {
+    Some(u64::from_be_bytes(header.strip_prefix(&MARK[..])?.try_into().ok()?))
 }
 
 /// Rewrites the methods that hold a publisher's text: the names of an exchange and a routing key.

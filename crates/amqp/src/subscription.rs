@@ -124,7 +124,7 @@ impl Subscription {
         self.is_renewing() && self.budget.has_room() && self.renewing_since.elapsed() > self.timeout
     }
 
-    /// Subscribes anew when the deliveries have ended. Returns whether they ended for a renewal.
+    /// Subscribes again at the end of the deliveries before a renewal. Returns false if no renewal has begun.
     pub async fn renewed(&mut self) -> Result<bool, AmqpError> {
         let Some(cancelled) = self.renewal.take() else { return Ok(false) };
         let (channel, queue, limit) = (self.channel.clone(), self.queue.clone(), self.timeout);

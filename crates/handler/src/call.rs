@@ -15,9 +15,8 @@ use oncely_postgres::{LockWait, enter_handler, handler_class_of, operator_text};
 /// Rust's does not. `wait` limits its wait for locks.
 ///
 /// # Errors
-/// The first error of any message; as ONC06 if a response is over the limit, as ONC25 if all of them are
-/// over 4 MiB. As a decoding error: a batch
-/// function that did not return one row per message.
+/// The first error of any message; ONC06 if a response is over the limit, ONC25 if all of them together are over 4 MiB. As a decoding error:
+/// a batch function that did not return one row per message.
 pub async fn call_together(
     connection: &mut PgConnection,
     handler: &SqlHandler,

@@ -30,6 +30,15 @@ pub struct TakenEvent {
     pub payload: Option<Vec<u8>>,
 }
 
+impl TakenEvent {
+    /// Returns its share of [`TakeLimits::bytes`], as `events_take.sql` counts it: decoded headers take many times their size.
+    pub fn size(&self) -> i64 {
+        let (payload, headers) =
+            (self.payload.as_ref().map_or(0, Vec::len), self.headers.as_ref().map_or(0, String::len));
+        i64::try_from(payload + 16 * headers).unwrap_or(i64::MAX)
+    }
+}
+
 /// The limits of one batch.
 #[derive(Clone, Copy, Debug)]
 pub struct TakeLimits {

@@ -104,7 +104,7 @@ impl Arena {
         .await
     }
 
-    /// Waits until at least so many runs have taken effect.
+    /// Waits until at least this number of runs has taken effect.
     pub async fn until_effects(&self, wanted: i64) -> anyhow::Result<()> {
         eventually_within(PATIENCE, "effects", || async {
             let mut connection = self.connect().await?;

@@ -65,6 +65,29 @@ fn first_arrivals(bodies: Vec<String>) -> BTreeMap<i32, Vec<String>> {
 }
 
 #[tokio::test]
+async fn large_events_of_ordering_keys_keep_no_other_waiting() {
+    let mut world = world_with("lanes = 1").await;
+    let queue = world.queue("events");
+    world.broker.declare_queue(&queue, FieldTable::default()).await.unwrap();
+    // Each fills a batch by itself.
+    run(
+        &mut world,
+        &format!(
+            "select oncely.emit('', '{queue}', repeat('x', 16777216), tenant => 'acme', ordering_key => 'k' || n)
+             from generate_series(1, 4) as n;
+             select oncely.emit('', '{queue}', 'small', tenant => 'beta')"
+        ),
+    )
+    .await;
+    let relay = world.start("relay");
+    world.wait_for_ready(&queue, 5).await;
+    world.stop(relay).await;
+    let place = bodies(&world.broker, &queue).await.iter().position(|body| body == "small");
+    assert!(place.is_some_and(|place| place <= 1), "{place:?}");
+    world.broker.delete_queue(&queue).await.unwrap();
+}
+
+#[tokio::test]
 async fn a_key_whose_event_has_failed_lets_others_go_first() {
     let mut world = World::new().await;
     // The older one was tried before: it has been due for a shorter time.

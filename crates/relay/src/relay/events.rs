@@ -123,14 +123,6 @@ pub(crate) async fn is_due(
     Ok(due)
 }
 
-/// Returns the bytes of payloads, and of headers as text.
-fn size_of_all(events: &[TakenEvent]) -> i64 {
-    let size = |event: &TakenEvent| {
-        event.payload.as_ref().map_or(0, Vec::len) + event.headers.as_ref().map_or(0, String::len)
-    };
-    i64::try_from(events.iter().map(size).sum::<usize>()).unwrap_or(i64::MAX)
-}
-
 fn limits(settings: &EventSettings) -> TakeLimits {
     let events = i64::from(settings.batch);
     TakeLimits { events, bytes: BYTES, keys: events * KEYS, in_row: IN_ROW.min(events) }
@@ -161,7 +153,10 @@ impl EventBatch<'_> {
         let mut events = Vec::new();
         // Either may fill the batch, so they are first in turn.
         for is_ordered in [*ordered_first, !*ordered_first] {
-            let limits = TakeLimits { bytes: limits.bytes - size_of_all(&events), ..limits };
+            let limits = TakeLimits {
+                bytes: limits.bytes - events.iter().map(TakenEvent::size).sum::<i64>(),
+                ..limits
+            };
             if limits.bytes > 0 {
                 events.extend(
                     pg::within(client_timeout, async {
@@ -176,7 +171,7 @@ impl EventBatch<'_> {
         }
         *ordered_first = !*ordered_first;
         step("events.take.after");
-        if size_of_all(&events) > KEPT {
+        if events.iter().map(TakenEvent::size).sum::<i64>() > KEPT {
             // It would keep the memory for the largest batch.
             transaction.shrink_buffers();
         }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::counters::Counters;
@@ -11,7 +12,6 @@ use super::health::{Condition, ConsumerReport, Health, LockContention};
 use super::intake::gate::Gate;
 use super::intake::pace::Pace;
 use super::isolation::contention::Contention;
-use super::isolation::large_messages::LargeMessages;
 use super::isolation::permit::{Permits, ProcessRights};
 use super::journal::Journal;
 use super::keys::KeyCache;
@@ -30,6 +30,9 @@ use oncely_postgres::{
 use oncely_process::metrics::{ConsumerMetrics, Stage};
 use oncely_process::vitals::Liveness;
 use oncely_traces::{BatchTrace, ConsumerTraces};
+
+/// Most large messages of a consumer at work, which is the default number of lanes: the statement of each has its body three times more.
+const LARGE_AT_ONCE: usize = 2;
 
 /// A consumer at work.
 pub(crate) struct ConsumerContext {
@@ -60,8 +63,8 @@ pub(crate) struct ConsumerContext {
     pub(crate) health: Health,
     pub(crate) failures: FailureLog,
     pub(crate) permits: Permits,
-    /// Places of large messages at work.
-    pub(crate) large: LargeMessages,
+    /// Places of large messages at work. A lane waits for one in its turn, and keeps it until its transaction ends.
+    pub(crate) large: Arc<Semaphore>,
     /// State of collisions of its transactions.
     pub(crate) contention: Contention,
     /// Time of a message in its handler, if that gets one at a time in batches.
@@ -185,7 +188,7 @@ impl ConsumerContext {
             health: Health::new(clock.clone()),
             failures: FailureLog::new(consumer.name.clone()),
             permits: Permits::new(common.process.clone()),
-            large: LargeMessages::default(),
+            large: Arc::new(Semaphore::new(LARGE_AT_ONCE)),
             contention: Contention::default(),
             pace: gets_one_at_a_time.then(Arc::default),
             progress: ConsumerProgress::default(),

@@ -244,6 +244,7 @@ async fn forward(
             }
             // Waiting deliveries must not keep others from coming.
             () = channel.crowded(), if !subscription.is_renewing() => {
+                tracing::debug!(consumer = %shared.consumer.name, "renewing the subscription");
                 subscription.renew();
                 continue;
             }

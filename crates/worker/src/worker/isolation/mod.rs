@@ -1,7 +1,6 @@
 //! Redelivered messages, of which one may have killed a process, and lanes that stand in each other's way.
 
 pub(super) mod contention;
-pub(super) mod large_messages;
 pub(super) mod marks;
 pub(super) mod permit;
 pub(super) mod suspects;

@@ -259,14 +259,15 @@ impl TransactionRunner {
     /// message comes again anyway.
     async fn take_large_place(&self) -> Result<OwnedSemaphorePermit, AbandonedBatch> {
         let shared = &self.shared;
-        if let Some(place) = shared.large.try_take() {
+        if let Ok(place) = Arc::clone(&shared.large).try_acquire_owned() {
             return Ok(place);
         }
         self.mark_idle();
         let place = tokio::select! {
             biased;
             () = shared.stop.cancelled() => return Err(AbandonedBatch),
-            place = shared.large.take() => place.ok_or(AbandonedBatch)?,
+            // Never an error: it is not closed.
+            place = Arc::clone(&shared.large).acquire_owned() => place.map_err(|_| AbandonedBatch)?,
         };
         match shared.gate.is_open() && !self.batch.channels.iter().all(|channel| channel.is_over()) {
             true => Ok(place),
