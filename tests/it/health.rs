@@ -85,6 +85,8 @@ async fn what_becomes_of_messages_is_counted_by_outcome_reason_and_source() {
     }
     let completed = r#"oncely_messages_total{consumer="payments",outcome="completed"}"#;
     wait_for(&address, "/metrics", 200, &format!("{completed} 2\n")).await;
+    // The message that failed once may have done so before any other succeeded: the consumer stood still then.
+    wait_for(&address, "/metrics", 200, "oncely_ready 1\n").await;
     let (_, metrics) = get(&address, "/metrics").await.unwrap();
     for (name, number) in [
         (r#"oncely_messages_total{consumer="payments",outcome="refused"}"#, 1.0),

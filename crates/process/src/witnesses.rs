@@ -57,6 +57,8 @@ struct UndecidedTry {
     /// Its first failure; `None` if it has only waited for locks.
     failed: Option<FirstFailure>,
     since: Instant,
+    /// Time at which it met a lock first.
+    met_lock: Option<Instant>,
     tries: u32,
     /// Whether it waits in this process; if not, it has gone to the end of its queue.
     is_here: bool,
@@ -288,11 +290,17 @@ impl<K: Clone + Eq + Hash> Witnesses<K> {
         self.lock().undecided.get(key).and_then(|one| one.alone).is_some_and(|alone| alone.is_over())
     }
 
-    /// Returns whether this one has waited for so long that its failure is not momentary.
+    /// Records that this one met a lock while it ran by itself.
+    pub fn met_lock(&self, key: &K, now: Instant) {
+        self.lock().undecided_entry(key, now).met_lock.get_or_insert(now);
+    }
+
+    /// Returns whether this one has met locks for so long that they are not momentary.
     pub fn persists(&self, key: &K, now: Instant) -> bool {
         let state = self.lock();
         let one = state.undecided.get(key).filter(|one| !one.is_forgotten(now));
-        one.is_some_and(|one| now.saturating_duration_since(one.since) >= PERSISTS)
+        let met = one.and_then(|one| one.met_lock);
+        met.is_some_and(|met| now.saturating_duration_since(met) >= PERSISTS)
     }
 
     /// Returns how often it was left undecided.
@@ -317,11 +325,15 @@ impl<K: Clone + Eq + Hash> Witnesses<K> {
 impl<K: Clone + Eq + Hash> WitnessState<K> {
     /// Returns the entry of a message that is here, undecided.
     fn undecided_entry(&mut self, key: &K, now: Instant) -> &mut UndecidedTry {
-        // Most entries belong to messages that another process has received. The others begin again.
+        // Most entries belong to messages that another process has received. Others begin again only if they are as many.
         if self.undecided.len() >= MOST {
-            self.undecided.clear();
+            self.undecided.retain(|_, one| one.is_here);
+            if self.undecided.len() >= MOST {
+                self.undecided.clear();
+            }
         }
-        let fresh = UndecidedTry { failed: None, since: now, tries: 0, is_here: true, alone: None };
+        let fresh =
+            UndecidedTry { failed: None, since: now, met_lock: None, tries: 0, is_here: true, alone: None };
         let one = self.undecided.entry(key.clone()).or_insert(fresh);
         if one.is_forgotten(now) {
             *one = fresh;
@@ -438,12 +450,27 @@ mod tests {
     }
 
     #[test]
-    fn one_that_waits_for_a_minute_persists() {
+    fn one_that_meets_locks_for_a_minute_persists_and_one_that_only_waits_does_not() {
         let witnesses = Witnesses::default();
         let now = Instant::now();
-        assert!(!witnesses.persists(&"held", now + PERSISTS));
         witnesses.undecided(&"held", now, false);
-        assert!(!witnesses.persists(&"held", now) && witnesses.persists(&"held", now + PERSISTS));
+        assert!(!witnesses.persists(&"held", now + PERSISTS), "it waited untried");
+        witnesses.met_lock(&"held", now + PERSISTS);
+        witnesses.met_lock(&"held", now + PERSISTS * 2);
+        assert!(!witnesses.persists(&"held", now + PERSISTS));
+        assert!(witnesses.persists(&"held", now + PERSISTS * 2));
+    }
+
+    #[test]
+    fn those_that_left_are_forgotten_before_those_that_wait() {
+        let witnesses = Witnesses::default();
+        let now = Instant::now();
+        witnesses.undecided(&0, now, true);
+        for number in 1..=MOST {
+            witnesses.undecided(&number, now, true);
+            witnesses.leaves(&number, now);
+        }
+        assert_eq!((witnesses.tries(&0), witnesses.tries(&1)), (1, 0));
     }
 
     #[test]

@@ -167,6 +167,19 @@ pub(crate) const TESTED: &[Tested] = &[
         &["leased::waiting::a_session_that_died_of_rest_does_not_keep_a_dead_runs_key"],
     ),
     it("waiting_keeps_the_prefetch", &["leased::waiting::copies_that_can_not_be_published_hold_no_place"]),
+    it(
+        "late_tenants_take_their_turn",
+        &[
+            "rust_handlers::handlers_that_use_up_their_time_keep_small_batches_of_another_tenant_waiting_for_one_of_them",
+        ],
+    ),
+    unit(
+        "late_tenants_do_not_rest",
+        "oncely-worker",
+        &[
+            "worker::intake::aside::tests::those_of_late_tenants_come_back_one_at_a_time_and_rest_while_others_have_arrived",
+        ],
+    ),
     it("suspects_in_a_row", &["isolation::messages_that_have_to_run_alone_let_others_pass"]),
     it(
         "suspect_queues_for_runs",
@@ -220,6 +233,18 @@ pub(crate) const TESTED: &[Tested] = &[
     it(
         "bodies_of_any_size_are_read",
         &["bounded_memory::messages::a_message_that_is_too_large_to_be_read_stays_in_its_queue"],
+    ),
+    unit(
+        "failed_returns_hold_up_arrivals",
+        "oncely-worker",
+        &[
+            "worker::intake::arrivals::tests::what_has_arrived_is_tried_between_any_two_batches_from_aside_that_fail",
+        ],
+    ),
+    unit(
+        "untried_waits_count_as_locks",
+        "oncely-process",
+        &["witnesses::tests::one_that_meets_locks_for_a_minute_persists_and_one_that_only_waits_does_not"],
     ),
     unit(
         "chains_weigh_little",

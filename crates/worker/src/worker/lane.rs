@@ -10,8 +10,8 @@ use super::batch::precheck::precheck;
 use super::batch::prepare::{names_unknown_key, prepare_all};
 use super::candidate::{Candidate, DecidedDelivery};
 use super::round::{DecidedRound, Round, RoundOutcomes};
-use crate::worker::intake::arrivals::{Arrivals, BatchOrigin, BusyLane, split_by_bytes};
-use crate::worker::intake::aside::Cause;
+use crate::worker::intake::arrivals::{Arrivals, BusyLane, split_by_bytes};
+use crate::worker::intake::aside::{BatchOrigin, Cause};
 use crate::worker::interrupt::{AbandonedBatch, Interrupt};
 use crate::worker::isolation::permit::Isolation;
 use crate::worker::isolation::suspects::{BatchPart, SuspectGroups, group_suspects, has_suspects};
@@ -46,7 +46,7 @@ pub(crate) struct Lane {
 
 impl Lane {
     pub(crate) fn new(shared: Arc<ConsumerContext>, arrivals: Arc<Arrivals<Box<Delivery>>>) -> Self {
-        let runner = TransactionRunner::new(Arc::clone(&shared), Arc::clone(&arrivals.aside));
+        let runner = TransactionRunner::new(Arc::clone(&shared), Arc::clone(&arrivals));
         Self { shared, arrivals, decider: Decider::new(runner) }
     }
 
@@ -79,7 +79,9 @@ impl Lane {
                 abandon_deliveries(&shared, batch).await;
                 continue;
             };
-            for batch in split_by_bytes(batch, |delivery| delivery.size()) {
+            let mut parts = split_by_bytes(batch, |delivery| delivery.size()).into_iter();
+            while let Some(batch) = parts.next() {
+                self.decider.more_comes = parts.len() > 0;
                 let abandon = self.shared.abandon.clone();
                 let done = tokio::select! {
                     biased;
@@ -134,6 +136,10 @@ impl Lane {
         let (gone, deliveries): (Vec<_>, Vec<_>) =
             deliveries.into_iter().partition(|delivery| delivery.channel.is_over());
         abandon_deliveries(&shared, gone).await;
+        let postponed = self.make_room();
+        if !postponed.is_empty() {
+            self.settle(postponed).await?;
+        }
         if shared.keys.are_stale() || deliveries.iter().any(|delivery| names_unknown_key(&shared, delivery)) {
             self.decider.runner.refresh_keys(began.into_std()).await?;
         }
@@ -187,7 +193,7 @@ impl Lane {
         }
         *at_work = None;
         if !undecided.is_empty() {
-            settled.extend(self.put_aside(undecided, completed));
+            settled.extend(self.put_aside(taken, undecided, completed));
         }
         if is_aside {
             // Deliveries settled behind waiting ones are acknowledged all the same.
@@ -224,7 +230,12 @@ impl Lane {
 
     /// Puts aside messages with failures that are not attributed yet. Returns those that have waited longest if there is no room for all:
     /// they go to the end of their queue, without an attempt. `goes_on`: another message of their batch has succeeded.
-    fn put_aside(&mut self, undecided: Vec<(Candidate, Fault)>, goes_on: bool) -> Vec<DecidedDelivery> {
+    fn put_aside(
+        &mut self,
+        taken: BatchOrigin,
+        undecided: Vec<(Candidate, Fault)>,
+        goes_on: bool,
+    ) -> Vec<DecidedDelivery> {
         let shared = &self.shared;
         let now = Instant::now();
         let mut example = None;
@@ -258,7 +269,7 @@ impl Lane {
         }
         if let Some((identity, fault)) = example.filter(|_| !goes_on) {
             shared.progress.stall();
-            self.arrivals.aside.pause(now);
+            self.arrivals.aside.pause(now, taken);
             let consumer = &shared.consumer.name;
             let (tenant, key, waiting) = (&identity.tenant, &identity.key, self.arrivals.aside.len());
             match shared.health.stalled(&fault, Some(&identity)) {
@@ -272,8 +283,13 @@ impl Lane {
                 }
             }
         }
+        self.make_room()
+    }
+
+    /// Takes deliveries from aside that are too many, or have waited too long: they go to the end of their queue, without an attempt.
+    fn make_room(&self) -> Vec<DecidedDelivery> {
         let overflow = self.arrivals.overflow(|delivery| delivery.size()).into_iter();
-        overflow.map(|delivery| postponed(shared, delivery)).collect()
+        overflow.map(|delivery| postponed(&self.shared, delivery)).collect()
     }
 
     /// Commits the messages that may run now, and returns the outcomes by position. Redelivered messages, of which one may have killed a

@@ -10,7 +10,8 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::batch::prepare::identity_of;
-use super::intake::arrivals::{Arrivals, BatchOrigin};
+use super::intake::arrivals::Arrivals;
+use super::intake::aside::BatchOrigin;
 use super::lane::Lane;
 use super::leased::{self, LeasedTrial};
 use super::progress::ConsumerProgress;

@@ -1,29 +1,22 @@
 //! Deliveries on their way to the lanes, and their division into batches.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{Mutex, mpsc, watch};
 use tokio::time::Instant;
 
-use super::aside::DeferredDeliveries;
+use super::aside::{BatchOrigin, DeferredDeliveries};
 use super::pace::Pace;
 use super::turns::{TenantFn, TenantTurns};
 use crate::worker::candidate::LARGE;
 use crate::worker::prediction::SMALL_BATCH;
+use oncely_core::identity::IdentityPart;
 
 /// Longest wait of a lane for a fuller batch: about the time of a full one on a machine of two cores. A slow handler delays its neighbours
 /// no longer than that.
 const FILL_WAIT: Duration = Duration::from_millis(20);
-
-/// Origin of a batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum BatchOrigin {
-    /// From the broker.
-    Arrived,
-    /// From aside: each of its messages has failed before, or found its key held.
-    Back,
-}
 
 /// Deliveries on their way to the lanes, taken by one lane at a time.
 #[derive(Debug)]
@@ -56,17 +49,22 @@ struct ArrivalQueue<T> {
 
 impl<T> ArrivalQueue<T> {
     /// Takes up to `most` into `batch`, and waits while there are none; returns how many, 0 at the end. May be dropped at any time.
-    async fn receive(&mut self, batch: &mut Vec<T>, most: usize) -> usize {
+    async fn receive(&mut self, batch: &mut Vec<T>, most: usize, late: &HashSet<IdentityPart>) -> usize {
         match &mut self.turns {
-            Some(turns) => turns.receive(&mut self.receiver, batch, most).await,
+            Some(turns) => turns.receive(&mut self.receiver, batch, most, late).await,
             None => self.receiver.recv_many(batch, most).await,
         }
     }
 
+    /// Returns whether a delivery has arrived of a tenant that is not late, as far as tenants take turns.
+    fn has_others(&mut self, late: &HashSet<IdentityPart>) -> bool {
+        self.turns.as_mut().is_some_and(|turns| turns.has_others(&mut self.receiver, late))
+    }
+
     /// Takes up to `most` deliveries into `batch` without waiting.
-    fn receive_now(&mut self, batch: &mut Vec<T>, most: usize) {
+    fn receive_now(&mut self, batch: &mut Vec<T>, most: usize, late: &HashSet<IdentityPart>) {
         if let Some(turns) = &mut self.turns {
-            turns.receive_now(&mut self.receiver, batch, most);
+            turns.receive_now(&mut self.receiver, batch, most, late);
             return;
         }
         while batch.len() < most
@@ -130,14 +128,16 @@ impl<T> Arrivals<T> {
             let mut changed = std::pin::pin!(self.aside.changed());
             changed.as_mut().enable();
             let arrivals = self.aside.arrivals();
+            let late = self.aside.late(Instant::now());
             if arriving.was_back && arrivals.is_none_or(|arrivals| arrivals <= Instant::now()) {
                 arriving.was_back = false;
-                arriving.receive_now(batch, self.next_batch_max());
+                arriving.receive_now(batch, self.next_batch_max(), &late);
                 if !batch.is_empty() {
                     return BatchOrigin::Arrived;
                 }
             }
-            let due = self.aside.due(Instant::now());
+            let others = !late.is_empty() && arriving.has_others(&late);
+            let due = self.aside.due(Instant::now(), self.next_batch_max(), others);
             if !due.back.is_empty() {
                 arriving.was_back = true;
                 batch.extend(due.back);
@@ -147,7 +147,7 @@ impl<T> Arrivals<T> {
                 if let Some(arrivals) = due.arrivals {
                     tokio::time::sleep_until(arrivals).await;
                 }
-                arriving.receive(batch, self.next_batch_max()).await
+                arriving.receive(batch, self.next_batch_max(), &late).await
             };
             let comes_back = async {
                 match due.next {
@@ -163,6 +163,7 @@ impl<T> Arrivals<T> {
             }
         }
         let most = self.next_batch_max();
+        let late = self.aside.late(Instant::now());
         let full = self.full.min(most);
         if batch.len() <= SMALL_BATCH || batch.len() >= full {
             return BatchOrigin::Arrived;
@@ -175,7 +176,7 @@ impl<T> Arrivals<T> {
         let enough = async {
             while batch.len() < full {
                 let room = most - batch.len();
-                if arriving.receive(batch, room).await == 0 {
+                if arriving.receive(batch, room, &late).await == 0 {
                     break;
                 }
             }
@@ -228,6 +229,7 @@ mod tests {
     use futures::{FutureExt as _, poll};
 
     use super::*;
+    use crate::worker::intake::aside::Cause;
 
     /// Makes arrivals with batches of 500, two lanes, and this number of messages.
     fn with(messages: usize) -> (mpsc::Sender<usize>, Arrivals<usize>) {
@@ -319,6 +321,25 @@ mod tests {
         let arrivals = Arrivals::new(arriving, 500, 400, 2, (0, 0));
         let _other = arrivals.at_work();
         assert_eq!(at_once(&arrivals), Some(100), "400 sent ahead are 100 for each lane at work or waiting");
+    }
+
+    #[tokio::test]
+    async fn what_has_arrived_is_tried_between_any_two_batches_from_aside_that_fail() {
+        let (sender, arriving) = mpsc::channel(4_000);
+        send(&sender, 100..103);
+        let arrivals = Arrivals::new(arriving, 1, 2_000, 1, (0, 0));
+        let (now, acme) = (Instant::now(), IdentityPart::new(b"acme").unwrap());
+        (0..3).for_each(|number| arrivals.aside.put(now, now, Cause::Held, acme.clone(), number));
+        let mut taken = Vec::new();
+        for _ in 0..6 {
+            let mut batch = Vec::new();
+            let origin = arrivals.take(&mut batch).now_or_never().unwrap();
+            taken.extend(batch);
+            if origin == BatchOrigin::Back {
+                arrivals.aside.pause(Instant::now(), origin);
+            }
+        }
+        assert_eq!(taken, [0, 100, 1, 101, 2, 102]);
     }
 
     #[tokio::test]

@@ -1,6 +1,6 @@
 //! Deliveries that wait beside the lanes, unacknowledged, until their time comes.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -8,6 +8,15 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use oncely_core::identity::IdentityPart;
+
+/// Origin of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BatchOrigin {
+    /// From the broker.
+    Arrived,
+    /// From aside: each of its messages has failed before, or found its key held.
+    Back,
+}
 
 /// Reason why a delivery waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +42,12 @@ const ARRIVALS: Duration = Duration::from_secs(1);
 /// Longest wait of a delivery here.
 const LONGEST_ASIDE: Duration = Duration::from_secs(120);
 
+/// Longest time for which those of late tenants rest, also while one of them is at work.
+const LONGEST_REST: Duration = Duration::from_secs(60);
+
+/// Time after the rest for which a tenant is known as late.
+const LATE: Duration = Duration::from_secs(60);
+
 /// Longest pause between two tries of failed deliveries while nothing succeeds.
 const LONGEST: Duration = Duration::from_secs(10);
 
@@ -46,6 +61,10 @@ pub(crate) struct DeferredDeliveries<T> {
 #[derive(Debug)]
 struct DeferredState<T> {
     waiting: Vec<DeferredDelivery<T>>,
+    /// Tenants with messages that use up their time, and until when they are known as such.
+    late: HashMap<IdentityPart, Instant>,
+    /// Until then, none of their deliveries comes back while others have arrived.
+    late_rests: Option<Instant>,
     pause: Option<StallPause>,
 }
 
@@ -81,7 +100,15 @@ pub(crate) struct DueDeliveries<T> {
 
 impl<T> Default for DeferredDeliveries<T> {
     fn default() -> Self {
-        Self { state: Mutex::new(DeferredState { waiting: Vec::new(), pause: None }), changed: Notify::new() }
+        Self {
+            state: Mutex::new(DeferredState {
+                waiting: Vec::new(),
+                late: HashMap::new(),
+                late_rests: None,
+                pause: None,
+            }),
+            changed: Notify::new(),
+        }
     }
 }
 
@@ -92,12 +119,48 @@ impl<T> DeferredDeliveries<T> {
         self.changed.notify_waiters();
     }
 
+    /// Records that a message of the tenant used up its time without success: the next one of a late tenant comes back once others that
+    /// have arrived had as much.
+    pub(crate) fn out_of_time(&self, now: Instant, tenant: &IdentityPart, took: Duration) {
+        let rests = now + took.min(LONGEST_REST);
+        let mut state = self.lock();
+        state.late.retain(|_, until| now < *until);
+        state.late.insert(tenant.clone(), rests + LATE);
+        state.late_rests = Some(rests);
+        drop(state);
+        self.changed.notify_waiters();
+    }
+
+    /// Records that a message of the tenant ended in time, by itself. If it `succeeded`, its tenant is not late any more.
+    pub(crate) fn in_time(&self, now: Instant, tenant: &IdentityPart, took: Duration, succeeded: bool) {
+        let mut state = self.lock();
+        if !state.late.contains_key(tenant) {
+            return;
+        }
+        state.late_rests = Some(now + took);
+        if succeeded {
+            state.late.remove(tenant);
+        }
+        drop(state);
+        self.changed.notify_waiters();
+    }
+
+    /// Returns the tenants that are known as late.
+    pub(crate) fn late(&self, now: Instant) -> HashSet<IdentityPart> {
+        let state = self.lock();
+        state.late.iter().filter(|(_, until)| now < **until).map(|(tenant, _)| tenant.clone()).collect()
+    }
+
     /// Pauses the consumer, longer each time: nothing of a batch succeeded, with an undecided cause. Returns whether it is the first time.
-    pub(crate) fn pause(&self, now: Instant) -> bool {
+    /// New deliveries wait if the batch was one of them.
+    pub(crate) fn pause(&self, now: Instant, taken: BatchOrigin) -> bool {
         let mut state = self.lock();
         let before = state.pause;
         let length = before.map_or(Duration::from_millis(250), |pause| (pause.length * 2).min(LONGEST));
-        let arrivals = now + ARRIVALS.min(length);
+        let arrivals = match taken {
+            BatchOrigin::Arrived => now + ARRIVALS.min(length),
+            BatchOrigin::Back => before.map_or(now, |pause| pause.arrivals),
+        };
         state.pause = Some(StallPause { length, probe: now + length, arrivals });
         drop(state);
         self.changed.notify_waiters();
@@ -123,23 +186,33 @@ impl<T> DeferredDeliveries<T> {
         self.lock().pause.map(|pause| pause.arrivals)
     }
 
-    /// Returns the deliveries that are due: while the consumer is paused, failed ones one at a time.
-    pub(crate) fn due(&self, now: Instant) -> DueDeliveries<T> {
+    /// Returns up to `most` deliveries that are due: while the consumer is paused, failed ones one at a time; of late tenants one at most, and
+    /// none while they rest if `others` have arrived.
+    pub(crate) fn due(&self, now: Instant, most: usize, others: bool) -> DueDeliveries<T> {
         let mut state = self.lock();
+        state.late.retain(|_, until| now < *until);
+        let rests = state.late_rests.filter(|until| others && now < *until);
+        let mut may_be_late = rests.is_none();
         let pause = state.pause;
         let mut back = Vec::new();
         let mut probes = pause.map_or(usize::MAX, |pause| usize::from(pause.probe <= now));
         // The longest-waiting first, so that each gets its turn.
         state.waiting.sort_by_key(|one| one.due);
-        for most in [OF_ONE, AT_ONCE] {
+        for of_one in [OF_ONE, AT_ONCE] {
             let mut of_tenant: HashMap<IdentityPart, usize> = HashMap::new();
             let mut kept = Vec::with_capacity(state.waiting.len());
             for one in std::mem::take(&mut state.waiting) {
+                let is_late = state.late.contains_key(&one.tenant);
                 let may_run = one.due <= now
-                    && back.len() < AT_ONCE
+                    && back.len() < AT_ONCE.min(most)
+                    && (!is_late || may_be_late)
                     && (one.cause != Cause::Environment || probes > 0)
-                    && of_tenant.get(&one.tenant).is_none_or(|taken| *taken < most);
+                    && of_tenant.get(&one.tenant).is_none_or(|taken| *taken < of_one);
                 if may_run {
+                    if is_late {
+                        may_be_late = false;
+                        state.late_rests = Some(now + LONGEST_REST);
+                    }
                     *of_tenant.entry(one.tenant).or_default() += 1;
                     probes = probes.saturating_sub(usize::from(one.cause == Cause::Environment));
                     back.push(one.delivery);
@@ -149,9 +222,14 @@ impl<T> DeferredDeliveries<T> {
             }
             state.waiting = kept;
         }
-        let soonest = |one: &DeferredDelivery<T>| match (one.cause, pause) {
-            (Cause::Environment, Some(pause)) => one.due.max(pause.probe),
-            _ => one.due,
+        let soonest = |one: &DeferredDelivery<T>| {
+            let due = rests
+                .filter(|_| state.late.contains_key(&one.tenant))
+                .map_or(one.due, |until| one.due.max(until));
+            match (one.cause, pause) {
+                (Cause::Environment, Some(pause)) => due.max(pause.probe),
+                _ => due,
+            }
         };
         let next = state.waiting.iter().map(soonest).min();
         DueDeliveries { back, next, arrivals: pause.map(|pause| pause.arrivals) }
@@ -219,7 +297,7 @@ mod tests {
         for number in 1_000..1_005 {
             aside.put(start + millis(1), start, Cause::Held, globex.clone(), number);
         }
-        let back = aside.due(start + millis(1)).back;
+        let back = aside.due(start + millis(1), 100, false).back;
         assert_eq!(back.len(), AT_ONCE);
         assert_eq!(back.iter().filter(|number| **number >= 1_000).count(), OF_ONE);
         assert_eq!(aside.len(), 1_005 - AT_ONCE);
@@ -235,28 +313,54 @@ mod tests {
         for number in 0..40 {
             aside.put(start + millis(100), start, Cause::Environment, acme(), number);
         }
-        assert!(aside.pause(start));
-        assert!(aside.due(start).back.is_empty());
+        assert!(aside.pause(start, BatchOrigin::Arrived));
+        assert!(aside.due(start, 100, false).back.is_empty());
         let now = start + millis(250);
-        assert_eq!(aside.due(now).back, [0]);
-        assert!(!aside.pause(now), "it was paused");
-        assert!(aside.due(now).back.is_empty());
+        assert_eq!(aside.due(now, 100, false).back, [0]);
+        assert!(!aside.pause(now, BatchOrigin::Arrived), "it was paused");
+        assert!(aside.due(now, 100, false).back.is_empty());
         let now = now + millis(500);
-        assert_eq!(aside.due(now).back, [1], "another one");
+        assert_eq!(aside.due(now, 100, false).back, [1], "another one");
         assert!(aside.resume(now));
-        assert_eq!(aside.due(now).back.len(), AT_ONCE);
-        assert_eq!(aside.due(now).back.len(), AT_ONCE);
+        assert_eq!(aside.due(now, 100, false).back.len(), AT_ONCE);
+        assert_eq!(aside.due(now, 100, false).back.len(), AT_ONCE);
         assert_eq!(aside.len(), 6);
         assert!(!aside.resume(now));
+    }
+
+    #[test]
+    fn those_of_late_tenants_come_back_one_at_a_time_and_rest_while_others_have_arrived() {
+        let (aside, start) = (DeferredDeliveries::default(), Instant::now());
+        for number in 0..6 {
+            aside.put(start, start, Cause::Held, acme(), number);
+        }
+        let globex = IdentityPart::new(b"globex").unwrap();
+        aside.put(start, start, Cause::Held, globex, 10);
+        aside.out_of_time(start, &acme(), millis(4_000));
+        assert_eq!(aside.late(start), HashSet::from([acme()]));
+        let due = aside.due(start, 100, true);
+        assert_eq!((due.back, due.next), (vec![10], Some(start + millis(4_000))));
+        assert_eq!(aside.due(start, 100, false).back, [0], "there are no others");
+        let now = start + millis(4_000);
+        assert!(aside.due(now, 100, true).back.is_empty(), "one is at work");
+        aside.out_of_time(now, &acme(), millis(1_000));
+        assert_eq!(aside.due(now + millis(1_000), 100, true).back, [1]);
+        aside.in_time(now, &acme(), millis(1), false);
+        assert_eq!(aside.due(now + millis(1), 100, true).back, [2]);
+        aside.in_time(now, &acme(), millis(1), true);
+        assert_eq!(aside.due(now, 2, true).back, [3, 4], "no more than a batch of new ones has");
+        assert_eq!(aside.due(now, 100, true).back, [5]);
+        aside.out_of_time(now, &acme(), LONGEST_REST * 10);
+        assert!(aside.late(now + LONGEST_REST + LATE).is_empty());
     }
 
     #[test]
     fn what_arrives_never_waits_longer_than_a_second() {
         let (aside, start): (DeferredDeliveries<u32>, _) = (DeferredDeliveries::default(), Instant::now());
         for _ in 0..20 {
-            aside.pause(start);
+            aside.pause(start, BatchOrigin::Arrived);
         }
-        assert_eq!(aside.due(start).arrivals, Some(start + ARRIVALS));
+        assert_eq!(aside.due(start, 100, false).arrivals, Some(start + ARRIVALS));
     }
 
     #[test]
@@ -264,10 +368,10 @@ mod tests {
         let (aside, start) = (DeferredDeliveries::default(), Instant::now());
         aside.put(start + millis(100), start, Cause::Held, acme(), "held");
         aside.put(start + millis(100), start, Cause::Environment, acme(), "failed");
-        aside.pause(start);
+        aside.pause(start, BatchOrigin::Arrived);
         let now = start + millis(100);
-        assert_eq!(aside.due(now).back, ["held"]);
-        assert_eq!(aside.due(now).next, Some(start + millis(250)));
+        assert_eq!(aside.due(now, 100, false).back, ["held"]);
+        assert_eq!(aside.due(now, 100, false).next, Some(start + millis(250)));
         assert_eq!(aside.overflow(now, 0, 100, |_| 0), ["failed"]);
     }
 
@@ -278,8 +382,8 @@ mod tests {
         aside.put(start, start, Cause::Held, acme(), "held");
         let now = start + LONGEST_ASIDE + millis(1);
         assert_eq!(aside.overflow(now, 0, 0, |_| 1), ["held"]);
-        aside.pause(now);
-        assert_eq!(aside.due(now).back, ["suspect"]);
+        aside.pause(now, BatchOrigin::Arrived);
+        assert_eq!(aside.due(now, 100, false).back, ["suspect"]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Deliveries by tenant: tenants take turns, so that one with much waiting delays another for a round at most. Within a tenant the order is
 //! kept.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
 
 use tokio::sync::mpsc;
@@ -51,13 +51,14 @@ impl<T> TenantTurns<T> {
         receiver: &mut mpsc::Receiver<T>,
         batch: &mut Vec<T>,
         most: usize,
+        late: &HashSet<IdentityPart>,
     ) -> usize {
         self.enqueue_received(receiver);
         if self.count == 0 {
             receiver.recv_many(&mut self.received, self.most).await;
             self.enqueue_received(receiver);
         }
-        self.take(batch, most)
+        self.take(batch, most, late)
     }
 
     /// Takes up to `most` deliveries into `batch` without waiting.
@@ -66,9 +67,20 @@ impl<T> TenantTurns<T> {
         receiver: &mut mpsc::Receiver<T>,
         batch: &mut Vec<T>,
         most: usize,
+        late: &HashSet<IdentityPart>,
     ) -> usize {
         self.enqueue_received(receiver);
-        self.take(batch, most)
+        self.take(batch, most, late)
+    }
+
+    /// Returns whether a delivery waits, or has just arrived, of a tenant that is not late.
+    pub(super) fn has_others(
+        &mut self,
+        receiver: &mut mpsc::Receiver<T>,
+        late: &HashSet<IdentityPart>,
+    ) -> bool {
+        self.enqueue_received(receiver);
+        self.order.iter().any(|tenant| !is_late(tenant.as_ref(), late))
     }
 
     /// Sorts received deliveries by tenant.
@@ -96,8 +108,17 @@ impl<T> TenantTurns<T> {
         }
     }
 
-    /// Takes equal shares of all tenants with waiting deliveries; an unused share goes to the others.
-    fn take(&mut self, batch: &mut Vec<T>, most: usize) -> usize {
+    /// Takes equal shares of all tenants with waiting deliveries; an unused share goes to the others. Those of `late` tenants wait for all
+    /// others, and come one at a time: each may use up its time.
+    fn take(&mut self, batch: &mut Vec<T>, mut most: usize, late: &HashSet<IdentityPart>) -> usize {
+        let mut waits = VecDeque::new();
+        if !late.is_empty() {
+            (waits, self.order) = self.order.drain(..).partition(|tenant| is_late(tenant.as_ref(), late));
+            if self.order.is_empty() && batch.is_empty() {
+                std::mem::swap(&mut waits, &mut self.order);
+                most = most.min(1);
+            }
+        }
         let share = (most / self.order.len().max(1)).max(1);
         let mut room = most;
         while room > 0
@@ -114,8 +135,13 @@ impl<T> TenantTurns<T> {
                 self.order.push_back(tenant);
             }
         }
+        self.order.extend(waits);
         most - room
     }
+}
+
+fn is_late(tenant: Option<&IdentityPart>, late: &HashSet<IdentityPart>) -> bool {
+    tenant.is_some_and(|tenant| late.contains(tenant))
 }
 
 #[cfg(test)]
@@ -141,8 +167,32 @@ mod tests {
 
     fn batch(turns: &mut TenantTurns<One>, receiver: &mut mpsc::Receiver<One>, most: usize) -> Vec<One> {
         let mut batch = Vec::new();
-        turns.receive(receiver, &mut batch, most).now_or_never();
+        turns.receive(receiver, &mut batch, most, &HashSet::new()).now_or_never();
         batch
+    }
+
+    #[test]
+    fn those_of_a_late_tenant_wait_for_all_others_and_come_one_at_a_time() {
+        let (_sender, mut receiver) = channel(many("late", 5).chain(many("acme", 3)));
+        let late = HashSet::from([IdentityPart::new(b"late").unwrap()]);
+        let mut turns = turns(2_000);
+        assert!(turns.has_others(&mut receiver, &late));
+        let mut batch = Vec::new();
+        assert_eq!(turns.receive_now(&mut receiver, &mut batch, 100, &late), 3);
+        assert!(!turns.has_others(&mut receiver, &late));
+        assert_eq!(
+            turns.receive_now(&mut receiver, &mut batch, 100, &late),
+            0,
+            "none joins a batch of others"
+        );
+        assert_eq!(batch, many("acme", 3).collect::<Vec<_>>());
+        for number in 0..2 {
+            batch.clear();
+            assert_eq!(turns.receive_now(&mut receiver, &mut batch, 100, &late), 1);
+            assert_eq!(batch, [("late", number)]);
+        }
+        batch.clear();
+        assert_eq!(turns.receive_now(&mut receiver, &mut batch, 100, &HashSet::new()), 3, "late no more");
     }
 
     fn many(tenant: &'static str, count: u32) -> impl Iterator<Item = One> {

@@ -6,7 +6,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::{JoinError, JoinSet};
 
 use super::runner::Runner;
-use crate::worker::intake::arrivals::{Arrivals, BatchOrigin};
+use crate::worker::intake::arrivals::Arrivals;
+use crate::worker::intake::aside::BatchOrigin;
 use crate::worker::settle::unsettled::LEASED_ROOM;
 use crate::worker::shared::ConsumerContext;
 use oncely_amqp::Delivery;

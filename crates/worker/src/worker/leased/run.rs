@@ -14,7 +14,7 @@ use super::runner::{MessageDecision, PendingClaim, Runner, SendTime, TimedAnswer
 use super::waiting::{RunAdmission, RunIsolation};
 use crate::worker::batch::prepare::{names_unknown_key, prepare};
 use crate::worker::candidate::{Candidate, DecidedDelivery};
-use crate::worker::intake::arrivals::BatchOrigin;
+use crate::worker::intake::aside::BatchOrigin;
 use crate::worker::settle::settle;
 use crate::worker::undecided::abandon_deliveries;
 use oncely_amqp::Delivery;

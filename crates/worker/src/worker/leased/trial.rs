@@ -6,7 +6,7 @@ use tokio::sync::mpsc;
 
 use super::consume::runner;
 use super::runner::Runner;
-use crate::worker::intake::arrivals::BatchOrigin;
+use crate::worker::intake::aside::BatchOrigin;
 use crate::worker::shared::ConsumerContext;
 use oncely_amqp::Delivery;
 use oncely_handler::lease::ErasedLeasedHandler;

@@ -9,8 +9,7 @@ use tokio::time::Instant;
 use super::consume::BURST;
 use super::runner::{MessageDecision, Runner};
 use crate::worker::candidate::Candidate;
-use crate::worker::intake::arrivals::BatchOrigin;
-use crate::worker::intake::aside::Cause;
+use crate::worker::intake::aside::{BatchOrigin, Cause};
 use crate::worker::isolation::permit::{NotAlone, Permit};
 use crate::worker::undecided::postponed;
 use oncely_amqp::Delivery;
@@ -155,7 +154,7 @@ impl Runner {
             let is_first = taken == BatchOrigin::Back
                 || self.failed.fetch_add(1, Ordering::Relaxed).is_multiple_of(BURST);
             if is_first {
-                aside.pause(now);
+                aside.pause(now, taken);
             }
         }
         for delivery in self.arrivals.overflow(|delivery| delivery.size()) {

@@ -41,10 +41,8 @@ const UNWITNESSED: usize = 8;
 /// for a lock.
 const MOST_HELD: usize = 8;
 
-/// Time for which a tenant is known as late after one of its messages used up its time without success.
-const LATE: Duration = Duration::from_secs(60);
-
-/// Time of a message that runs by itself after which those behind it that met locks are left aside: each might take as long.
+/// Time of a message that runs by itself after which those behind it that met locks are left aside: each might take as long. If it has not
+/// succeeded, its tenant is late.
 const LONG: Duration = Duration::from_secs(1);
 
 /// Decides the batches of a lane.
@@ -56,13 +54,13 @@ pub(crate) struct Decider {
     parts_first: u32,
     /// Share of messages that fail, refused ones included.
     failing: f64,
-    /// Tenants with a message that used up its time without success, and none that succeeded since; and when that was.
-    late: HashMap<IdentityPart, Instant>,
+    /// Further messages that were taken together with these come after them.
+    pub(crate) more_comes: bool,
 }
 
 impl Decider {
     pub(crate) fn new(runner: TransactionRunner) -> Self {
-        Self { runner, most: usize::MAX, parts_first: 0, failing: 0.0, late: HashMap::new() }
+        Self { runner, most: usize::MAX, parts_first: 0, failing: 0.0, more_comes: false }
     }
 
     /// Commits the batch in one transaction; if a message fails, in one that rolls back each failure by itself; a failure that the rest of
@@ -80,14 +78,15 @@ impl Decider {
             return Ok(Vec::new());
         }
         self.runner.begin();
-        self.late.retain(|_, at| at.elapsed() < LATE);
-        let (order, late): (Vec<usize>, Vec<usize>) =
-            (0..work.len()).partition(|&index| !self.late.contains_key(&work[index].identity.tenant));
+        let late = self.runner.arrivals.aside.late(Instant::now().into());
+        let (order, last): (Vec<usize>, Vec<usize>) =
+            (0..work.len()).partition(|&index| !late.contains(&work[index].identity.tenant));
         let fault = Fault::new(FaultClass::Contention, None, "messages of its tenant were out of time");
         let mut outcomes = vec![Outcome::Undecided { attempts: 0, fault }; work.len()];
         // If all are known as late there are no others to protect.
-        let by_themselves = back || order.is_empty() || size_of_all(work) > LARGE;
-        let mut order = if by_themselves { in_turn(order, late, back) } else { order };
+        let are_late = order.is_empty() && !self.more_comes;
+        let by_themselves = back || are_late || !order.is_empty() && size_of_all(work) > LARGE;
+        let mut order = if by_themselves { in_turn(order, last, back) } else { order };
         if !back && self.runner.shared().consumer.lock_order.is_some() {
             order.sort_by(|one, other| work[*one].lock.cmp(&work[*other].lock));
         }
@@ -238,6 +237,7 @@ impl Decider {
         mut last: Option<Fault>,
     ) -> Result<(), AbandonedBatch> {
         let (mut unwitnessed, mut is_slow) = (0, false);
+        let aside = Arc::clone(&self.runner.arrivals.aside);
         // By tenant: a tenant with held keys only does not keep another's messages untried.
         let mut held: HashMap<&IdentityPart, usize> = HashMap::new();
         let mut late: HashSet<&IdentityPart> = HashSet::new();
@@ -278,11 +278,13 @@ impl Decider {
             self.note_failing(std::slice::from_ref(&outcome));
             let is_long = self.runner.took() > LONG;
             is_slow |= is_long;
-            if outcome.completes() {
-                self.late.remove(tenant);
-            } else if is_long {
-                late.insert(tenant);
-                self.late.insert(tenant.clone(), Instant::now());
+            let (now, took) = (Instant::now().into(), self.runner.took());
+            match outcome.completes() {
+                false if is_long => {
+                    late.insert(tenant);
+                    aside.out_of_time(now, tenant, took);
+                }
+                succeeded => aside.in_time(now, tenant, took, succeeded),
             }
             if let Outcome::Undecided { fault, .. } = &outcome
                 && fault.class != FaultClass::Crashed

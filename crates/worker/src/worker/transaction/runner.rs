@@ -12,7 +12,7 @@ use super::setback::Setback;
 use super::steps::transact;
 use super::unconfirmed::UnconfirmedOutcomes;
 use crate::worker::candidate::{Candidate, KEPT, LARGE, size_of_all};
-use crate::worker::intake::aside::DeferredDeliveries;
+use crate::worker::intake::arrivals::Arrivals;
 use crate::worker::interrupt::{AbandonedBatch, Interrupt};
 use crate::worker::isolation::marks::Marks;
 use crate::worker::isolation::permit::{Isolation, NotAlone, Permit};
@@ -32,7 +32,7 @@ use oncely_traces::BatchTrace;
 /// Runs a lane's transactions; keeps its session, backoff and crash marks between batches.
 pub(crate) struct TransactionRunner {
     pub(super) shared: Arc<ConsumerContext>,
-    pub(super) aside: Arc<DeferredDeliveries<Box<Delivery>>>,
+    pub(super) arrivals: Arc<Arrivals<Box<Delivery>>>,
     pub(crate) session: Option<Session>,
     pub(super) backoff: Backoff,
     marks: Marks,
@@ -57,11 +57,11 @@ struct CurrentBatch {
 }
 
 impl TransactionRunner {
-    pub(crate) fn new(shared: Arc<ConsumerContext>, aside: Arc<DeferredDeliveries<Box<Delivery>>>) -> Self {
+    pub(crate) fn new(shared: Arc<ConsumerContext>, arrivals: Arc<Arrivals<Box<Delivery>>>) -> Self {
         let beat = shared.liveness.watch(format!("a lane of {}", shared.consumer.name));
         Self {
             shared,
-            aside,
+            arrivals,
             session: None,
             backoff: Backoff::default(),
             marks: Marks::default(),
@@ -217,7 +217,8 @@ impl TransactionRunner {
                     self.backoff.reset();
                     self.note_epoch();
                     let decided = work.iter().map(|one| &one.identity).zip(&outcomes);
-                    if shared.progress.note(began, decided) && self.aside.resume(tokio::time::Instant::now())
+                    if shared.progress.note(began, decided)
+                        && self.arrivals.aside.resume(tokio::time::Instant::now())
                     {
                         tracing::info!(consumer = %shared.consumer.name, "consuming continues");
                     }

@@ -43,7 +43,7 @@ impl TransactionRunner {
                 Ok(outcome) => {
                     self.note_epoch();
                     if shared.progress.note(began, std::iter::once((&one.identity, &outcome))) {
-                        self.aside.resume(tokio::time::Instant::now());
+                        self.arrivals.aside.resume(tokio::time::Instant::now());
                     }
                     return Ok(outcome);
                 }
