@@ -20,6 +20,9 @@ const MOST_TRIES_ALONE: u32 = 8;
 /// Time for which a wait behind another one that runs alone is no try.
 const UNCOUNTED: Duration = Duration::from_secs(60);
 
+/// Time from one try to the next after which a message has waited untried: one that meets locks is tried each few seconds.
+const UNTRIED: Duration = Duration::from_secs(30);
+
 /// Contention that lasts longer is not caused by a batch.
 const PERSISTS: Duration = Duration::from_secs(60);
 
@@ -57,8 +60,8 @@ struct UndecidedTry {
     /// Its first failure; `None` if it has only waited for locks.
     failed: Option<FirstFailure>,
     since: Instant,
-    /// Time at which it met a lock first.
-    met_lock: Option<Instant>,
+    /// Time since which it has met locks, and when it met the last one.
+    met_locks: Option<(Instant, Instant)>,
     tries: u32,
     /// Whether it waits in this process; if not, it has gone to the end of its queue.
     is_here: bool,
@@ -292,15 +295,21 @@ impl<K: Clone + Eq + Hash> Witnesses<K> {
 
     /// Records that this one met a lock while it ran by itself.
     pub fn met_lock(&self, key: &K, now: Instant) {
-        self.lock().undecided_entry(key, now).met_lock.get_or_insert(now);
+        let mut state = self.lock();
+        let one = state.undecided_entry(key, now);
+        let since = match one.met_locks {
+            Some((since, last)) if now.saturating_duration_since(last) < UNTRIED => since,
+            _ => now,
+        };
+        one.met_locks = Some((since, now));
     }
 
     /// Returns whether this one has met locks for so long that they are not momentary.
     pub fn persists(&self, key: &K, now: Instant) -> bool {
         let state = self.lock();
         let one = state.undecided.get(key).filter(|one| !one.is_forgotten(now));
-        let met = one.and_then(|one| one.met_lock);
-        met.is_some_and(|met| now.saturating_duration_since(met) >= PERSISTS)
+        let met = one.and_then(|one| one.met_locks);
+        met.is_some_and(|(since, _)| now.saturating_duration_since(since) >= PERSISTS)
     }
 
     /// Returns how often it was left undecided.
@@ -313,6 +322,7 @@ impl<K: Clone + Eq + Hash> Witnesses<K> {
         if let Some(one) = self.lock().undecided.get_mut(key) {
             one.is_here = false;
             one.since = now;
+            one.met_locks = one.met_locks.map(|_| (now, now));
         }
     }
 
@@ -333,7 +343,7 @@ impl<K: Clone + Eq + Hash> WitnessState<K> {
             }
         }
         let fresh =
-            UndecidedTry { failed: None, since: now, met_lock: None, tries: 0, is_here: true, alone: None };
+            UndecidedTry { failed: None, since: now, met_locks: None, tries: 0, is_here: true, alone: None };
         let one = self.undecided.entry(key.clone()).or_insert(fresh);
         if one.is_forgotten(now) {
             *one = fresh;
@@ -455,10 +465,17 @@ mod tests {
         let now = Instant::now();
         witnesses.undecided(&"held", now, false);
         assert!(!witnesses.persists(&"held", now + PERSISTS), "it waited untried");
-        witnesses.met_lock(&"held", now + PERSISTS);
-        witnesses.met_lock(&"held", now + PERSISTS * 2);
-        assert!(!witnesses.persists(&"held", now + PERSISTS));
-        assert!(witnesses.persists(&"held", now + PERSISTS * 2));
+        let second = |second| now + Duration::from_secs(second);
+        for at in [60, 80, 100, 115] {
+            witnesses.met_lock(&"held", second(at));
+            assert!(!witnesses.persists(&"held", second(at)));
+        }
+        witnesses.met_lock(&"held", second(120));
+        assert!(witnesses.persists(&"held", second(120)));
+        witnesses.met_lock(&"held", second(160));
+        assert!(!witnesses.persists(&"held", second(160)), "it waited untried again");
+        witnesses.leaves(&"held", second(170));
+        assert!(!witnesses.persists(&"held", second(220)) && witnesses.persists(&"held", second(230)));
     }
 
     #[test]

@@ -247,6 +247,13 @@ pub(crate) const TESTED: &[Tested] = &[
         &["witnesses::tests::one_that_meets_locks_for_a_minute_persists_and_one_that_only_waits_does_not"],
     ),
     unit(
+        "late_tenants_fill_the_prefetch",
+        "oncely-worker",
+        &[
+            "worker::intake::turns::tests::those_of_a_late_tenant_that_are_most_of_what_is_sent_ahead_make_room",
+        ],
+    ),
+    unit(
         "chains_weigh_little",
         "oncely-amqp",
         &["headers::tests::a_table_of_one_entry_counts_as_much_as_its_node_takes"],

@@ -79,9 +79,8 @@ impl Lane {
                 abandon_deliveries(&shared, batch).await;
                 continue;
             };
-            let mut parts = split_by_bytes(batch, |delivery| delivery.size()).into_iter();
-            while let Some(batch) = parts.next() {
-                self.decider.more_comes = parts.len() > 0;
+            self.decider.is_out_of_time = false;
+            for batch in split_by_bytes(batch, |delivery| delivery.size()) {
                 let abandon = self.shared.abandon.clone();
                 let done = tokio::select! {
                     biased;

@@ -137,7 +137,7 @@ impl<T> DeferredDeliveries<T> {
         if !state.late.contains_key(tenant) {
             return;
         }
-        state.late_rests = Some(now + took);
+        state.late_rests = Some(now + took.min(LONGEST_REST));
         if succeeded {
             state.late.remove(tenant);
         }

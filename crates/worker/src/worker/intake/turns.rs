@@ -109,16 +109,33 @@ impl<T> TenantTurns<T> {
     }
 
     /// Takes equal shares of all tenants with waiting deliveries; an unused share goes to the others. Those of `late` tenants wait for all
-    /// others, and come one at a time: each may use up its time.
-    fn take(&mut self, batch: &mut Vec<T>, mut most: usize, late: &HashSet<IdentityPart>) -> usize {
-        let mut waits = VecDeque::new();
-        if !late.is_empty() {
-            (waits, self.order) = self.order.drain(..).partition(|tenant| is_late(tenant.as_ref(), late));
-            if self.order.is_empty() && batch.is_empty() {
-                std::mem::swap(&mut waits, &mut self.order);
-                most = most.min(1);
-            }
+    /// others, and come one at a time: each may use up its time. If they are more than half of the messages sent ahead, the same number
+    /// of them comes with others, or a batch of them alone: they go aside untried, and make room for those behind them.
+    fn take(&mut self, batch: &mut Vec<T>, most: usize, late: &HashSet<IdentityPart>) -> usize {
+        if late.is_empty() {
+            return self.share_out(batch, most);
         }
+        let (waits, others) = self.order.drain(..).partition(|tenant| is_late(tenant.as_ref(), late));
+        let are_many = self.count_of(&waits) > self.most / 2;
+        self.order = others;
+        let taken = self.share_out(batch, most);
+        let others = std::mem::replace(&mut self.order, waits);
+        let of_late = match taken {
+            0 if !batch.is_empty() => 0,
+            _ if are_many => self.share_out(batch, if taken == 0 { most } else { taken.min(most - taken) }),
+            0 => self.share_out(batch, most.min(1)),
+            _ => 0,
+        };
+        let waits = std::mem::replace(&mut self.order, others);
+        self.order.extend(waits);
+        taken + of_late
+    }
+
+    fn count_of(&self, tenants: &VecDeque<Option<IdentityPart>>) -> usize {
+        tenants.iter().filter_map(|tenant| self.waiting.get(tenant)).map(VecDeque::len).sum()
+    }
+
+    fn share_out(&mut self, batch: &mut Vec<T>, most: usize) -> usize {
         let share = (most / self.order.len().max(1)).max(1);
         let mut room = most;
         while room > 0
@@ -135,7 +152,6 @@ impl<T> TenantTurns<T> {
                 self.order.push_back(tenant);
             }
         }
-        self.order.extend(waits);
         most - room
     }
 }
@@ -169,6 +185,20 @@ mod tests {
         let mut batch = Vec::new();
         turns.receive(receiver, &mut batch, most, &HashSet::new()).now_or_never();
         batch
+    }
+
+    #[test]
+    fn those_of_a_late_tenant_that_are_most_of_what_is_sent_ahead_make_room() {
+        let (_sender, mut receiver) = channel(many("late", 900).chain(many("acme", 3)));
+        let late = HashSet::from([IdentityPart::new(b"late").unwrap()]);
+        let mut turns = turns(1_000);
+        let mut sizes = Vec::new();
+        for _ in 0..4 {
+            let mut batch = Vec::new();
+            turns.receive_now(&mut receiver, &mut batch, 300, &late);
+            sizes.push((batch.len(), batch.iter().filter(|one| one.0 == "acme").count()));
+        }
+        assert_eq!(sizes, [(6, 3), (300, 0), (300, 0), (1, 0)]);
     }
 
     #[test]

@@ -54,13 +54,13 @@ pub(crate) struct Decider {
     parts_first: u32,
     /// Share of messages that fail, refused ones included.
     failing: f64,
-    /// Further messages that were taken together with these come after them.
-    pub(crate) more_comes: bool,
+    /// A message of those that were taken together has used up its time.
+    pub(crate) is_out_of_time: bool,
 }
 
 impl Decider {
     pub(crate) fn new(runner: TransactionRunner) -> Self {
-        Self { runner, most: usize::MAX, parts_first: 0, failing: 0.0, more_comes: false }
+        Self { runner, most: usize::MAX, parts_first: 0, failing: 0.0, is_out_of_time: false }
     }
 
     /// Commits the batch in one transaction; if a message fails, in one that rolls back each failure by itself; a failure that the rest of
@@ -83,8 +83,8 @@ impl Decider {
             (0..work.len()).partition(|&index| !late.contains(&work[index].identity.tenant));
         let fault = Fault::new(FaultClass::Contention, None, "messages of its tenant were out of time");
         let mut outcomes = vec![Outcome::Undecided { attempts: 0, fault }; work.len()];
-        // If all are known as late there are no others to protect.
-        let are_late = order.is_empty() && !self.more_comes;
+        // If all are known as late there are no others to protect, unless they come after one of a large batch that was out of time.
+        let are_late = order.is_empty() && !self.is_out_of_time;
         let by_themselves = back || are_late || !order.is_empty() && size_of_all(work) > LARGE;
         let mut order = if by_themselves { in_turn(order, last, back) } else { order };
         if !back && self.runner.shared().consumer.lock_order.is_some() {
@@ -282,6 +282,7 @@ impl Decider {
             match outcome.completes() {
                 false if is_long => {
                     late.insert(tenant);
+                    self.is_out_of_time = true;
                     aside.out_of_time(now, tenant, took);
                 }
                 succeeded => aside.in_time(now, tenant, took, succeeded),
