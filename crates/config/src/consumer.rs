@@ -295,8 +295,8 @@ pub(crate) struct ConsumerTable {
     /// other, and stay large. A source as tenant and key; messages without it come first. For handlers that lock one row.
     #[schemars(extend("x-example" = { "json_pointer": "/sku" }))]
     lock_order: Option<SourceTable>,
-    /// true: tenants take turns in its batches, with equal shares, so that a tenant with much in the queue keeps no other's message waiting for longer than
-    /// one round. Only within the messages that RabbitMQ has sent ahead (prefetch); a tenant's own messages keep their order.
+    /// true: tenants take turns in its batches, with equal shares, so that one tenant's many messages do not hold up another's few. Only
+    /// within the messages that RabbitMQ has sent ahead (prefetch); a tenant's own messages enter the batches in the order of the queue.
     fair: bool,
     /// Bytes (bodies and headers) that its deliveries hold in memory until they are settled; then nothing more is read from RabbitMQ, even if prefetch
     /// allows more. A consumer that stays at this limit for longer than two heartbeats loses its connection, and its unsettled messages come again: lower

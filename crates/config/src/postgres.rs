@@ -39,11 +39,12 @@ pub(crate) struct PostgresTable {
     #[garde(range(min = SECOND, max = SECOND.times(300)))]
     pub(crate) connect_timeout: Length,
     /// Server-side limit of one statement. All messages of a batch that a SQL function handles are one statement: a consumer's deadline must not be
-    /// longer than a limit that is set here. Where none is set, the sessions of a consumer's lanes follow its deadline.
+    /// longer than a limit that is set here. If oncely.toml sets none, the sessions of a consumer's lanes follow its deadline.
     #[garde(range(min = SECOND, max = HOUR))]
     pub(crate) statement_timeout: Length,
-    /// Server-side limit of waiting for a lock, in a handler or a task of ours. At most statement_timeout. A batch waits half a second for a key that
-    /// another session holds, also with a longer limit here; then its message waits aside.
+    /// Server-side limit of waiting for a lock, in a handler or a task of ours. At most statement_timeout. A message waits 100 ms for a key that
+    /// another session holds, and a batch of several messages half a second at most for
+    /// any lock, also with a longer limit here.
     #[garde(range(min = MILLISECOND, max = HOUR))]
     pub(crate) lock_timeout: Length,
 }
