@@ -58,7 +58,7 @@ async fn no_headers_end_a_worker_in_256_mib() {
     for number in 0..2 {
         world.publish("payments", message("slow", &format!("k{number}")), &slow).await;
     }
-    for number in 0..150 {
+    for number in 0..60 {
         for properties in [
             voids(&format!("voids-{number}"), 120_000),
             many(&format!("many-{number}"), 16_000),
@@ -74,9 +74,9 @@ async fn no_headers_end_a_worker_in_256_mib() {
     }
     let mut worker = world.start("worker");
     serves(&mut world, &mut worker, "after").await;
-    until(&mut world, &mut worker, "select count(*) from app.effects where tenant = 'acme'", 450).await;
+    until(&mut world, &mut worker, "select count(*) from app.effects where tenant = 'acme'", 180).await;
     let refused = "select count(*) from oncely.audit where reason = 'headers_too_large'";
-    until(&mut world, &mut worker, refused, 600).await;
+    until(&mut world, &mut worker, refused, 240).await;
     serves(&mut world, &mut worker, "last").await;
     world.stop(worker).await;
 }
