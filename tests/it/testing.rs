@@ -63,6 +63,7 @@ impl Handler for Obedient {
             Some("fail") => return Err(HandlerError::transient("boom")),
             Some("fail_once") if message.attempt() == 1 => return Err(HandlerError::transient("boom")),
             Some("refuse") => return Err(HandlerError::refused("sold out")),
+            Some("hang") => std::future::pending().await,
             Some("away") => return Err(HandlerError::environment("the warehouse is closed")),
             Some("end") => {
                 context.connection().execute("select pg_terminate_backend(pg_backend_pid())").await?;
@@ -224,6 +225,18 @@ async fn retries_go_by_the_harness_s_clock() {
     test.advance(Duration::from_secs(10));
     let done = test.deliver("rust", &once).await.unwrap();
     assert_eq!(done, TestOutcome::Completed { attempt: 2, response: Some(json!({ "done": "once" })) });
+}
+
+#[tokio::test]
+async fn a_message_out_of_time_keeps_no_later_one_of_its_tenant_from_running() {
+    let mut world = world().await;
+    let queue = format!("queue = {:?}", world.queue("rust"));
+    world.reconfigure(&queue, &format!("{queue}\ndeadline = \"2s\""));
+    let mut test = harness(&world).await;
+    let slow = test.deliver("rust", &incoming("slow", "hang")).await.unwrap();
+    assert!(!slow.is_completed(), "{slow:?}");
+    let next = test.deliver("rust", &incoming("next", "write")).await.unwrap();
+    assert!(next.is_completed(), "{next:?}");
 }
 
 #[tokio::test]

@@ -43,8 +43,7 @@ pub(crate) struct PostgresTable {
     #[garde(range(min = SECOND, max = HOUR))]
     pub(crate) statement_timeout: Length,
     /// Server-side limit of waiting for a lock, in a handler or a task of ours. At most statement_timeout. A message waits 100 ms for a key that
-    /// another session holds, and a batch of several messages half a second at most for
-    /// any lock, also with a longer limit here.
+    /// another session holds, and a batch of several messages half a second at most for any lock, also with a longer limit here.
     #[garde(range(min = MILLISECOND, max = HOUR))]
     pub(crate) lock_timeout: Length,
 }

@@ -31,7 +31,8 @@ const AT_WORK: (usize, Duration) = (12, Duration::from_secs(4));
 /// Longest wait for the end of all runs.
 const CHARGED: Duration = Duration::from_secs(30);
 /// Messages that wait for an operator.
-const LETTERS: &str = "select tenant, key from oncely.dead_letters where consumer = $1 and state = 'waiting'";
+pub(super) const LETTERS: &str =
+    "select tenant, key from oncely.dead_letters where consumer = $1 and state = 'waiting'";
 /// Messages in flight at once when they are published.
 const WINDOW: usize = 20;
 

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use super::Arena;
-use super::charging::Charging;
+use super::charging::{Charging, LETTERS};
 use super::doors::Doors;
 use super::gateways::Gateways;
 use crate::checker::{Key, LEASED, PROXIED, Side};
@@ -32,10 +32,16 @@ impl Arena {
         let Some(charging) = self.charging.as_ref() else { return Ok(()) };
         let calls = charging.calls();
         let file = self.folder().join("charging.toml").display().to_string();
+        let mut connection = self.connect().await?;
         let keys: Vec<(String, String, Vec<String>)> =
-            sqlx::query_as(UNKNOWN).bind(LEASED).bind(KEYS).fetch_all(&mut self.connect().await?).await?;
+            sqlx::query_as(UNKNOWN).bind(LEASED).bind(KEYS).fetch_all(&mut connection).await?;
+        let letters: Vec<Key> = sqlx::query_as(LETTERS).bind(LEASED).fetch_all(&mut connection).await?;
         for (tenant, key, steps) in keys {
             let of: Key = (tenant.clone(), key.clone());
+            // An order of a client over HTTP has no letter that may be requeued, and the client asks no more.
+            if !letters.contains(&of) {
+                continue;
+            }
             let in_doubt: Vec<Side> = steps.iter().filter_map(|step| Side::by_name(step)).collect();
             let happened =
                 calls.iter().any(|call| call.key == of && in_doubt.contains(&call.side) && call.has_effect());

@@ -171,6 +171,7 @@ impl TrialConsumer {
         let count = deliveries.len();
         let is_done = match &mut self.hands {
             TrialExecutor::Lane(one) => {
+                one.lane.decider.is_out_of_time = false;
                 let batch = one.lane.process_batch(BatchOrigin::Arrived, deliveries);
                 let done = ended_at(until, batch).await?.is_ok();
                 // Undecided messages: the test decides whether they come again.
