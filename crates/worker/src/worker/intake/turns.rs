@@ -110,7 +110,7 @@ impl<T> TenantTurns<T> {
 
     /// Takes equal shares of all tenants with waiting deliveries; an unused share goes to the others. Those of `late` tenants wait for all
     /// others, and come one at a time: each may use up its time. If they are more than half of the messages sent ahead, the same number
-    /// of them comes with others, or a batch of them alone: they go aside untried, and make room for those behind them.
+    /// of them comes with others, as far as there is room, or a batch of them alone: they go aside untried, and make room for those behind.
     fn take(&mut self, batch: &mut Vec<T>, most: usize, late: &HashSet<IdentityPart>) -> usize {
         if late.is_empty() {
             return self.share_out(batch, most);
@@ -122,8 +122,9 @@ impl<T> TenantTurns<T> {
         let others = std::mem::replace(&mut self.order, waits);
         let of_late = match taken {
             0 if !batch.is_empty() => 0,
-            _ if are_many => self.share_out(batch, if taken == 0 { most } else { taken.min(most - taken) }),
-            0 => self.share_out(batch, most.min(1)),
+            0 => self.share_out(batch, if are_many { most } else { most.min(1) }),
+            // A full batch has one more: else a window of batches of one would never move on.
+            _ if are_many => self.share_out(batch, taken.min(most - taken).max(1)),
             _ => 0,
         };
         let waits = std::mem::replace(&mut self.order, others);
@@ -193,12 +194,12 @@ mod tests {
         let late = HashSet::from([IdentityPart::new(b"late").unwrap()]);
         let mut turns = turns(1_000);
         let mut sizes = Vec::new();
-        for _ in 0..4 {
+        for most in [1, 300, 300, 300, 300] {
             let mut batch = Vec::new();
-            turns.receive_now(&mut receiver, &mut batch, 300, &late);
+            turns.receive_now(&mut receiver, &mut batch, most, &late);
             sizes.push((batch.len(), batch.iter().filter(|one| one.0 == "acme").count()));
         }
-        assert_eq!(sizes, [(6, 3), (300, 0), (300, 0), (1, 0)]);
+        assert_eq!(sizes, [(2, 1), (4, 2), (300, 0), (300, 0), (1, 0)]);
     }
 
     #[test]
