@@ -20,11 +20,11 @@ const MOST_TRIES_ALONE: u32 = 8;
 /// Time for which a wait behind another one that runs alone is no try.
 const UNCOUNTED: Duration = Duration::from_secs(60);
 
-/// Time from one try to the next after which a message has waited untried: one that meets locks is tried each few seconds.
-const UNTRIED: Duration = Duration::from_secs(30);
-
 /// Contention that lasts longer is not caused by a batch.
 const PERSISTS: Duration = Duration::from_secs(60);
+
+/// Fewest tries of it that meet a lock: one that has waited untried has not met any.
+const LOCKED_TRIES: u32 = 3;
 
 /// How long a failure waits for another message when none is available: by then a fault that affects all has affected another one.
 pub const HEARING: Duration = Duration::from_secs(1);
@@ -60,13 +60,23 @@ struct UndecidedTry {
     /// Its first failure; `None` if it has only waited for locks.
     failed: Option<FirstFailure>,
     since: Instant,
-    /// Time since which it has met locks, and when it met the last one.
-    met_locks: Option<(Instant, Instant)>,
+    /// If it has met locks.
+    met_locks: Option<LockedTries>,
     tries: u32,
     /// Whether it waits in this process; if not, it has gone to the end of its queue.
     is_here: bool,
     /// If it was at work when processes died, and has to run alone.
     alone: Option<WaitAlone>,
+}
+
+/// Tries that met a lock.
+#[derive(Clone, Copy, Debug)]
+struct LockedTries {
+    /// Time of the first one.
+    since: Instant,
+    tries: u32,
+    /// Number of the last one's begin: it may be judged twice.
+    last: u64,
 }
 
 /// A wait to run alone.
@@ -293,23 +303,23 @@ impl<K: Clone + Eq + Hash> Witnesses<K> {
         self.lock().undecided.get(key).and_then(|one| one.alone).is_some_and(|alone| alone.is_over())
     }
 
-    /// Records that this one met a lock while it ran by itself.
-    pub fn met_lock(&self, key: &K, now: Instant) {
+    /// Records that this one met a lock in a try in which it ran by itself.
+    pub fn met_lock(&self, key: &K, began: Began, now: Instant) {
         let mut state = self.lock();
-        let one = state.undecided_entry(key, now);
-        let since = match one.met_locks {
-            Some((since, last)) if now.saturating_duration_since(last) < UNTRIED => since,
-            _ => now,
-        };
-        one.met_locks = Some((since, now));
+        let met = LockedTries { since: now, tries: 0, last: 0 };
+        let met = state.undecided_entry(key, now).met_locks.get_or_insert(met);
+        met.tries += u32::from(met.last != began.number);
+        met.last = began.number;
     }
 
-    /// Returns whether this one has met locks for so long that they are not momentary.
+    /// Returns whether this one has met locks for so long, and in so many tries, that they are not momentary.
     pub fn persists(&self, key: &K, now: Instant) -> bool {
         let state = self.lock();
         let one = state.undecided.get(key).filter(|one| !one.is_forgotten(now));
         let met = one.and_then(|one| one.met_locks);
-        met.is_some_and(|(since, _)| now.saturating_duration_since(since) >= PERSISTS)
+        met.is_some_and(|met| {
+            met.tries >= LOCKED_TRIES && now.saturating_duration_since(met.since) >= PERSISTS
+        })
     }
 
     /// Returns how often it was left undecided.
@@ -322,7 +332,6 @@ impl<K: Clone + Eq + Hash> Witnesses<K> {
         if let Some(one) = self.lock().undecided.get_mut(key) {
             one.is_here = false;
             one.since = now;
-            one.met_locks = one.met_locks.map(|_| (now, now));
         }
     }
 
@@ -348,7 +357,11 @@ impl<K: Clone + Eq + Hash> WitnessState<K> {
         if one.is_forgotten(now) {
             *one = fresh;
         }
-        one.is_here = true;
+        if !one.is_here {
+            // It has just come back, and waits anew.
+            one.since = now;
+            one.is_here = true;
+        }
         one
     }
 
@@ -465,17 +478,35 @@ mod tests {
         let now = Instant::now();
         witnesses.undecided(&"held", now, false);
         assert!(!witnesses.persists(&"held", now + PERSISTS), "it waited untried");
-        let second = |second| now + Duration::from_secs(second);
-        for at in [60, 80, 100, 115] {
-            witnesses.met_lock(&"held", second(at));
-            assert!(!witnesses.persists(&"held", second(at)));
-        }
-        witnesses.met_lock(&"held", second(120));
-        assert!(witnesses.persists(&"held", second(120)));
-        witnesses.met_lock(&"held", second(160));
-        assert!(!witnesses.persists(&"held", second(160)), "it waited untried again");
-        witnesses.leaves(&"held", second(170));
-        assert!(!witnesses.persists(&"held", second(220)) && witnesses.persists(&"held", second(230)));
+        let meets = |second| {
+            let (began, now) = (witnesses.begin(), now + Duration::from_secs(second));
+            for _ in 0..2 {
+                witnesses.met_lock(&"held", began, now);
+            }
+            witnesses.persists(&"held", now)
+        };
+        assert!(!meets(60), "its first lock");
+        assert!(!meets(150), "it waited untried again");
+        witnesses.leaves(&"held", now + Duration::from_secs(160));
+        assert!(meets(200), "however far its tries are apart");
+        let (began, other) = (witnesses.begin(), now + Duration::from_secs(200));
+        witnesses.met_lock(&"other", began, other);
+        witnesses.met_lock(&"other", witnesses.begin(), other);
+        witnesses.met_lock(&"other", witnesses.begin(), other);
+        assert!(!witnesses.persists(&"other", other + PERSISTS / 2));
+        assert!(witnesses.persists(&"other", other + PERSISTS));
+    }
+
+    #[test]
+    fn one_that_comes_back_from_its_queue_waits_anew() {
+        let witnesses = Witnesses::default();
+        let now = Instant::now();
+        assert_eq!(witnesses.undecided(&"k", now, false).1, now);
+        witnesses.leaves(&"k", now + PERSISTS);
+        let back = now + PERSISTS * 4;
+        assert_eq!(witnesses.undecided(&"k", back, false).1, back);
+        assert_eq!(witnesses.undecided(&"k", back + PERSISTS, false).1, back);
+        assert_eq!(witnesses.tries(&"k"), 3);
     }
 
     #[test]

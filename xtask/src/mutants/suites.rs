@@ -334,6 +334,53 @@ pub(crate) const TESTED: &[Tested] = &[
             "sql_protocol::leases::a_key_that_runs_left_open_can_be_settled_and_then_run_without_a_lease",
         ],
     ),
+    unit(
+        "tenants_aside_take_no_turns",
+        "oncely-worker",
+        &["worker::intake::aside::tests::tenants_take_turns_also_where_one_comes_back_at_a_time"],
+    ),
+    unit(
+        "late_arrivals_wait_for_all_others",
+        "oncely-worker",
+        &[
+            "worker::intake::arrivals::tests::one_of_a_late_tenant_runs_when_it_has_rested_however_many_others_arrive",
+        ],
+    ),
+    unit(
+        "large_late_arrivals_stay",
+        "oncely-worker",
+        &[
+            "worker::intake::turns::tests::those_of_a_late_tenant_have_room_in_number_and_bytes_and_for_two_minutes",
+        ],
+    ),
+    unit(
+        "returned_messages_are_old",
+        "oncely-process",
+        &["witnesses::tests::one_that_comes_back_from_its_queue_waits_anew"],
+    ),
+    it(
+        "collisions_are_not_shown",
+        &["blame::hot_rows::a_consumer_whose_transactions_collide_is_shown_as_contended"],
+    ),
+    it(
+        "leased_arrivals_wait_for_a_success",
+        &["leased::waiting::a_tenant_whose_messages_all_fail_keeps_no_other_one_waiting"],
+    ),
+    it(
+        "other_policies_are_the_same_request",
+        &[
+            "gateway::once::an_answer_that_was_stored_under_another_policy_is_told_to_nobody",
+            "http::policies::an_answer_is_given_again_only_where_the_requests_are_known_to_be_the_same",
+        ],
+    ),
+    it(
+        "idle_lanes_keep_marks",
+        &["isolation::a_lane_that_was_cut_off_from_all_servers_takes_its_marks_back_while_it_is_idle"],
+    ),
+    it(
+        "a_hundred_headers_are_all",
+        &["gateway::transport::an_answer_of_many_headers_or_folded_ones_is_judged"],
+    ),
     dynamodb("dynamo_takeover_unseen", &[DYNAMODB, "one_of_two_that_have_seen_the_same_takes_over"]),
     dynamodb("dynamo_own_write_is_unknown", &["a_write_that_was_tried_twice_is_known_as_ones_own"]),
     dynamodb("dynamo_ttl_is_lease", &["the_tables_ttl_is_the_retention_and_never_the_lease"]),

@@ -75,7 +75,7 @@ impl ConsumerProgress {
     pub(crate) fn blame(&self, run: FailedRun<'_>, now: Instant) -> Blame {
         let FailedRun { identity, class, by_itself, began, beside, again } = run;
         if by_itself && class == FaultClass::Contention {
-            self.met_lock(identity, now);
+            self.met_lock(identity, began, now);
         }
         // Other messages don't meet the lock that this one waits for, whenever they ran. In a trial, no environment begins or ends to fail.
         let beside = beside && (self.is_trial || class == FaultClass::Contention);

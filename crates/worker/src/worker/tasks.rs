@@ -110,5 +110,7 @@ fn arrivals(
         return arrivals;
     }
     let shared = Arc::clone(shared);
-    arrivals.in_turns(capacity, Box::new(move |delivery| tenant_of(&shared, delivery)))
+    arrivals.in_turns(capacity, Box::new(move |delivery| tenant_of(&shared, delivery)), |delivery| {
+        delivery.size()
+    })
 }

@@ -172,6 +172,7 @@ impl TrialConsumer {
         let is_done = match &mut self.hands {
             TrialExecutor::Lane(one) => {
                 one.lane.decider.is_out_of_time = false;
+                one.arrivals.aside.forget_late();
                 let batch = one.lane.process_batch(BatchOrigin::Arrived, deliveries);
                 let done = ended_at(until, batch).await?.is_ok();
                 // Undecided messages: the test decides whether they come again.

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::aside::{BatchOrigin, DeferredDeliveries};
 use super::pace::Pace;
-use super::turns::{TenantFn, TenantTurns};
+use super::turns::{LateRoom, TenantFn, TenantTurns};
 use crate::worker::candidate::LARGE;
 use crate::worker::prediction::SMALL_BATCH;
 use oncely_core::identity::IdentityPart;
@@ -61,6 +61,18 @@ impl<T> ArrivalQueue<T> {
         self.turns.as_mut().is_some_and(|turns| turns.has_others(&mut self.receiver, late))
     }
 
+    /// Returns whether a delivery of a late tenant has arrived, as far as tenants take turns.
+    fn has_late(&self, late: &HashSet<IdentityPart>) -> bool {
+        self.turns.as_ref().is_some_and(|turns| turns.has_late(late))
+    }
+
+    /// Takes a delivery of a late tenant into `batch`.
+    fn take_late(&mut self, batch: &mut Vec<T>, late: &HashSet<IdentityPart>) {
+        if let Some(turns) = &mut self.turns {
+            turns.take_late(batch, late);
+        }
+    }
+
     /// Takes up to `most` deliveries into `batch` without waiting.
     fn receive_now(&mut self, batch: &mut Vec<T>, most: usize, late: &HashSet<IdentityPart>) {
         if let Some(turns) = &mut self.turns {
@@ -92,8 +104,10 @@ impl<T> Arrivals<T> {
     }
 
     /// Lets tenants take turns within this number of messages, which the broker sends ahead.
-    pub(crate) fn in_turns(mut self, ahead: usize, tenant_of: TenantFn<T>) -> Self {
-        self.arriving.get_mut().turns = Some(TenantTurns::new(tenant_of, ahead));
+    pub(crate) fn in_turns(mut self, ahead: usize, tenant_of: TenantFn<T>, size_of: fn(&T) -> usize) -> Self {
+        // Beside those aside, and those that are not settled yet.
+        let late_room = LateRoom { messages: self.room, bytes: self.bytes / 2, size_of };
+        self.arriving.get_mut().turns = Some(TenantTurns::new(tenant_of, ahead, late_room));
         self
     }
 
@@ -127,16 +141,21 @@ impl<T> Arrivals<T> {
             // Before the state is read: a change after it is not missed.
             let mut changed = std::pin::pin!(self.aside.changed());
             changed.as_mut().enable();
-            let arrivals = self.aside.arrivals();
-            let late = self.aside.late(Instant::now());
-            if arriving.was_back && arrivals.is_none_or(|arrivals| arrivals <= Instant::now()) {
+            let now = Instant::now();
+            let is_open = self.aside.arrivals().is_none_or(|arrivals| arrivals <= now);
+            let late = self.aside.late(now);
+            let others = !late.is_empty() && arriving.has_others(&late);
+            if others && is_open && arriving.has_late(&late) && self.aside.may_begin_late(now) {
+                arriving.take_late(batch, &late);
+                return BatchOrigin::Arrived;
+            }
+            if arriving.was_back && is_open {
                 arriving.was_back = false;
                 arriving.receive_now(batch, self.next_batch_max(), &late);
                 if !batch.is_empty() {
                     return BatchOrigin::Arrived;
                 }
             }
-            let others = !late.is_empty() && arriving.has_others(&late);
             let due = self.aside.due(Instant::now(), self.next_batch_max(), others);
             if !due.back.is_empty() {
                 arriving.was_back = true;
@@ -340,6 +359,30 @@ mod tests {
             }
         }
         assert_eq!(taken, [0, 100, 1, 101, 2, 102]);
+    }
+
+    #[tokio::test]
+    async fn one_of_a_late_tenant_runs_when_it_has_rested_however_many_others_arrive() {
+        let (sender, arriving) = mpsc::channel(4_000);
+        send(&sender, 0..3);
+        send(&sender, 100..1_000);
+        let late = IdentityPart::new(b"late").unwrap();
+        let tenant_of = |number: &usize| match number {
+            ..100 => IdentityPart::new(b"late").ok(),
+            _ => IdentityPart::new(b"acme").ok(),
+        };
+        let arrivals =
+            Arrivals::new(arriving, 10, 2_000, 1, (1_000, 1_000)).in_turns(2_000, Box::new(tenant_of), |_| 0);
+        arrivals.aside.out_of_time(Instant::now(), &late, Duration::ZERO);
+        for number in 0..3 {
+            let mut batch = Vec::new();
+            arrivals.take(&mut batch).now_or_never().unwrap();
+            assert_eq!(batch, [number], "alone");
+            batch.clear();
+            arrivals.take(&mut batch).now_or_never().unwrap();
+            assert!(batch.len() == 10 && batch.iter().all(|number| *number >= 100), "{batch:?}");
+            arrivals.aside.in_time(Instant::now(), &late, Duration::ZERO, false);
+        }
     }
 
     #[tokio::test]

@@ -40,7 +40,7 @@ const OF_ONE: usize = 4;
 const ARRIVALS: Duration = Duration::from_secs(1);
 
 /// Longest wait of a delivery here.
-const LONGEST_ASIDE: Duration = Duration::from_secs(120);
+pub(super) const LONGEST_ASIDE: Duration = Duration::from_secs(120);
 
 /// Longest time for which those of late tenants rest, also while one of them is at work.
 const LONGEST_REST: Duration = Duration::from_secs(60);
@@ -61,10 +61,15 @@ pub(crate) struct DeferredDeliveries<T> {
 #[derive(Debug)]
 struct DeferredState<T> {
     waiting: Vec<DeferredDelivery<T>>,
+    /// Number of the last turn of each tenant with waiting deliveries: the one with the lowest number is next.
+    turns: HashMap<IdentityPart, u64>,
+    last_turn: u64,
     /// Tenants with messages that use up their time, and until when they are known as such.
     late: HashMap<IdentityPart, Instant>,
     /// Until then, none of their deliveries comes back while others have arrived.
     late_rests: Option<Instant>,
+    /// The last one of a late tenant came from here: one that has arrived is next.
+    late_came_back: bool,
     pause: Option<StallPause>,
 }
 
@@ -103,8 +108,11 @@ impl<T> Default for DeferredDeliveries<T> {
         Self {
             state: Mutex::new(DeferredState {
                 waiting: Vec::new(),
+                turns: HashMap::new(),
+                last_turn: 0,
                 late: HashMap::new(),
                 late_rests: None,
+                late_came_back: false,
                 pause: None,
             }),
             changed: Notify::new(),
@@ -115,7 +123,13 @@ impl<T> Default for DeferredDeliveries<T> {
 impl<T> DeferredDeliveries<T> {
     /// Puts a delivery aside until it is due; `since`: when it was put here first.
     pub(crate) fn put(&self, due: Instant, since: Instant, cause: Cause, tenant: IdentityPart, delivery: T) {
-        self.lock().waiting.push(DeferredDelivery { due, since, cause, tenant, delivery });
+        let mut state = self.lock();
+        state.last_turn += 1;
+        // Behind those that wait already.
+        let turn = state.last_turn;
+        state.turns.entry(tenant.clone()).or_insert(turn);
+        state.waiting.push(DeferredDelivery { due, since, cause, tenant, delivery });
+        drop(state);
         self.changed.notify_waiters();
     }
 
@@ -143,6 +157,28 @@ impl<T> DeferredDeliveries<T> {
         }
         drop(state);
         self.changed.notify_waiters();
+    }
+
+    /// Begins the run of a message that has arrived of a late tenant, if its turn has come: they rest and take turns with those that come
+    /// back. Returns whether it may run.
+    pub(crate) fn may_begin_late(&self, now: Instant) -> bool {
+        let mut state = self.lock();
+        let is_late_and_due =
+            |one: &DeferredDelivery<T>| one.due <= now && state.late.contains_key(&one.tenant);
+        let comes_back = !state.late_came_back && state.waiting.iter().any(is_late_and_due);
+        if comes_back || state.late_rests.is_some_and(|until| now < until) {
+            return false;
+        }
+        state.late_rests = Some(now + LONGEST_REST);
+        state.late_came_back = false;
+        true
+    }
+
+    /// Forgets which tenants are late.
+    pub(crate) fn forget_late(&self) {
+        let mut state = self.lock();
+        state.late.clear();
+        state.late_rests = None;
     }
 
     /// Returns the tenants that are known as late.
@@ -186,18 +222,18 @@ impl<T> DeferredDeliveries<T> {
         self.lock().pause.map(|pause| pause.arrivals)
     }
 
-    /// Returns up to `most` deliveries that are due: while the consumer is paused, failed ones one at a time; of late tenants one at most, and
-    /// none while they rest if `others` have arrived.
+    /// Returns up to `most` deliveries that are due, of tenants in turns: while the consumer is paused, failed ones one at a time; of late
+    /// tenants one at most, and none while they rest if `others` have arrived.
     pub(crate) fn due(&self, now: Instant, most: usize, others: bool) -> DueDeliveries<T> {
-        let mut state = self.lock();
+        let state = &mut *self.lock();
         state.late.retain(|_, until| now < *until);
         let rests = state.late_rests.filter(|until| others && now < *until);
         let mut may_be_late = rests.is_none();
         let pause = state.pause;
         let mut back = Vec::new();
         let mut probes = pause.map_or(usize::MAX, |pause| usize::from(pause.probe <= now));
-        // The longest-waiting first, so that each gets its turn.
-        state.waiting.sort_by_key(|one| one.due);
+        // Of a tenant, the longest-waiting first, so that each gets its turn.
+        state.waiting.sort_by_cached_key(|one| (state.turns.get(&one.tenant).copied(), one.due));
         for of_one in [OF_ONE, AT_ONCE] {
             let mut of_tenant: HashMap<IdentityPart, usize> = HashMap::new();
             let mut kept = Vec::with_capacity(state.waiting.len());
@@ -212,7 +248,10 @@ impl<T> DeferredDeliveries<T> {
                     if is_late {
                         may_be_late = false;
                         state.late_rests = Some(now + LONGEST_REST);
+                        state.late_came_back = true;
                     }
+                    state.last_turn += 1;
+                    state.turns.insert(one.tenant.clone(), state.last_turn);
                     *of_tenant.entry(one.tenant).or_default() += 1;
                     probes = probes.saturating_sub(usize::from(one.cause == Cause::Environment));
                     back.push(one.delivery);
@@ -232,6 +271,8 @@ impl<T> DeferredDeliveries<T> {
             }
         };
         let next = state.waiting.iter().map(soonest).min();
+        let tenants: HashSet<&IdentityPart> = state.waiting.iter().map(|one| &one.tenant).collect();
+        state.turns.retain(|tenant, _| tenants.contains(tenant));
         DueDeliveries { back, next, arrivals: pause.map(|pause| pause.arrivals) }
     }
 
@@ -301,6 +342,41 @@ mod tests {
         assert_eq!(back.len(), AT_ONCE);
         assert_eq!(back.iter().filter(|number| **number >= 1_000).count(), OF_ONE);
         assert_eq!(aside.len(), 1_005 - AT_ONCE);
+    }
+
+    #[test]
+    fn tenants_take_turns_also_where_one_comes_back_at_a_time() {
+        let (aside, start) = (DeferredDeliveries::default(), Instant::now());
+        for number in 0..1_000 {
+            aside.put(start, start, Cause::Held, acme(), number);
+        }
+        let globex = IdentityPart::new(b"globex").unwrap();
+        for number in 1_000..1_002 {
+            aside.put(start + millis(1), start, Cause::Held, globex.clone(), number);
+        }
+        let back = || aside.due(start + millis(1), 1, false).back[0];
+        assert_eq!([back(), back(), back(), back(), back()], [0, 1_000, 1, 1_001, 2]);
+        aside.put(start, start, Cause::Held, globex, 1_002);
+        let back = || aside.due(start + millis(1), 1, false).back[0];
+        assert_eq!([back(), back(), back()], [3, 1_002, 4], "it joins behind those that wait");
+    }
+
+    #[test]
+    fn late_ones_that_have_arrived_take_turns_with_those_that_come_back() {
+        let (aside, start) = (DeferredDeliveries::default(), Instant::now());
+        aside.out_of_time(start, &acme(), millis(1_000));
+        assert!(!aside.may_begin_late(start), "they rest");
+        let now = start + millis(1_000);
+        assert!(aside.may_begin_late(now), "none waits here");
+        assert!(!aside.may_begin_late(now), "one is at work");
+        (0..2).for_each(|number| aside.put(start, start, Cause::Held, acme(), number));
+        let mut turns = Vec::new();
+        for _ in 0..4 {
+            aside.in_time(now, &acme(), millis(0), false);
+            let arrived = aside.may_begin_late(now);
+            turns.push(if arrived { None } else { aside.due(now, 1, true).back.pop() });
+        }
+        assert_eq!(turns, [Some(0), None, Some(1), None]);
     }
 
     const fn millis(millis: u64) -> Duration {

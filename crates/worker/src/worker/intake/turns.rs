@@ -6,20 +6,34 @@ use std::fmt;
 
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TryRecvError;
+use tokio::time::Instant;
 
+use super::aside::LONGEST_ASIDE;
 use oncely_core::identity::IdentityPart;
 
 /// Returns a delivery's tenant; `None` if it is unknown. Those are one more tenant.
 pub(crate) type TenantFn<T> = Box<dyn Fn(&T) -> Option<IdentityPart> + Send + Sync>;
 
+/// Room of late tenants among the deliveries that wait here. The broker sends no more than it does ahead, in messages of a queue and in
+/// bytes: without a bound, theirs would keep those behind them in the queue.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LateRoom<T> {
+    pub(super) messages: usize,
+    pub(super) bytes: usize,
+    /// Returns a delivery's bytes.
+    pub(super) size_of: fn(&T) -> usize,
+}
+
 /// Deliveries that wait for a lane, by tenant.
 pub(super) struct TenantTurns<T> {
     tenant_of: TenantFn<T>,
+    late_room: LateRoom<T>,
     /// Most deliveries that are sorted: as many as the broker sends ahead.
     most: usize,
     /// Received, and not yet among `waiting`.
     received: Vec<T>,
-    waiting: HashMap<Option<IdentityPart>, VecDeque<T>>,
+    /// With the time at which each has arrived.
+    waiting: HashMap<Option<IdentityPart>, VecDeque<(Instant, T)>>,
     /// Tenants in the order of their turns. Each one with waiting deliveries is here once.
     order: VecDeque<Option<IdentityPart>>,
     count: usize,
@@ -32,9 +46,10 @@ impl<T> fmt::Debug for TenantTurns<T> {
 }
 
 impl<T> TenantTurns<T> {
-    pub(super) fn new(tenant_of: TenantFn<T>, most: usize) -> Self {
+    pub(super) fn new(tenant_of: TenantFn<T>, most: usize, late_room: LateRoom<T>) -> Self {
         Self {
             tenant_of,
+            late_room,
             most: most.max(1),
             received: Vec::new(),
             waiting: HashMap::new(),
@@ -83,6 +98,24 @@ impl<T> TenantTurns<T> {
         self.order.iter().any(|tenant| !is_late(tenant.as_ref(), late))
     }
 
+    /// Takes a delivery of a late tenant into `batch` before those of others. Returns whether there is one.
+    pub(super) fn take_late(&mut self, batch: &mut Vec<T>, late: &HashSet<IdentityPart>) -> bool {
+        let Some(next) = self.order.iter().position(|tenant| is_late(tenant.as_ref(), late)) else {
+            return false;
+        };
+        let tenant = self.order.remove(next);
+        let order = std::mem::replace(&mut self.order, tenant.into_iter().collect());
+        let taken = self.share_out(batch, 1);
+        let again = std::mem::replace(&mut self.order, order);
+        self.order.extend(again);
+        taken > 0
+    }
+
+    /// Returns whether a delivery of a late tenant waits.
+    pub(super) fn has_late(&self, late: &HashSet<IdentityPart>) -> bool {
+        self.order.iter().any(|tenant| is_late(tenant.as_ref(), late))
+    }
+
     /// Sorts received deliveries by tenant.
     fn enqueue_received(&mut self, receiver: &mut mpsc::Receiver<T>) {
         for one in std::mem::take(&mut self.received) {
@@ -98,6 +131,7 @@ impl<T> TenantTurns<T> {
 
     fn put(&mut self, one: T) {
         let tenant = (self.tenant_of)(&one);
+        let one = (Instant::now(), one);
         self.count += 1;
         match self.waiting.get_mut(&tenant) {
             Some(waiting) => waiting.push_back(one),
@@ -109,14 +143,15 @@ impl<T> TenantTurns<T> {
     }
 
     /// Takes equal shares of all tenants with waiting deliveries; an unused share goes to the others. Those of `late` tenants wait for all
-    /// others, and come one at a time: each may use up its time. If they are more than half of the messages sent ahead, the same number
-    /// of them comes with others, as far as there is room, or a batch of them alone: they go aside untried, and make room for those behind.
+    /// others, and come one at a time: each may use up its time. If there is no room for them, or one has waited for two minutes, the same
+    /// number of them comes with others, as far as there is room, or a batch of them alone: they go aside untried, and make room for those
+    /// behind.
     fn take(&mut self, batch: &mut Vec<T>, most: usize, late: &HashSet<IdentityPart>) -> usize {
         if late.is_empty() {
             return self.share_out(batch, most);
         }
         let (waits, others) = self.order.drain(..).partition(|tenant| is_late(tenant.as_ref(), late));
-        let are_many = self.count_of(&waits) > self.most / 2;
+        let are_many = self.have_no_room(&waits, Instant::now());
         self.order = others;
         let taken = self.share_out(batch, most);
         let others = std::mem::replace(&mut self.order, waits);
@@ -132,8 +167,16 @@ impl<T> TenantTurns<T> {
         taken + of_late
     }
 
-    fn count_of(&self, tenants: &VecDeque<Option<IdentityPart>>) -> usize {
-        tenants.iter().filter_map(|tenant| self.waiting.get(tenant)).map(VecDeque::len).sum()
+    /// Returns whether the deliveries of late tenants are too many, too large together, or one has waited too long.
+    fn have_no_room(&self, late: &VecDeque<Option<IdentityPart>>, now: Instant) -> bool {
+        let LateRoom { messages, bytes, size_of } = self.late_room;
+        let (mut count, mut size, mut is_old) = (0, 0, false);
+        for (arrived, one) in late.iter().filter_map(|tenant| self.waiting.get(tenant)).flatten() {
+            count += 1;
+            size += size_of(one);
+            is_old |= now.saturating_duration_since(*arrived) > LONGEST_ASIDE;
+        }
+        count > messages || size > bytes || is_old
     }
 
     fn share_out(&mut self, batch: &mut Vec<T>, most: usize) -> usize {
@@ -144,7 +187,7 @@ impl<T> TenantTurns<T> {
         {
             let Some(waiting) = self.waiting.get_mut(&tenant) else { continue };
             let some = share.min(room).min(waiting.len());
-            batch.extend(waiting.drain(..some));
+            batch.extend(waiting.drain(..some).map(|(_, one)| one));
             room -= some;
             self.count -= some;
             if waiting.is_empty() {
@@ -171,7 +214,8 @@ mod tests {
     type One = (&'static str, u32);
 
     fn turns(most: usize) -> TenantTurns<One> {
-        TenantTurns::new(Box::new(|one| IdentityPart::new(one.0.as_bytes()).ok()), most)
+        let late_room = LateRoom { messages: most / 2, bytes: 60_000, size_of: |_| 100 };
+        TenantTurns::new(Box::new(|one| IdentityPart::new(one.0.as_bytes()).ok()), most, late_room)
     }
 
     fn channel(messages: impl IntoIterator<Item = One>) -> (mpsc::Sender<One>, mpsc::Receiver<One>) {
@@ -224,6 +268,34 @@ mod tests {
         }
         batch.clear();
         assert_eq!(turns.receive_now(&mut receiver, &mut batch, 100, &HashSet::new()), 3, "late no more");
+    }
+
+    #[test]
+    fn those_of_a_late_tenant_have_room_in_number_and_bytes_and_for_two_minutes() {
+        let (_sender, mut receiver) = channel(many("late", 601).chain(many("acme", 3)));
+        let mut turns = turns(2_000);
+        turns.receive_now(&mut receiver, &mut Vec::new(), 0, &HashSet::new());
+        let late = VecDeque::from([IdentityPart::new(b"late").ok()]);
+        let now = Instant::now();
+        assert!(turns.have_no_room(&late, now), "60,100 bytes");
+        turns.late_room.bytes = 60_100;
+        assert!(!turns.have_no_room(&late, now));
+        assert!(turns.have_no_room(&late, now + LONGEST_ASIDE * 2));
+        turns.late_room.messages = 600;
+        assert!(turns.have_no_room(&late, now));
+        assert!(!turns.have_no_room(&VecDeque::from([IdentityPart::new(b"acme").ok()]), now));
+    }
+
+    #[test]
+    fn one_of_a_late_tenant_comes_alone_before_others_and_they_take_turns() {
+        let (_sender, mut receiver) = channel(many("late", 3).chain(many("slow", 2)).chain(many("acme", 1)));
+        let late = HashSet::from(["late", "slow"].map(|name| IdentityPart::new(name.as_bytes()).unwrap()));
+        let mut turns = turns(1_000);
+        assert!(turns.has_others(&mut receiver, &late));
+        let mut batch = Vec::new();
+        while turns.take_late(&mut batch, &late) {}
+        assert_eq!(batch, [("late", 0), ("slow", 0), ("late", 1), ("slow", 1), ("late", 2)]);
+        assert!(turns.has_others(&mut receiver, &late) && !turns.has_late(&late));
     }
 
     fn many(tenant: &'static str, count: u32) -> impl Iterator<Item = One> {
