@@ -13,7 +13,6 @@ use tokio::sync::{Mutex, Notify};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::gate::{Gate, WAITING};
 use crate::support::{World, message};
 
 /// Does what the payload says, and counts its calls.
@@ -329,12 +328,8 @@ impl Handler for Sleeping {
     async fn handle(&self, mut context: Context<'_>, message: Message<'_>) -> Result<(), HandlerError> {
         let (kind, seconds) = message.key().split_once('-').unwrap();
         self.of_acme.fetch_add(u32::from(message.tenant() == "acme"), Ordering::Relaxed);
-        match kind {
-            "bad" => return Err(HandlerError::transient("boom")),
-            "gate" => {
-                sqlx::query("select pg_advisory_xact_lock(4711)").execute(context.connection()).await?;
-            }
-            _ => {}
+        if kind == "bad" {
+            return Err(HandlerError::transient("boom"));
         }
         let seconds: f64 = seconds.parse().unwrap();
         sqlx::query("select pg_sleep($1)").bind(seconds).execute(context.connection()).await?;
@@ -345,13 +340,13 @@ impl Handler for Sleeping {
 /// A batch that one message fails at once, with others behind it that use up their time.
 #[tokio::test]
 async fn handlers_that_use_up_their_time_keep_another_tenants_messages_waiting_for_one_of_them() {
-    those_out_of_time_keep_others_waiting_for_one("gate-0", "quick-0.00").await;
+    those_out_of_time_keep_others_waiting_for_one("first-0.05", "quick-0.00").await;
 }
 
 /// Batches of one message, since the first one took long; those from aside come back while some still wait.
 #[tokio::test]
 async fn handlers_that_use_up_their_time_keep_small_batches_of_another_tenant_waiting_for_one_of_them() {
-    those_out_of_time_keep_others_waiting_for_one("gate-1", "quick-0.30").await;
+    those_out_of_time_keep_others_waiting_for_one("first-1", "quick-0.30").await;
 }
 
 async fn those_out_of_time_keep_others_waiting_for_one(first: &str, quick: &str) {
@@ -359,19 +354,15 @@ async fn those_out_of_time_keep_others_waiting_for_one(first: &str, quick: &str)
     let settings = format!("queue = {:?}", world.queue("rust"));
     world.reconfigure(&settings, &format!("{settings}\nlanes = 1\nfair = true\ndeadline = \"2s\""));
     let handler = Sleeping::default();
-    let messages = std::iter::once(("initech", "bad-0".to_owned()))
+    let messages = [("initech", first.to_owned()), ("initech", "bad-0".to_owned())]
+        .into_iter()
         .chain((600..610).map(|seconds| ("acme", format!("slow-{seconds}"))))
         .chain((0..10).map(|n| ("globex", format!("{quick}{n}"))));
     let queue = world.queue("rust");
     let messages = messages.map(|(tenant, key)| (queue.clone(), message(tenant, &key), b"{}".to_vec()));
-    let gate = Gate::shut(&world).await;
-    let running = run(Worker::builder(world.config()).handler("rust", handler.clone()).build().unwrap());
-    // All others are there when the lane has done this one.
-    world.publish("rust", message("initech", first), "{}").await;
-    world.wait_for(WAITING, 1).await;
     world.broker.publish_all("", messages.collect()).await.unwrap();
-    world.wait_for_ready(&queue, 0).await;
-    gate.open().await;
+    // All others are there when the lane has done the first one.
+    let running = run(Worker::builder(world.config()).handler("rust", handler.clone()).build().unwrap());
     world.wait_for("select count(*) from app.effects", 11).await;
     let of_acme = handler.of_acme.load(Ordering::Relaxed);
     end(running).await;

@@ -312,7 +312,7 @@ impl<K: Clone + Eq + Hash> Witnesses<K> {
         met.last = began.number;
     }
 
-    /// Returns whether this one has met locks for so long, and in so many tries, that they are not momentary.
+    /// Returns whether this one has met locks for a minute, in several tries: they are not momentary.
     pub fn persists(&self, key: &K, now: Instant) -> bool {
         let state = self.lock();
         let one = state.undecided.get(key).filter(|one| !one.is_forgotten(now));

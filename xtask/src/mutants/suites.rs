@@ -347,6 +347,20 @@ pub(crate) const TESTED: &[Tested] = &[
         ],
     ),
     unit(
+        "late_tenants_rest_only_for_arrivals",
+        "oncely-worker",
+        &[
+            "worker::intake::arrivals::tests::one_of_a_late_tenant_runs_when_it_has_rested_however_many_others_arrive",
+        ],
+    ),
+    unit(
+        "late_runs_never_end",
+        "oncely-worker",
+        &[
+            "worker::intake::arrivals::tests::one_of_a_late_tenant_runs_when_it_has_rested_however_many_others_arrive",
+        ],
+    ),
+    unit(
         "large_late_arrivals_stay",
         "oncely-worker",
         &[

@@ -17,7 +17,7 @@ use crate::worker::isolation::permit::Isolation;
 use crate::worker::isolation::suspects::{BatchPart, SuspectGroups, group_suspects, has_suspects};
 use crate::worker::settle::settle;
 use crate::worker::shared::ConsumerContext;
-use crate::worker::transaction::decider::Decider;
+use crate::worker::transaction::decider::{Decider, TakenTogether};
 use crate::worker::transaction::runner::TransactionRunner;
 use crate::worker::undecided::{abandon_deliveries, postponed};
 use oncely_amqp::{ChannelLife, Delivery};
@@ -57,13 +57,13 @@ impl Lane {
         loop {
             self.decider.runner.mark_idle();
             let mut batch = Vec::new();
-            let mut taken = BatchOrigin::Arrived;
+            let (mut taken, mut late) = (BatchOrigin::Arrived, None);
             let owes = self.decider.runner.owes_marks();
             let mut is_over = true;
             tokio::select! {
                 biased;
                 () = self.shared.stop.cancelled() => {}
-                from = arrivals.take(&mut batch) => taken = from,
+                from = arrivals.take(&mut batch) => (taken, late) = from,
                 // Deliveries taken by then are in `batch`.
                 () = tokio::time::sleep(MARKS_OWED), if owes => is_over = false,
             }
@@ -79,7 +79,7 @@ impl Lane {
                 abandon_deliveries(&shared, batch).await;
                 continue;
             };
-            self.decider.is_out_of_time = false;
+            self.decider.together = TakenTogether::default();
             for batch in split_by_bytes(batch, |delivery| delivery.size()) {
                 let abandon = self.shared.abandon.clone();
                 let done = tokio::select! {
@@ -97,6 +97,7 @@ impl Lane {
                     tracing::debug!(consumer = %self.shared.consumer.name, "batch left to redelivery");
                 }
             }
+            drop(late);
         }
         self.decider.runner.close().await;
     }

@@ -17,6 +17,7 @@ use super::leased::{self, LeasedTrial};
 use super::progress::ConsumerProgress;
 use super::register::register;
 use super::shared::{ConsumerContext, ProcessContext};
+use super::transaction::decider::TakenTogether;
 use super::{Worker, WorkerError};
 use oncely_amqp::Delivery;
 use oncely_config::ConsumerSettings;
@@ -171,7 +172,7 @@ impl TrialConsumer {
         let count = deliveries.len();
         let is_done = match &mut self.hands {
             TrialExecutor::Lane(one) => {
-                one.lane.decider.is_out_of_time = false;
+                one.lane.decider.together = TakenTogether::default();
                 one.arrivals.aside.forget_late();
                 let batch = one.lane.process_batch(BatchOrigin::Arrived, deliveries);
                 let done = ended_at(until, batch).await?.is_ok();

@@ -106,7 +106,7 @@ impl<T> Arrivals<T> {
     /// Lets tenants take turns within this number of messages, which the broker sends ahead.
     pub(crate) fn in_turns(mut self, ahead: usize, tenant_of: TenantFn<T>, size_of: fn(&T) -> usize) -> Self {
         // Beside those aside, and those that are not settled yet.
-        let late_room = LateRoom { messages: self.room, bytes: self.bytes / 2, size_of };
+        let late_room = LateRoom { messages: self.room / 2, bytes: self.bytes / 2, size_of };
         self.arriving.get_mut().turns = Some(TenantTurns::new(tenant_of, ahead, late_room));
         self
     }
@@ -127,14 +127,14 @@ impl<T> Arrivals<T> {
         self.aside.overflow(Instant::now(), self.room, self.bytes, size)
     }
 
-    /// Takes the next batch into `batch`, which is empty; it stays empty at the end.
+    /// Takes the next batch into `batch`, which is empty; it stays empty at the end. The guard, if any, is held until the batch is decided.
     ///
     /// At a low rate a batch is the messages that have come, without waiting. If more than a small batch has come while other lanes are at
     /// work, the processors have enough to do, and a batch taken early would only cost one commit more: the lane waits until the batch is
     /// full, or the others are done, for at most 20 ms.
     ///
     /// May be dropped at any time: the deliveries taken are in `batch`.
-    pub(crate) async fn take(&self, batch: &mut Vec<T>) -> BatchOrigin {
+    pub(crate) async fn take(&self, batch: &mut Vec<T>) -> (BatchOrigin, Option<LateRun<T>>) {
         let mut arriving = self.arriving.lock().await;
         let arriving = &mut *arriving;
         loop {
@@ -144,23 +144,30 @@ impl<T> Arrivals<T> {
             let now = Instant::now();
             let is_open = self.aside.arrivals().is_none_or(|arrivals| arrivals <= now);
             let late = self.aside.late(now);
-            let others = !late.is_empty() && arriving.has_others(&late);
-            if others && is_open && arriving.has_late(&late) && self.aside.may_begin_late(now) {
+            let arrived = !late.is_empty() && arriving.has_others(&late);
+            let others = arrived || !late.is_empty() && self.aside.has_others(now);
+            if others
+                && is_open
+                && arriving.has_late(&late)
+                && let Some(began) = self.aside.begin_late(now)
+            {
                 arriving.take_late(batch, &late);
-                return BatchOrigin::Arrived;
+                return (BatchOrigin::Arrived, Some(self.late_run(began)));
             }
-            if arriving.was_back && is_open {
+            // Else only those of late tenants have arrived, which rest.
+            let may_come = arrived || !others || !arriving.has_late(&late);
+            if arriving.was_back && is_open && may_come {
                 arriving.was_back = false;
                 arriving.receive_now(batch, self.next_batch_max(), &late);
                 if !batch.is_empty() {
-                    return BatchOrigin::Arrived;
+                    return (BatchOrigin::Arrived, None);
                 }
             }
             let due = self.aside.due(Instant::now(), self.next_batch_max(), others);
             if !due.back.is_empty() {
                 arriving.was_back = true;
                 batch.extend(due.back);
-                return BatchOrigin::Back;
+                return (BatchOrigin::Back, due.late.map(|began| self.late_run(began)));
             }
             let arrives = async {
                 if let Some(arrivals) = due.arrivals {
@@ -185,7 +192,7 @@ impl<T> Arrivals<T> {
         let late = self.aside.late(Instant::now());
         let full = self.full.min(most);
         if batch.len() <= SMALL_BATCH || batch.len() >= full {
-            return BatchOrigin::Arrived;
+            return (BatchOrigin::Arrived, None);
         }
         let mut at_work = self.at_work.subscribe();
         let others_are_done = async {
@@ -205,13 +212,30 @@ impl<T> Arrivals<T> {
             () = others_are_done => {}
             () = tokio::time::sleep(FILL_WAIT) => {}
         }
-        BatchOrigin::Arrived
+        (BatchOrigin::Arrived, None)
+    }
+
+    fn late_run(&self, began: Instant) -> LateRun<T> {
+        LateRun { aside: Arc::clone(&self.aside), began }
     }
 
     /// Counts a lane as at work on a batch, until the guard is dropped.
     pub(crate) fn at_work(&self) -> BusyLane {
         self.at_work.send_modify(|lanes| *lanes += 1);
         BusyLane(self.at_work.clone())
+    }
+}
+
+/// Guard of a batch with a message of a late tenant: until it is dropped, no other one runs while others may, for a minute at most.
+#[derive(Debug)]
+pub(crate) struct LateRun<T> {
+    aside: Arc<DeferredDeliveries<T>>,
+    began: Instant,
+}
+
+impl<T> Drop for LateRun<T> {
+    fn drop(&mut self) {
+        self.aside.end_late(self.began);
     }
 }
 
@@ -352,7 +376,7 @@ mod tests {
         let mut taken = Vec::new();
         for _ in 0..6 {
             let mut batch = Vec::new();
-            let origin = arrivals.take(&mut batch).now_or_never().unwrap();
+            let (origin, _) = arrivals.take(&mut batch).now_or_never().unwrap();
             taken.extend(batch);
             if origin == BatchOrigin::Back {
                 arrivals.aside.pause(Instant::now(), origin);
@@ -376,13 +400,29 @@ mod tests {
         arrivals.aside.out_of_time(Instant::now(), &late, Duration::ZERO);
         for number in 0..3 {
             let mut batch = Vec::new();
-            arrivals.take(&mut batch).now_or_never().unwrap();
+            let (_, at_work) = arrivals.take(&mut batch).now_or_never().unwrap();
             assert_eq!(batch, [number], "alone");
             batch.clear();
             arrivals.take(&mut batch).now_or_never().unwrap();
             assert!(batch.len() == 10 && batch.iter().all(|number| *number >= 100), "{batch:?}");
-            arrivals.aside.in_time(Instant::now(), &late, Duration::ZERO, false);
+            assert!(at_work.is_some());
         }
+        let mut batch = Vec::new();
+        while arrivals.take(&mut batch).now_or_never().is_some() {}
+        send(&sender, 10..11);
+        arrivals.aside.out_of_time(Instant::now(), &late, Duration::from_secs(30));
+        for number in 100..103 {
+            let acme = IdentityPart::new(b"acme").unwrap();
+            arrivals.aside.put(Instant::now(), Instant::now(), Cause::Held, acme, number);
+        }
+        let arrivals = Arrivals { most: 1, ..arrivals };
+        let mut taken = Vec::new();
+        for _ in 0..4 {
+            let mut batch = Vec::new();
+            arrivals.take(&mut batch).now_or_never().unwrap();
+            taken.extend(batch);
+        }
+        assert_eq!(taken, [100, 101, 102, 10], "those aside are others, too");
     }
 
     #[tokio::test]

@@ -42,7 +42,7 @@ const ARRIVALS: Duration = Duration::from_secs(1);
 /// Longest wait of a delivery here.
 pub(super) const LONGEST_ASIDE: Duration = Duration::from_secs(120);
 
-/// Longest time for which those of late tenants rest, also while one of them is at work.
+/// Longest time for which those of late tenants rest while others may run, after a run and while one of them is at work.
 const LONGEST_REST: Duration = Duration::from_secs(60);
 
 /// Time after the rest for which a tenant is known as late.
@@ -66,8 +66,10 @@ struct DeferredState<T> {
     last_turn: u64,
     /// Tenants with messages that use up their time, and until when they are known as such.
     late: HashMap<IdentityPart, Instant>,
-    /// Until then, none of their deliveries comes back while others have arrived.
+    /// Until then, none of their deliveries runs while others may.
     late_rests: Option<Instant>,
+    /// The same while one of them is at work.
+    late_at_work: Option<Instant>,
     /// The last one of a late tenant came from here: one that has arrived is next.
     late_came_back: bool,
     pause: Option<StallPause>,
@@ -97,6 +99,8 @@ struct StallPause {
 #[derive(Debug)]
 pub(crate) struct DueDeliveries<T> {
     pub(crate) back: Vec<T>,
+    /// If one of them is of a late tenant: for [`DeferredDeliveries::end_late`].
+    pub(crate) late: Option<Instant>,
     /// Time of the next check.
     pub(crate) next: Option<Instant>,
     /// Time before which no new delivery is taken.
@@ -112,6 +116,7 @@ impl<T> Default for DeferredDeliveries<T> {
                 last_turn: 0,
                 late: HashMap::new(),
                 late_rests: None,
+                late_at_work: None,
                 late_came_back: false,
                 pause: None,
             }),
@@ -133,14 +138,14 @@ impl<T> DeferredDeliveries<T> {
         self.changed.notify_waiters();
     }
 
-    /// Records that a message of the tenant used up its time without success: the next one of a late tenant comes back once others that
-    /// have arrived had as much.
+    /// Records that a message of the tenant used up its time without success: the next one of a late tenant comes back once others had as
+    /// much.
     pub(crate) fn out_of_time(&self, now: Instant, tenant: &IdentityPart, took: Duration) {
         let rests = now + took.min(LONGEST_REST);
         let mut state = self.lock();
         state.late.retain(|_, until| now < *until);
         state.late.insert(tenant.clone(), rests + LATE);
-        state.late_rests = Some(rests);
+        state.late_rests = state.late_rests.max(Some(rests));
         drop(state);
         self.changed.notify_waiters();
     }
@@ -151,7 +156,7 @@ impl<T> DeferredDeliveries<T> {
         if !state.late.contains_key(tenant) {
             return;
         }
-        state.late_rests = Some(now + took.min(LONGEST_REST));
+        state.late_rests = state.late_rests.max(Some(now + took.min(LONGEST_REST)));
         if succeeded {
             state.late.remove(tenant);
         }
@@ -160,18 +165,31 @@ impl<T> DeferredDeliveries<T> {
     }
 
     /// Begins the run of a message that has arrived of a late tenant, if its turn has come: they rest and take turns with those that come
-    /// back. Returns whether it may run.
-    pub(crate) fn may_begin_late(&self, now: Instant) -> bool {
+    /// back. Returns the time for [`Self::end_late`] if it may run.
+    pub(crate) fn begin_late(&self, now: Instant) -> Option<Instant> {
         let mut state = self.lock();
-        let is_late_and_due =
-            |one: &DeferredDelivery<T>| one.due <= now && state.late.contains_key(&one.tenant);
-        let comes_back = !state.late_came_back && state.waiting.iter().any(is_late_and_due);
-        if comes_back || state.late_rests.is_some_and(|until| now < until) {
-            return false;
+        let comes_back = !state.late_came_back
+            && state
+                .waiting
+                .iter()
+                .any(|one| state.may_run(one, now) && state.late.contains_key(&one.tenant));
+        if comes_back || state.late_rest().is_some_and(|until| now < until) {
+            return None;
         }
-        state.late_rests = Some(now + LONGEST_REST);
         state.late_came_back = false;
-        true
+        state.late_at_work = Some(now + LONGEST_REST);
+        state.late_at_work
+    }
+
+    /// Ends the run that began with this time, whether it took place or not.
+    pub(crate) fn end_late(&self, began: Instant) {
+        let mut state = self.lock();
+        // Else another one has begun, a minute later.
+        if state.late_at_work == Some(began) {
+            state.late_at_work = None;
+            drop(state);
+            self.changed.notify_waiters();
+        }
     }
 
     /// Forgets which tenants are late.
@@ -222,13 +240,19 @@ impl<T> DeferredDeliveries<T> {
         self.lock().pause.map(|pause| pause.arrivals)
     }
 
+    /// Returns whether a delivery may come back of a tenant that is not late.
+    pub(crate) fn has_others(&self, now: Instant) -> bool {
+        let state = self.lock();
+        state.waiting.iter().any(|one| state.may_run(one, now) && !state.late.contains_key(&one.tenant))
+    }
+
     /// Returns up to `most` deliveries that are due, of tenants in turns: while the consumer is paused, failed ones one at a time; of late
-    /// tenants one at most, and none while they rest if `others` have arrived.
+    /// tenants one at most, and none while they rest if there are `others` that may run.
     pub(crate) fn due(&self, now: Instant, most: usize, others: bool) -> DueDeliveries<T> {
         let state = &mut *self.lock();
         state.late.retain(|_, until| now < *until);
-        let rests = state.late_rests.filter(|until| others && now < *until);
-        let mut may_be_late = rests.is_none();
+        let rests = state.late_rest().filter(|until| others && now < *until);
+        let (mut may_be_late, mut late) = (rests.is_none(), None);
         let pause = state.pause;
         let mut back = Vec::new();
         let mut probes = pause.map_or(usize::MAX, |pause| usize::from(pause.probe <= now));
@@ -247,7 +271,8 @@ impl<T> DeferredDeliveries<T> {
                 if may_run {
                     if is_late {
                         may_be_late = false;
-                        state.late_rests = Some(now + LONGEST_REST);
+                        late = Some(now + LONGEST_REST);
+                        state.late_at_work = late;
                         state.late_came_back = true;
                     }
                     state.last_turn += 1;
@@ -273,7 +298,7 @@ impl<T> DeferredDeliveries<T> {
         let next = state.waiting.iter().map(soonest).min();
         let tenants: HashSet<&IdentityPart> = state.waiting.iter().map(|one| &one.tenant).collect();
         state.turns.retain(|tenant, _| tenants.contains(tenant));
-        DueDeliveries { back, next, arrivals: pause.map(|pause| pause.arrivals) }
+        DueDeliveries { back, late, next, arrivals: pause.map(|pause| pause.arrivals) }
     }
 
     /// Takes out the deliveries beyond `room`, in number or in bytes, and those that have waited for more than two minutes: otherwise those
@@ -317,6 +342,19 @@ impl<T> DeferredDeliveries<T> {
     fn lock(&self) -> MutexGuard<'_, DeferredState<T>> {
         // An interrupted change loses deliveries at worst; they come again with their channel.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T> DeferredState<T> {
+    /// Returns until when those of late tenants rest.
+    fn late_rest(&self) -> Option<Instant> {
+        self.late_rests.max(self.late_at_work)
+    }
+
+    /// Returns whether a delivery is due: one that failed waits for a probe while the consumer is paused.
+    fn may_run(&self, one: &DeferredDelivery<T>, now: Instant) -> bool {
+        one.due <= now
+            && (one.cause != Cause::Environment || self.pause.is_none_or(|pause| pause.probe <= now))
     }
 }
 
@@ -365,18 +403,24 @@ mod tests {
     fn late_ones_that_have_arrived_take_turns_with_those_that_come_back() {
         let (aside, start) = (DeferredDeliveries::default(), Instant::now());
         aside.out_of_time(start, &acme(), millis(1_000));
-        assert!(!aside.may_begin_late(start), "they rest");
+        assert_eq!(aside.begin_late(start), None, "they rest");
         let now = start + millis(1_000);
-        assert!(aside.may_begin_late(now), "none waits here");
-        assert!(!aside.may_begin_late(now), "one is at work");
+        let began = aside.begin_late(now).expect("none waits here");
+        assert_eq!(aside.begin_late(now), None, "one is at work");
+        aside.end_late(began);
         (0..2).for_each(|number| aside.put(start, start, Cause::Held, acme(), number));
         let mut turns = Vec::new();
         for _ in 0..4 {
-            aside.in_time(now, &acme(), millis(0), false);
-            let arrived = aside.may_begin_late(now);
-            turns.push(if arrived { None } else { aside.due(now, 1, true).back.pop() });
+            let arrived = aside.begin_late(now);
+            let due = aside.due(now, 1, true);
+            turns.push(due.back.first().copied());
+            assert!(arrived.is_some() != due.late.is_some());
+            aside.end_late(arrived.or(due.late).unwrap());
         }
         assert_eq!(turns, [Some(0), None, Some(1), None]);
+        aside.put(start, start, Cause::Environment, acme(), 2);
+        aside.pause(now, BatchOrigin::Arrived);
+        assert!(aside.begin_late(now).is_some(), "the other one waits for a probe");
     }
 
     const fn millis(millis: u64) -> Duration {
@@ -411,21 +455,26 @@ mod tests {
             aside.put(start, start, Cause::Held, acme(), number);
         }
         let globex = IdentityPart::new(b"globex").unwrap();
-        aside.put(start, start, Cause::Held, globex, 10);
+        aside.put(start, start, Cause::Held, globex.clone(), 10);
         aside.out_of_time(start, &acme(), millis(4_000));
         assert_eq!(aside.late(start), HashSet::from([acme()]));
         let due = aside.due(start, 100, true);
-        assert_eq!((due.back, due.next), (vec![10], Some(start + millis(4_000))));
-        assert_eq!(aside.due(start, 100, false).back, [0], "there are no others");
+        assert_eq!((due.back, due.late, due.next), (vec![10], None, Some(start + millis(4_000))));
+        let due = aside.due(start, 100, false);
+        assert_eq!(due.back, [0], "there are no others");
         let now = start + millis(4_000);
-        assert!(aside.due(now, 100, true).back.is_empty(), "one is at work");
-        aside.out_of_time(now, &acme(), millis(1_000));
-        assert_eq!(aside.due(now + millis(1_000), 100, true).back, [1]);
-        aside.in_time(now, &acme(), millis(1), false);
-        assert_eq!(aside.due(now + millis(1), 100, true).back, [2]);
-        aside.in_time(now, &acme(), millis(1), true);
-        assert_eq!(aside.due(now, 2, true).back, [3, 4], "no more than a batch of new ones has");
-        assert_eq!(aside.due(now, 100, true).back, [5]);
+        aside.out_of_time(now, &globex, millis(1));
+        assert!(aside.due(now + millis(1), 100, true).back.is_empty(), "one is at work");
+        aside.end_late(due.late.unwrap());
+        let due = aside.due(now + millis(1), 100, true);
+        assert_eq!(due.back, [1], "it has ended without a word");
+        aside.in_time(now, &acme(), millis(1_000), false);
+        aside.end_late(due.late.unwrap());
+        assert!(aside.due(now + millis(999), 100, true).back.is_empty(), "others have as much time");
+        let now = now + millis(1_000);
+        aside.in_time(now, &acme(), millis(0), true);
+        assert_eq!(aside.due(now, 2, true).back, [2, 3], "no more than a batch of new ones has");
+        assert_eq!(aside.due(now, 100, true).back, [4, 5]);
         aside.out_of_time(now, &acme(), LONGEST_REST * 10);
         assert!(aside.late(now + LONGEST_REST + LATE).is_empty());
     }

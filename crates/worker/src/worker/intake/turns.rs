@@ -144,8 +144,8 @@ impl<T> TenantTurns<T> {
 
     /// Takes equal shares of all tenants with waiting deliveries; an unused share goes to the others. Those of `late` tenants wait for all
     /// others, and come one at a time: each may use up its time. If there is no room for them, or one has waited for two minutes, the same
-    /// number of them comes with others, as far as there is room, or a batch of them alone: they go aside untried, and make room for those
-    /// behind.
+    /// number of them comes with others, as far as there is room, or many of them alone, of which some run: the rest goes aside untried, and
+    /// makes room for those behind.
     fn take(&mut self, batch: &mut Vec<T>, most: usize, late: &HashSet<IdentityPart>) -> usize {
         if late.is_empty() {
             return self.share_out(batch, most);
@@ -157,7 +157,9 @@ impl<T> TenantTurns<T> {
         let others = std::mem::replace(&mut self.order, waits);
         let of_late = match taken {
             0 if !batch.is_empty() => 0,
-            0 => self.share_out(batch, if are_many { most } else { most.min(1) }),
+            // Of more than one, those beyond the pace go aside untried.
+            0 if are_many => self.share_out(batch, most.max(self.late_room.messages / 2).max(2)),
+            0 => self.share_out(batch, most.min(1)),
             // A full batch has one more: else a window of batches of one would never move on.
             _ if are_many => self.share_out(batch, taken.min(most - taken).max(1)),
             _ => 0,
@@ -244,6 +246,10 @@ mod tests {
             sizes.push((batch.len(), batch.iter().filter(|one| one.0 == "acme").count()));
         }
         assert_eq!(sizes, [(2, 1), (4, 2), (300, 0), (300, 0), (1, 0)]);
+        turns.late_room.messages = 200;
+        let mut batch = Vec::new();
+        turns.receive_now(&mut receiver, &mut batch, 1, &late);
+        assert_eq!(batch.len(), 100, "also where a batch has one message");
     }
 
     #[test]

@@ -62,7 +62,7 @@ pub(in crate::worker) async fn consume(
                 pass_on(ended);
                 false
             }
-            from = runner.arrivals.take(&mut batch) => {
+            (from, _) = runner.arrivals.take(&mut batch) => {
                 taken = from;
                 batch.is_empty()
             }

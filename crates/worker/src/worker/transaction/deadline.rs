@@ -13,7 +13,7 @@ use oncely_postgres::{self as pg, Backend, Outage};
 const GRACE: Duration = Duration::from_secs(2);
 
 /// query_canceled: the statement was out of time.
-const CANCELLED: &str = "57014";
+pub(super) const CANCELLED: &str = "57014";
 
 /// Returns whether a failure was out of time, by our deadline or by a limit of the server.
 pub(crate) fn is_late(fault: &Fault) -> bool {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::batch_run::BatchPlan;
+use super::deadline::CANCELLED;
 use super::runner::TransactionRunner;
 use super::setback::{Setback, Setbacks, is_of_responses};
 use crate::worker::candidate::{Candidate, LARGE, size_of_all};
@@ -54,13 +55,22 @@ pub(crate) struct Decider {
     parts_first: u32,
     /// Share of messages that fail, refused ones included.
     failing: f64,
-    /// A message of those that were taken together has used up its time.
-    pub(crate) is_out_of_time: bool,
+    /// Messages that were taken together with these, decided before them.
+    pub(crate) together: TakenTogether,
+}
+
+/// Messages that were taken together, and are decided in parts.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct TakenTogether {
+    /// One has used up its time.
+    is_out_of_time: bool,
+    /// Some are of tenants that are not late.
+    has_others: bool,
 }
 
 impl Decider {
     pub(crate) fn new(runner: TransactionRunner) -> Self {
-        Self { runner, most: usize::MAX, parts_first: 0, failing: 0.0, is_out_of_time: false }
+        Self { runner, most: usize::MAX, parts_first: 0, failing: 0.0, together: TakenTogether::default() }
     }
 
     /// Commits the batch in one transaction; if a message fails, in one that rolls back each failure by itself; a failure that the rest of
@@ -83,10 +93,15 @@ impl Decider {
             (0..work.len()).partition(|&index| !late.contains(&work[index].identity.tenant));
         let fault = Fault::new(FaultClass::Contention, None, "messages of its tenant were out of time");
         let mut outcomes = vec![Outcome::Undecided { attempts: 0, fault }; work.len()];
-        // If all are known as late there are no others to protect, unless they come after one of a large batch that was out of time.
-        let are_late = order.is_empty() && !self.is_out_of_time;
+        self.together.has_others |= !order.is_empty();
+        // If all are known as late there are no others to protect, unless one of a large batch was out of time before them.
+        let are_late = !self.together.has_others && !self.together.is_out_of_time;
         let by_themselves = back || are_late || !order.is_empty() && size_of_all(work) > LARGE;
         let mut order = if by_themselves { in_turn(order, last, back) } else { order };
+        if let Some(pace) = self.runner.shared().pace.as_ref().filter(|_| are_late && !back) {
+            // Others may arrive: the rest waits aside.
+            order.truncate(pace.most());
+        }
         if !back && self.runner.shared().consumer.lock_order.is_some() {
             order.sort_by(|one, other| work[*one].lock.cmp(&work[*other].lock));
         }
@@ -139,6 +154,10 @@ impl Decider {
                     // Tried again with some more: responses change.
                     self.most = self.most.saturating_add(self.most / 8 + 1);
                     self.adapt(&shared, plan, &done);
+                    let late = batch.iter().zip(&done).find(|(_, outcome)| is_out_of_time(outcome));
+                    if let Some((one, _)) = late.filter(|_| self.runner.took() > LONG) {
+                        self.note_out_of_time(&one.identity.tenant);
+                    }
                     fill_outcomes(outcomes, from, done);
                     (from, setbacks) = (from + batch.len(), Setbacks::default());
                     continue;
@@ -276,16 +295,15 @@ impl Decider {
             let outcome =
                 self.run_alone(isolation, BatchPlan::ByItself { witness, first }, work[index]).await?;
             self.note_failing(std::slice::from_ref(&outcome));
-            let is_long = self.runner.took() > LONG;
+            let took = self.runner.took();
+            let is_long = took > LONG;
             is_slow |= is_long;
-            let (now, took) = (Instant::now().into(), self.runner.took());
             match outcome.completes() {
                 false if is_long => {
                     late.insert(tenant);
-                    self.is_out_of_time = true;
-                    aside.out_of_time(now, tenant, took);
+                    self.note_out_of_time(tenant);
                 }
-                succeeded => aside.in_time(now, tenant, took, succeeded),
+                succeeded => aside.in_time(Instant::now().into(), tenant, took, succeeded),
             }
             if let Outcome::Undecided { fault, .. } = &outcome
                 && fault.class != FaultClass::Crashed
@@ -321,10 +339,20 @@ impl Decider {
             if matches!(&outcomes[index], Some(Outcome::Undecided { fault, .. }) if !matches!(fault.class, FaultClass::Contention | FaultClass::Crashed))
                 && progress.has_witness(&work[index].identity, progress.begin(), Instant::now().into())
             {
-                outcomes[index] = Some(self.run_alone(isolation, again, work[index]).await?);
+                let outcome = self.run_alone(isolation, again, work[index]).await?;
+                if self.runner.took() > LONG && !outcome.completes() {
+                    self.note_out_of_time(&work[index].identity.tenant);
+                }
+                outcomes[index] = Some(outcome);
             }
         }
         Ok(())
+    }
+
+    /// Records that the last transaction took long, and that a message of this tenant was the reason.
+    fn note_out_of_time(&mut self, tenant: &IdentityPart) {
+        self.together.is_out_of_time = true;
+        self.runner.arrivals.aside.out_of_time(Instant::now().into(), tenant, self.runner.took());
     }
 
     /// Runs one message in a transaction of its own.
@@ -386,6 +414,16 @@ fn in_turn(mut order: Vec<usize>, mut late: Vec<usize>, back: bool) -> Vec<usize
     }
     order.extend(late);
     order
+}
+
+/// Returns whether the message was out of time in a batch that decided the others.
+fn is_out_of_time(outcome: &Outcome) -> bool {
+    let code = match outcome {
+        Outcome::Undecided { fault, .. } => &fault.code,
+        Outcome::Retried { code, .. } | Outcome::DeadLettered { code, .. } => code,
+        _ => return false,
+    };
+    code.as_deref() == Some(CANCELLED)
 }
 
 /// Returns whether the message ran without a failure of its own. An early copy counts as well.
