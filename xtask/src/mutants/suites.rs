@@ -354,6 +354,13 @@ pub(crate) const TESTED: &[Tested] = &[
         ],
     ),
     unit(
+        "late_arrivals_go_before_others",
+        "oncely-worker",
+        &[
+            "worker::intake::arrivals::tests::one_of_a_late_tenant_runs_when_it_has_rested_however_many_others_arrive",
+        ],
+    ),
+    unit(
         "late_runs_never_end",
         "oncely-worker",
         &[

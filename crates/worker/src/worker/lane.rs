@@ -300,6 +300,7 @@ impl Lane {
         work: &[&Candidate],
     ) -> Result<RoundOutcomes, AbandonedBatch> {
         let back = taken == BatchOrigin::Back;
+        self.decider.note_others(work);
         if !has_suspects(work) {
             let done = self.decider.commit(Isolation::None, back, work).await?;
             return Ok(RoundOutcomes::all(done.into_iter().enumerate()));

@@ -45,6 +45,8 @@ struct ArrivalQueue<T> {
     turns: Option<TenantTurns<T>>,
     /// Deliveries from aside were taken last: new ones are next.
     was_back: bool,
+    /// One of a late tenant was taken last, before those of others, which are next.
+    was_late: bool,
 }
 
 impl<T> ArrivalQueue<T> {
@@ -64,6 +66,11 @@ impl<T> ArrivalQueue<T> {
     /// Returns whether a delivery of a late tenant has arrived, as far as tenants take turns.
     fn has_late(&self, late: &HashSet<IdentityPart>) -> bool {
         self.turns.as_ref().is_some_and(|turns| turns.has_late(late))
+    }
+
+    /// Returns whether the first delivery is of a late tenant, as far as tenants take turns: no other runs with it.
+    fn is_late(&self, batch: &[T], late: &HashSet<IdentityPart>) -> bool {
+        self.turns.as_ref().zip(batch.first()).is_some_and(|(turns, one)| turns.is_of_late(one, late))
     }
 
     /// Takes a delivery of a late tenant into `batch`.
@@ -98,7 +105,7 @@ impl<T> Arrivals<T> {
         (room, bytes): (usize, usize),
     ) -> Self {
         let full = most.min(prefetch / lanes.saturating_mul(2).max(1));
-        let arriving = Mutex::new(ArrivalQueue { receiver, turns: None, was_back: false });
+        let arriving = Mutex::new(ArrivalQueue { receiver, turns: None, was_back: false, was_late: false });
         let at_work = watch::Sender::new(0);
         Self { arriving, aside: Arc::default(), at_work, most, pace: None, full, room, bytes }
     }
@@ -147,11 +154,13 @@ impl<T> Arrivals<T> {
             let arrived = !late.is_empty() && arriving.has_others(&late);
             let others = arrived || !late.is_empty() && self.aside.has_others(now);
             if others
+                && !arriving.was_late
                 && is_open
                 && arriving.has_late(&late)
                 && let Some(began) = self.aside.begin_late(now)
             {
                 arriving.take_late(batch, &late);
+                arriving.was_late = true;
                 return (BatchOrigin::Arrived, Some(self.late_run(began)));
             }
             // Else only those of late tenants have arrived, which rest.
@@ -160,12 +169,13 @@ impl<T> Arrivals<T> {
                 arriving.was_back = false;
                 arriving.receive_now(batch, self.next_batch_max(), &late);
                 if !batch.is_empty() {
-                    return (BatchOrigin::Arrived, None);
+                    arriving.was_late = false;
+                    return (BatchOrigin::Arrived, self.late_run_of(arriving, batch, &late));
                 }
             }
             let due = self.aside.due(Instant::now(), self.next_batch_max(), others);
             if !due.back.is_empty() {
-                arriving.was_back = true;
+                (arriving.was_back, arriving.was_late) = (true, false);
                 batch.extend(due.back);
                 return (BatchOrigin::Back, due.late.map(|began| self.late_run(began)));
             }
@@ -188,11 +198,13 @@ impl<T> Arrivals<T> {
                 () = changed.as_mut() => {}
             }
         }
+        arriving.was_late = false;
         let most = self.next_batch_max();
         let late = self.aside.late(Instant::now());
         let full = self.full.min(most);
-        if batch.len() <= SMALL_BATCH || batch.len() >= full {
-            return (BatchOrigin::Arrived, None);
+        let run = self.late_run_of(arriving, batch, &late);
+        if batch.len() <= SMALL_BATCH || batch.len() >= full || run.is_some() {
+            return (BatchOrigin::Arrived, run);
         }
         let mut at_work = self.at_work.subscribe();
         let others_are_done = async {
@@ -213,6 +225,15 @@ impl<T> Arrivals<T> {
             () = tokio::time::sleep(FILL_WAIT) => {}
         }
         (BatchOrigin::Arrived, None)
+    }
+
+    fn late_run_of(
+        &self,
+        arriving: &ArrivalQueue<T>,
+        batch: &[T],
+        late: &HashSet<IdentityPart>,
+    ) -> Option<LateRun<T>> {
+        arriving.is_late(batch, late).then(|| self.late_run(self.aside.late_begins(Instant::now())))
     }
 
     fn late_run(&self, began: Instant) -> LateRun<T> {
@@ -401,11 +422,11 @@ mod tests {
         for number in 0..3 {
             let mut batch = Vec::new();
             let (_, at_work) = arrivals.take(&mut batch).now_or_never().unwrap();
-            assert_eq!(batch, [number], "alone");
+            assert!(at_work.is_some() && batch == [number], "alone: {batch:?}");
+            drop(at_work);
             batch.clear();
             arrivals.take(&mut batch).now_or_never().unwrap();
             assert!(batch.len() == 10 && batch.iter().all(|number| *number >= 100), "{batch:?}");
-            assert!(at_work.is_some());
         }
         let mut batch = Vec::new();
         while arrivals.take(&mut batch).now_or_never().is_some() {}

@@ -68,8 +68,8 @@ struct DeferredState<T> {
     late: HashMap<IdentityPart, Instant>,
     /// Until then, none of their deliveries runs while others may.
     late_rests: Option<Instant>,
-    /// The same while one of them is at work.
-    late_at_work: Option<Instant>,
+    /// The same for each of them that is at work.
+    late_at_work: Vec<Instant>,
     /// The last one of a late tenant came from here: one that has arrived is next.
     late_came_back: bool,
     pause: Option<StallPause>,
@@ -116,7 +116,7 @@ impl<T> Default for DeferredDeliveries<T> {
                 last_turn: 0,
                 late: HashMap::new(),
                 late_rests: None,
-                late_at_work: None,
+                late_at_work: Vec::new(),
                 late_came_back: false,
                 pause: None,
             }),
@@ -177,19 +177,22 @@ impl<T> DeferredDeliveries<T> {
             return None;
         }
         state.late_came_back = false;
-        state.late_at_work = Some(now + LONGEST_REST);
-        state.late_at_work
+        Some(state.late_begins(now))
+    }
+
+    /// Records that a message of a late tenant runs while no others may. Returns the time for [`Self::end_late`].
+    pub(crate) fn late_begins(&self, now: Instant) -> Instant {
+        self.lock().late_begins(now)
     }
 
     /// Ends the run that began with this time, whether it took place or not.
     pub(crate) fn end_late(&self, began: Instant) {
         let mut state = self.lock();
-        // Else another one has begun, a minute later.
-        if state.late_at_work == Some(began) {
-            state.late_at_work = None;
-            drop(state);
-            self.changed.notify_waiters();
+        if let Some(one) = state.late_at_work.iter().position(|until| *until == began) {
+            state.late_at_work.swap_remove(one);
         }
+        drop(state);
+        self.changed.notify_waiters();
     }
 
     /// Forgets which tenants are late.
@@ -271,8 +274,7 @@ impl<T> DeferredDeliveries<T> {
                 if may_run {
                     if is_late {
                         may_be_late = false;
-                        late = Some(now + LONGEST_REST);
-                        state.late_at_work = late;
+                        late = Some(state.late_begins(now));
                         state.late_came_back = true;
                     }
                     state.last_turn += 1;
@@ -348,7 +350,13 @@ impl<T> DeferredDeliveries<T> {
 impl<T> DeferredState<T> {
     /// Returns until when those of late tenants rest.
     fn late_rest(&self) -> Option<Instant> {
-        self.late_rests.max(self.late_at_work)
+        self.late_rests.max(self.late_at_work.iter().max().copied())
+    }
+
+    fn late_begins(&mut self, now: Instant) -> Instant {
+        let until = now + LONGEST_REST;
+        self.late_at_work.push(until);
+        until
     }
 
     /// Returns whether a delivery is due: one that failed waits for a probe while the consumer is paused.
@@ -418,6 +426,10 @@ mod tests {
             aside.end_late(arrived.or(due.late).unwrap());
         }
         assert_eq!(turns, [Some(0), None, Some(1), None]);
+        let (one, other) = (aside.late_begins(now), aside.late_begins(now));
+        aside.end_late(one);
+        assert_eq!(aside.begin_late(now), None, "the other lane is at work on one");
+        aside.end_late(other);
         aside.put(start, start, Cause::Environment, acme(), 2);
         aside.pause(now, BatchOrigin::Arrived);
         assert!(aside.begin_late(now).is_some(), "the other one waits for a probe");

@@ -111,6 +111,11 @@ impl<T> TenantTurns<T> {
         taken > 0
     }
 
+    /// Returns whether a delivery is of a late tenant.
+    pub(super) fn is_of_late(&self, one: &T, late: &HashSet<IdentityPart>) -> bool {
+        !late.is_empty() && is_late((self.tenant_of)(one).as_ref(), late)
+    }
+
     /// Returns whether a delivery of a late tenant waits.
     pub(super) fn has_late(&self, late: &HashSet<IdentityPart>) -> bool {
         self.order.iter().any(|tenant| is_late(tenant.as_ref(), late))
@@ -157,7 +162,7 @@ impl<T> TenantTurns<T> {
         let others = std::mem::replace(&mut self.order, waits);
         let of_late = match taken {
             0 if !batch.is_empty() => 0,
-            // Of more than one, those beyond the pace go aside untried.
+            // After one that takes long the others go aside untried.
             0 if are_many => self.share_out(batch, most.max(self.late_room.messages / 2).max(2)),
             0 => self.share_out(batch, most.min(1)),
             // A full batch has one more: else a window of batches of one would never move on.

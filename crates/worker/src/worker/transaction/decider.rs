@@ -73,6 +73,12 @@ impl Decider {
         Self { runner, most: usize::MAX, parts_first: 0, failing: 0.0, together: TakenTogether::default() }
     }
 
+    /// Records which messages were taken together, before they are decided in parts.
+    pub(crate) fn note_others(&mut self, work: &[&Candidate]) {
+        let late = self.runner.arrivals.aside.late(Instant::now().into());
+        self.together.has_others |= work.iter().any(|one| !late.contains(&one.identity.tenant));
+    }
+
     /// Commits the batch in one transaction; if a message fails, in one that rolls back each failure by itself; a failure that the rest of
     /// the batch may have caused runs again in a transaction of its own. A message with a failure that can't be attributed yet stays
     /// undecided. If `back`, the messages were undecided before, and each runs by itself at once; so does a large one: its body is sent once
@@ -93,15 +99,10 @@ impl Decider {
             (0..work.len()).partition(|&index| !late.contains(&work[index].identity.tenant));
         let fault = Fault::new(FaultClass::Contention, None, "messages of its tenant were out of time");
         let mut outcomes = vec![Outcome::Undecided { attempts: 0, fault }; work.len()];
-        self.together.has_others |= !order.is_empty();
         // If all are known as late there are no others to protect, unless one of a large batch was out of time before them.
-        let are_late = !self.together.has_others && !self.together.is_out_of_time;
+        let are_late = order.is_empty() && !self.together.has_others && !self.together.is_out_of_time;
         let by_themselves = back || are_late || !order.is_empty() && size_of_all(work) > LARGE;
         let mut order = if by_themselves { in_turn(order, last, back) } else { order };
-        if let Some(pace) = self.runner.shared().pace.as_ref().filter(|_| are_late && !back) {
-            // Others may arrive: the rest waits aside.
-            order.truncate(pace.most());
-        }
         if !back && self.runner.shared().consumer.lock_order.is_some() {
             order.sort_by(|one, other| work[*one].lock.cmp(&work[*other].lock));
         }
@@ -111,7 +112,7 @@ impl Decider {
             true => None,
             false => self.run_in_batches(isolation, &now, &mut decided).await?,
         };
-        self.run_one_by_one(isolation, &now, &mut decided, fault).await?;
+        self.run_one_by_one(isolation, are_late && !back, &now, &mut decided, fault).await?;
         for (index, outcome) in order.into_iter().zip(decided) {
             if let Some(outcome) = outcome {
                 outcomes[index] = outcome;
@@ -247,16 +248,18 @@ impl Decider {
         self.failing += (failed / all.max(1.0) - self.failing) * weight;
     }
 
-    /// Runs undecided messages one by one, each in a transaction of its own, and attributes their failures.
+    /// Runs undecided messages one by one, each in a transaction of its own, and attributes their failures. If all `are_late`, those after
+    /// the first second stay undecided: others may have arrived.
     async fn run_one_by_one(
         &mut self,
         isolation: Isolation,
+        are_late: bool,
         work: &[&Candidate],
         outcomes: &mut [Option<Outcome>],
         mut last: Option<Fault>,
     ) -> Result<(), AbandonedBatch> {
         let (mut unwitnessed, mut is_slow) = (0, false);
-        let aside = Arc::clone(&self.runner.arrivals.aside);
+        let began = Instant::now();
         // By tenant: a tenant with held keys only does not keep another's messages untried.
         let mut held: HashMap<&IdentityPart, usize> = HashMap::new();
         let mut late: HashSet<&IdentityPart> = HashSet::new();
@@ -280,7 +283,7 @@ impl Decider {
             }
             // A message that used up its time has taken it from all behind it: others of its tenant wait for a later batch, and after two
             // such tenants all do.
-            if late.len() > 1 || late.contains(tenant) {
+            if late.len() > 1 || late.contains(tenant) || are_late && began.elapsed() > LONG {
                 let fault = Fault::new(FaultClass::Contention, None, "messages before it were out of time");
                 outcomes[index] = Some(Outcome::Undecided { attempts: 0, fault });
                 continue;
@@ -295,15 +298,9 @@ impl Decider {
             let outcome =
                 self.run_alone(isolation, BatchPlan::ByItself { witness, first }, work[index]).await?;
             self.note_failing(std::slice::from_ref(&outcome));
-            let took = self.runner.took();
-            let is_long = took > LONG;
-            is_slow |= is_long;
-            match outcome.completes() {
-                false if is_long => {
-                    late.insert(tenant);
-                    self.note_out_of_time(tenant);
-                }
-                succeeded => aside.in_time(Instant::now().into(), tenant, took, succeeded),
+            is_slow |= self.runner.took() > LONG;
+            if self.note_time(tenant, &outcome) {
+                late.insert(tenant);
             }
             if let Outcome::Undecided { fault, .. } = &outcome
                 && fault.class != FaultClass::Crashed
@@ -340,13 +337,22 @@ impl Decider {
                 && progress.has_witness(&work[index].identity, progress.begin(), Instant::now().into())
             {
                 let outcome = self.run_alone(isolation, again, work[index]).await?;
-                if self.runner.took() > LONG && !outcome.completes() {
-                    self.note_out_of_time(&work[index].identity.tenant);
-                }
+                self.note_time(&work[index].identity.tenant, &outcome);
                 outcomes[index] = Some(outcome);
             }
         }
         Ok(())
+    }
+
+    /// Records how long the last message took, which ran by itself. Returns whether its tenant is late.
+    fn note_time(&mut self, tenant: &IdentityPart, outcome: &Outcome) -> bool {
+        let (took, succeeded) = (self.runner.took(), outcome.completes());
+        let is_late = took > LONG && !succeeded;
+        match is_late {
+            true => self.note_out_of_time(tenant),
+            false => self.runner.arrivals.aside.in_time(Instant::now().into(), tenant, took, succeeded),
+        }
+        is_late
     }
 
     /// Records that the last transaction took long, and that a message of this tenant was the reason.
