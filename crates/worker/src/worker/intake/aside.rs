@@ -196,6 +196,7 @@ impl<T> DeferredDeliveries<T> {
     }
 
     /// Forgets which tenants are late.
+    #[cfg(feature = "testing")]
     pub(crate) fn forget_late(&self) {
         let mut state = self.lock();
         state.late.clear();
