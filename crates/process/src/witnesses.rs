@@ -23,7 +23,7 @@ const UNCOUNTED: Duration = Duration::from_secs(60);
 /// Contention that lasts longer is not caused by a batch.
 const PERSISTS: Duration = Duration::from_secs(60);
 
-/// Fewest tries of it that meet a lock: one that has waited untried has not met any.
+/// Fewest tries that meet a lock before a message is charged with it: time that passes without a try proves nothing.
 const LOCKED_TRIES: u32 = 3;
 
 /// How long a failure waits for another message when none is available: by then a fault that affects all has affected another one.
@@ -60,7 +60,7 @@ struct UndecidedTry {
     /// Its first failure; `None` if it has only waited for locks.
     failed: Option<FirstFailure>,
     since: Instant,
-    /// If it has met locks.
+    /// Tries that met a lock; `None` if no try did.
     met_locks: Option<LockedTries>,
     tries: u32,
     /// Whether it waits in this process; if not, it has gone to the end of its queue.
@@ -75,7 +75,7 @@ struct LockedTries {
     /// Time of the first one.
     since: Instant,
     tries: u32,
-    /// Number of the last one's begin: it may be judged twice.
+    /// Number of the begin of the last one, which may be judged twice.
     last: u64,
 }
 
@@ -358,7 +358,7 @@ impl<K: Clone + Eq + Hash> WitnessState<K> {
             *one = fresh;
         }
         if !one.is_here {
-            // It has just come back, and waits anew.
+            // Back from its queue: the wait begins anew.
             one.since = now;
             one.is_here = true;
         }

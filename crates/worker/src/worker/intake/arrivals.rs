@@ -157,7 +157,7 @@ impl<T> Arrivals<T> {
                 && !arriving.was_late
                 && is_open
                 && arriving.has_late(&late)
-                && let Some(began) = self.aside.begin_late(now)
+                && let Some(began) = self.aside.try_begin_late(now)
             {
                 arriving.take_late(batch, &late);
                 arriving.was_late = true;
@@ -233,7 +233,7 @@ impl<T> Arrivals<T> {
         batch: &[T],
         late: &HashSet<IdentityPart>,
     ) -> Option<LateRun<T>> {
-        arriving.is_late(batch, late).then(|| self.late_run(self.aside.late_begins(Instant::now())))
+        arriving.is_late(batch, late).then(|| self.late_run(self.aside.begin_late(Instant::now())))
     }
 
     fn late_run(&self, began: Instant) -> LateRun<T> {

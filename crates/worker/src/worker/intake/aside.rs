@@ -166,7 +166,7 @@ impl<T> DeferredDeliveries<T> {
 
     /// Begins the run of a message that has arrived of a late tenant, if its turn has come: they rest and take turns with those that come
     /// back. Returns the time for [`Self::end_late`] if it may run.
-    pub(crate) fn begin_late(&self, now: Instant) -> Option<Instant> {
+    pub(crate) fn try_begin_late(&self, now: Instant) -> Option<Instant> {
         let mut state = self.lock();
         let comes_back = !state.late_came_back
             && state
@@ -177,12 +177,12 @@ impl<T> DeferredDeliveries<T> {
             return None;
         }
         state.late_came_back = false;
-        Some(state.late_begins(now))
+        Some(state.begin_late(now))
     }
 
     /// Records that a message of a late tenant runs while no others may. Returns the time for [`Self::end_late`].
-    pub(crate) fn late_begins(&self, now: Instant) -> Instant {
-        self.lock().late_begins(now)
+    pub(crate) fn begin_late(&self, now: Instant) -> Instant {
+        self.lock().begin_late(now)
     }
 
     /// Ends the run that began with this time, whether it took place or not.
@@ -275,7 +275,7 @@ impl<T> DeferredDeliveries<T> {
                 if may_run {
                     if is_late {
                         may_be_late = false;
-                        late = Some(state.late_begins(now));
+                        late = Some(state.begin_late(now));
                         state.late_came_back = true;
                     }
                     state.last_turn += 1;
@@ -354,7 +354,7 @@ impl<T> DeferredState<T> {
         self.late_rests.max(self.late_at_work.iter().max().copied())
     }
 
-    fn late_begins(&mut self, now: Instant) -> Instant {
+    fn begin_late(&mut self, now: Instant) -> Instant {
         let until = now + LONGEST_REST;
         self.late_at_work.push(until);
         until
@@ -412,28 +412,28 @@ mod tests {
     fn late_ones_that_have_arrived_take_turns_with_those_that_come_back() {
         let (aside, start) = (DeferredDeliveries::default(), Instant::now());
         aside.out_of_time(start, &acme(), millis(1_000));
-        assert_eq!(aside.begin_late(start), None, "they rest");
+        assert_eq!(aside.try_begin_late(start), None, "they rest");
         let now = start + millis(1_000);
-        let began = aside.begin_late(now).expect("none waits here");
-        assert_eq!(aside.begin_late(now), None, "one is at work");
+        let began = aside.try_begin_late(now).expect("none waits here");
+        assert_eq!(aside.try_begin_late(now), None, "one is at work");
         aside.end_late(began);
         (0..2).for_each(|number| aside.put(start, start, Cause::Held, acme(), number));
         let mut turns = Vec::new();
         for _ in 0..4 {
-            let arrived = aside.begin_late(now);
+            let arrived = aside.try_begin_late(now);
             let due = aside.due(now, 1, true);
             turns.push(due.back.first().copied());
             assert!(arrived.is_some() != due.late.is_some());
             aside.end_late(arrived.or(due.late).unwrap());
         }
         assert_eq!(turns, [Some(0), None, Some(1), None]);
-        let (one, other) = (aside.late_begins(now), aside.late_begins(now));
+        let (one, other) = (aside.begin_late(now), aside.begin_late(now));
         aside.end_late(one);
-        assert_eq!(aside.begin_late(now), None, "the other lane is at work on one");
+        assert_eq!(aside.try_begin_late(now), None, "the other lane is at work on one");
         aside.end_late(other);
         aside.put(start, start, Cause::Environment, acme(), 2);
         aside.pause(now, BatchOrigin::Arrived);
-        assert!(aside.begin_late(now).is_some(), "the other one waits for a probe");
+        assert!(aside.try_begin_late(now).is_some(), "the other one waits for a probe");
     }
 
     const fn millis(millis: u64) -> Duration {
