@@ -167,11 +167,11 @@ pub(crate) const TESTED: &[Tested] = &[
         &["leased::waiting::a_session_that_died_of_rest_does_not_keep_a_dead_runs_key"],
     ),
     it("waiting_keeps_the_prefetch", &["leased::waiting::copies_that_can_not_be_published_hold_no_place"]),
-    it(
+    // In a worker the others may come first by chance.
+    unit(
         "late_tenants_take_their_turn",
-        &[
-            "rust_handlers::handlers_that_use_up_their_time_keep_small_batches_of_another_tenant_waiting_for_one_of_them",
-        ],
+        "oncely-worker",
+        &["worker::intake::turns::tests::those_of_a_late_tenant_wait_for_all_others_and_come_one_at_a_time"],
     ),
     unit(
         "late_tenants_do_not_rest",
