@@ -358,7 +358,7 @@ impl<K: Clone + Eq + Hash> WitnessState<K> {
             *one = fresh;
         }
         if !one.is_here {
-            // Back from its queue: the wait begins anew.
+            // The message is back from its queue: its wait begins again.
             one.since = now;
             one.is_here = true;
         }

@@ -167,7 +167,7 @@ pub(crate) const TESTED: &[Tested] = &[
         &["leased::waiting::a_session_that_died_of_rest_does_not_keep_a_dead_runs_key"],
     ),
     it("waiting_keeps_the_prefetch", &["leased::waiting::copies_that_can_not_be_published_hold_no_place"]),
-    // In a worker the others may come first by chance.
+    // The test of a whole worker (rust_handlers) has passed with it.
     unit(
         "late_tenants_take_their_turn",
         "oncely-worker",
