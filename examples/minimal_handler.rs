@@ -22,7 +22,7 @@ async fn note(mut context: Context<'_>, message: Message<'_>) -> Result<(), Hand
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let config = Config::load("examples/oncely.toml".as_ref())?;
-    telemetry::start(&config.log);
+    telemetry::init(&config.log);
     let worker = Worker::builder(config).handler("transfers", handler_fn(note)).build()?;
     worker.run(shutdown::on_signal()?).await?;
     Ok(())

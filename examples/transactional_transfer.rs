@@ -50,7 +50,7 @@ impl Handler for Transfers {
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let config = Config::load("examples/oncely.toml".as_ref())?;
-    telemetry::start(&config.log);
+    telemetry::init(&config.log);
     Worker::builder(config).handler("transfers", Transfers).build()?.run(shutdown::on_signal()?).await?;
     Ok(())
 }

@@ -10,9 +10,9 @@ use lapin::message::Delivery;
 use lapin::types::ShortString;
 use serde_json::Value;
 
-use oncely_amqp::{fit, fit_properties, read};
+use oncely_amqp::{convert_delivery, fit_headers, fit_properties};
 use oncely_core::decide::{
-    FailureDecision, KeyDecision, KeyRecord, KeyStatus, OnConflict, after_failure, decide,
+    FailureDecision, KeyDecision, KeyRecord, KeyStatus, OnConflict, decide_after_failure, decide_on_key,
 };
 use oncely_core::extract::{Property, Source, identify};
 use oncely_core::fault::Fault;
@@ -22,7 +22,7 @@ use oncely_core::message::RawMessage;
 use oncely_core::own_headers;
 use oncely_core::retry::RetryPolicy;
 use oncely_core::signing::{SignedIdentity, SigningKeys};
-use oncely_postgres::class_of;
+use oncely_postgres::classify_sqlstate;
 
 /// Encodes a message in the fuzzer's form: length and bytes of the properties, of the routing key, then the body.
 #[must_use]
@@ -36,11 +36,12 @@ pub fn encode(properties: &[u8], routing_key: &[u8], body: &[u8]) -> Vec<u8> {
     encoded
 }
 
-fn part<'a>(input: &mut &'a [u8]) -> &'a [u8] {
-    let Some((length, rest)) = input.split_first_chunk::<4>() else { return &[] };
-    let length = usize::try_from(u32::from_be_bytes(*length)).unwrap_or(usize::MAX).min(rest.len());
-    let (part, rest) = rest.split_at(length);
-    *input = rest;
+/// Takes a length and its bytes from the beginning of `input`; as many bytes as there are.
+fn take_part<'a>(input: &mut &'a [u8]) -> &'a [u8] {
+    let Some((length, remainder)) = input.split_first_chunk::<4>() else { return &[] };
+    let length = usize::try_from(u32::from_be_bytes(*length)).unwrap_or(usize::MAX).min(remainder.len());
+    let (part, remainder) = remainder.split_at(length);
+    *input = remainder;
     part
 }
 
@@ -49,35 +50,35 @@ fn part<'a>(input: &mut &'a [u8]) -> &'a [u8] {
 /// # Panics
 /// If an invariant is violated.
 pub fn decode_identify_classify(input: &[u8]) {
-    let mut rest = input;
-    let (properties, routing_key) = (part(&mut rest), part(&mut rest));
+    let mut remainder = input;
+    let (properties, routing_key) = (take_part(&mut remainder), take_part(&mut remainder));
     let mut properties = properties.to_vec();
     let _ = fit_properties(&mut properties);
     let Ok((_, properties)) = lapin::protocol::basic::parse_properties(properties.as_slice()) else { return };
     // As in the AMQP client, bytes that are not UTF-8 are no text.
     let routing_key = String::from_utf8_lossy(routing_key);
     let Ok(routing_key) = ShortString::try_new(routing_key) else { return };
-    let mut delivery = Delivery::mock(1, "".into(), routing_key, false, rest.to_vec());
+    let mut delivery = Delivery::mock(1, "".into(), routing_key, false, remainder.to_vec());
     delivery.properties = properties;
-    let (message, properties) = read(delivery, "queue");
+    let (message, properties) = convert_delivery(delivery, "queue");
 
     assert!(!holds_nul(&message.headers_json()), "jsonb holds no NUL");
     let _ = message.trace_id();
     if let Some(headers) = properties.headers().clone() {
-        let kept = fit(headers.clone(), 131_072);
+        let kept = fit_headers(headers.clone(), 131_072);
         assert!(headers.inner().len() + 1 >= kept.inner().len());
     }
     let consumer = IdentityPart::new(b"consumer").expect("a short name without NUL is valid");
     for tenant in sources() {
         for key in sources() {
             match identify(&message, &consumer, &tenant, &key) {
-                Ok(identity) => identified(&message, &identity),
+                Ok(identity) => check_identified(&message, &identity),
                 Err(unidentified) => assert!(!unidentified.rejection.detail.is_empty()),
             }
         }
     }
-    payloads(&message.body);
-    classify(&String::from_utf8_lossy(rest.get(..5).unwrap_or_default()));
+    check_payloads(&message.body);
+    check_classification(&String::from_utf8_lossy(remainder.get(..5).unwrap_or_default()));
 }
 
 fn holds_nul(value: &Value) -> bool {
@@ -103,7 +104,8 @@ fn sources() -> [Source; 8] {
     ]
 }
 
-fn identified(message: &RawMessage, identity: &Identity) {
+/// Checks the bounds of an identity, and that its signature can't be guessed and reads as the identity.
+fn check_identified(message: &RawMessage, identity: &Identity) {
     for part in [&identity.tenant, &identity.key] {
         let text = part.as_str();
         assert!((1..=MAX_BYTES).contains(&text.len()) && !text.contains('\0'));
@@ -114,38 +116,43 @@ fn identified(message: &RawMessage, identity: &Identity) {
         message.headers.get(own_headers::IDENTITY)
     {
         assert!(
-            key.open(signature, &identity.consumer, &message.body).is_err(),
+            key.read_identity(signature, &identity.consumer, &message.body).is_err(),
             "a signature can't be guessed"
         );
     }
     let user = message.properties.user_id.as_deref();
     let signature = key.sign_identity(identity, user, &message.body).expect("every identity can be signed");
-    let opened = key.open(signature.as_bytes(), &identity.consumer, &message.body);
+    let opened = key.read_identity(signature.as_bytes(), &identity.consumer, &message.body);
     assert_eq!(
         opened,
         Ok(SignedIdentity { identity: Some(identity.clone()), user_id: user.map(str::to_owned) })
     );
 }
 
-fn payloads(body: &[u8]) {
+/// Checks that a body has the same fingerprint each time, by every policy, and that a known key compares it.
+fn check_payloads(body: &[u8]) {
     let pointers = FingerprintPolicy::JsonPointers(vec!["/a".into(), "/b/0/c".into(), "/a~1b".into()]);
     for policy in
         [FingerprintPolicy::Body, FingerprintPolicy::CanonicalJson, pointers, FingerprintPolicy::None]
     {
-        let print = policy.fingerprint(body);
-        assert_eq!(print, policy.fingerprint(body));
+        let fingerprint = policy.fingerprint(body);
+        assert_eq!(fingerprint, policy.fingerprint(body));
         let is_json = serde_json::from_slice::<&serde_json::value::RawValue>(body).is_ok();
         let spaced = policy.fingerprint(&[b" ", body, b"\n"].concat());
         let alike = policy == FingerprintPolicy::None || policy != FingerprintPolicy::Body && is_json;
-        assert_eq!(print == spaced, alike, "white space round JSON does not count, and is all that does not");
-        known(print);
+        assert_eq!(
+            fingerprint == spaced,
+            alike,
+            "white space round JSON does not count, and is all that does not"
+        );
+        check_known_key(fingerprint);
     }
 }
 
-/// Checks that a known key decides, and never lets another payload run.
-fn known(print: Option<Fingerprint>) {
+/// Checks that a known key rejects another payload, in every state of the key.
+fn check_known_key(fingerprint: Option<Fingerprint>) {
     for status in [KeyStatus::InProgress, KeyStatus::Completed, KeyStatus::Failed] {
-        let fingerprint = print.map(|Fingerprint(mut other)| {
+        let fingerprint = fingerprint.map(|Fingerprint(mut other)| {
             other[Fingerprint::BYTES - 1] ^= 1;
             Fingerprint(other)
         });
@@ -161,18 +168,19 @@ fn known(print: Option<Fingerprint>) {
             is_running: false,
             is_leased: false,
         };
-        let decision = decide(&record, print.as_ref(), OnConflict::DeadLetter);
-        if print.is_some() {
+        let decision = decide_on_key(&record, fingerprint.as_ref(), OnConflict::DeadLetter);
+        if fingerprint.is_some() {
             assert!(matches!(decision, KeyDecision::Reject(_)));
         }
     }
 }
 
-fn classify(code: &str) {
+/// Checks that a failure with this SQLSTATE is not retried after the last attempt.
+fn check_classification(code: &str) {
     let retry = RetryPolicy { delays: vec![Duration::from_secs(1)], max_attempts: 2, max_crashes: 3 };
-    let Some(class) = class_of(code) else { return };
+    let Some(class) = classify_sqlstate(code) else { return };
     let fault = Fault::new(class, Some(code.to_owned()), code);
-    let decision = after_failure(&fault, 2, &retry);
+    let decision = decide_after_failure(&fault, 2, &retry);
     assert!(!matches!(decision, FailureDecision::Retry(_)), "attempts end");
 }
 
@@ -182,8 +190,8 @@ mod tests {
     use oncely_core::fault::FaultClass;
     use proptest::prelude::*;
 
-    /// Classifies a SQLSTATE by the table in the documentation of [`class_of`], in an independent implementation.
-    fn by_the_table(code: &str) -> Option<FaultClass> {
+    /// Classifies a SQLSTATE by the table in the documentation of [`classify_sqlstate`], in an independent implementation.
+    fn classify_by_table(code: &str) -> Option<FaultClass> {
         const OUTAGE: [&str; 2] = ["08", "57"];
         const ENVIRONMENT: [&str; 9] = ["53", "58", "42", "3F", "3D", "28", "XX", "F0", "HV"];
         let class = &code[..2];
@@ -207,18 +215,18 @@ mod tests {
     fn every_class_of_sqlstate_has_a_meaning() {
         let letters: Vec<char> = ('0'..='9').chain('A'..='Z').collect();
         let specials = ["000", "001", "006", "014", "C01", "C02", "P01", "P03", "ZZZ"];
-        let mut looked_at = 0;
+        let mut count = 0;
         for first in &letters {
             for second in &letters {
-                for rest in specials {
-                    let code = format!("{first}{second}{rest}");
-                    assert_eq!(class_of(&code), by_the_table(&code), "{code}");
-                    classify(&code);
-                    looked_at += 1;
+                for suffix in specials {
+                    let code = format!("{first}{second}{suffix}");
+                    assert_eq!(classify_sqlstate(&code), classify_by_table(&code), "{code}");
+                    check_classification(&code);
+                    count += 1;
                 }
             }
         }
-        assert_eq!(looked_at, 36 * 36 * 9);
+        assert_eq!(count, 36 * 36 * 9);
     }
 
     /// Generates properties with flags for the following bytes, so that many pass the parser.

@@ -71,7 +71,7 @@ pub mod config {
         LargeResponse, LeaseSettings, LogFormat, LogSettings, MirrorSettings, Mode, Network, Problem,
         Problems, ProxySecret, ProxySettings, QueueArgument, QueueBinding, QueueType, RabbitSettings,
         RelaySettings, SpanAttributes, SpanParent, TlsSettings, TraceSettings, UnknownOutcomePolicy,
-        WorkerSettings, masked,
+        WorkerSettings, mask_url,
     };
 }
 
@@ -165,7 +165,7 @@ pub mod shutdown {
 /// Log lines on stderr, so that stdout is free for data.
 pub mod telemetry {
     #[doc(inline)]
-    pub use oncely_process::telemetry::start;
+    pub use oncely_process::telemetry::init;
 }
 
 #[cfg(feature = "testing")]

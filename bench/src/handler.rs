@@ -71,7 +71,7 @@ impl BatchHandler for Payments {
 
 pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let config = Config::load(&arguments.config)?;
-    telemetry::start(&config.log);
+    telemetry::init(&config.log);
     let worker = Worker::builder(config);
     let worker = match arguments.batch {
         true => worker.batch_handler("payments", Payments),

@@ -29,7 +29,7 @@ impl LeasedHandler for Calls {
 
 pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let config = Config::load(&arguments.config)?;
-    telemetry::start(&config.log);
+    telemetry::init(&config.log);
     let worker = Worker::builder(config);
     let worker = worker.leased_handler("payments", Calls(Duration::from_millis(arguments.call))).build()?;
     worker.run(shutdown::on_signal()?).await?;

@@ -200,7 +200,7 @@ fn properties(tenant: &str, key: &str) -> BasicProperties {
 }
 
 async fn run(mut process: Process) -> anyhow::Result<()> {
-    let status = process.ended(Duration::from_secs(60)).await?;
+    let status = process.wait_for_end(Duration::from_secs(60)).await?;
     anyhow::ensure!(status.success(), "{}: {status}: {}", process.program().display(), process.output());
     Ok(())
 }

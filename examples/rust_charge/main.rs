@@ -75,7 +75,7 @@ impl LeasedHandler for Charges {
 async fn main() -> anyhow::Result<()> {
     let path = std::env::var_os("ONCELY_CONFIG").map(PathBuf::from).context("ONCELY_CONFIG is not set")?;
     let config = Config::load(&path)?;
-    telemetry::start(&config.log);
+    telemetry::init(&config.log);
     let url = std::env::var("DATABASE_URL").context("DATABASE_URL is not set")?;
     let delay = std::env::var("PROVIDER_DELAY").ok().map(|delay| delay.parse()).transpose()?.unwrap_or(0.0);
     let provider =

@@ -59,7 +59,7 @@ async fn main() -> anyhow::Result<()> {
 async fn work() -> anyhow::Result<()> {
     let file = std::env::var("ONCELY_CONFIG").unwrap_or_else(|_| "examples/rust_shop/oncely.toml".to_owned());
     let config = Config::load(file.as_ref())?;
-    telemetry::start(&config.log);
+    telemetry::init(&config.log);
     Worker::builder(config).handler("orders", Orders).build()?.run(shutdown::on_signal()?).await?;
     Ok(())
 }

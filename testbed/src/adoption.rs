@@ -194,10 +194,10 @@ impl Adoption<'_> {
         let mut old = self.old()?;
         self.publish(planned).await?;
 
-        self.until_effects("old", keys * 4 / 10).await?;
+        self.wait_for_effects("old", keys * 4 / 10).await?;
         self.kill_old(&mut old).await?;
         let seen = "select count(*) from oncely.audit where outcome = 'observed'";
-        self.until("all is observed", seen, i64::try_from(planned.len())?).await?;
+        self.wait_until("all is observed", seen, i64::try_from(planned.len())?).await?;
         let ended = observer.terminate(LIMIT).await?;
         anyhow::ensure!(ended.success(), "the observer: {ended}: {}", observer.output());
         self.read_report().await?;
@@ -208,9 +208,9 @@ impl Adoption<'_> {
         self.oncely(&["check"]).await?;
         self.seed().await?;
         let mut workers = self.workers()?;
-        self.until_effects("oncely", keys * 15 / 100).await?;
+        self.wait_for_effects("oncely", keys * 15 / 100).await?;
         self.kill(&mut workers[0])?;
-        self.until_effects("oncely", keys * 25 / 100).await?;
+        self.wait_for_effects("oncely", keys * 25 / 100).await?;
         // And back, for a while: what Oncely has done is told the old consumer.
         for worker in &mut workers {
             let ended = worker.terminate(LIMIT).await?;
@@ -219,14 +219,14 @@ impl Adoption<'_> {
         self.run_file("back.sql").await?;
         let before = self.effects("old").await?;
         let mut old = self.old()?;
-        self.until_effects("old", before + keys / 20).await?;
+        self.wait_for_effects("old", before + keys / 20).await?;
         self.kill_old(&mut old).await?;
         self.seed().await?;
         let mut workers = self.workers()?;
         let before = self.effects("oncely").await?;
-        self.until_effects("oncely", before + keys / 20).await?;
+        self.wait_for_effects("oncely", before + keys / 20).await?;
         self.kill(&mut workers[1])?;
-        self.until(
+        self.wait_until(
             "every key has its effect",
             "select count(distinct (tenant, order_id)) from shop.effects",
             keys,
@@ -350,7 +350,7 @@ impl Adoption<'_> {
     async fn kill_old(&mut self, old: &mut Process) -> anyhow::Result<()> {
         self.kill_for_good(old)?;
         let sessions = "select count(*) from pg_stat_activity where application_name = 'old_consumer.py' and datname = current_database()";
-        self.until("the old consumer's session is over", sessions, 0).await
+        self.wait_until("the old consumer's session is over", sessions, 0).await
     }
 
     fn workers(&self) -> anyhow::Result<Vec<Process>> {
@@ -457,12 +457,12 @@ impl Adoption<'_> {
     }
 
     /// Waits for at least so many.
-    async fn until_effects(&mut self, writer: &str, wanted: i64) -> anyhow::Result<()> {
+    async fn wait_for_effects(&mut self, writer: &str, wanted: i64) -> anyhow::Result<()> {
         let query = format!("select least(count(*), {wanted}) from shop.effects where writer = '{writer}'");
-        self.until(&format!("effects of {writer}"), &query, wanted).await
+        self.wait_until(&format!("effects of {writer}"), &query, wanted).await
     }
 
-    async fn until(&mut self, what: &str, query: &str, wanted: i64) -> anyhow::Result<()> {
+    async fn wait_until(&mut self, what: &str, query: &str, wanted: i64) -> anyhow::Result<()> {
         let adoption = tokio::sync::Mutex::new(self);
         eventually_within(LIMIT, what, || async {
             let found = adoption.lock().await.count(query).await?;

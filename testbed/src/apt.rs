@@ -4,7 +4,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::files::one_at_a_time;
+use crate::files::lock_exclusively;
 
 /// `name` in one of the folders of `PATH`.
 pub(crate) fn in_path(name: &str) -> Option<PathBuf> {
@@ -28,7 +28,7 @@ pub(crate) fn install(missing: impl Fn() -> Option<(String, Vec<&'static str>)>)
     if missing().is_none() {
         return Ok(());
     }
-    let lock = one_at_a_time("apt");
+    let lock = lock_exclusively("apt");
     let Some((names, packages)) = missing() else { return Ok(()) };
     let failure = |why| Failure { missing: names.clone(), why };
     let _guard = lock.map_err(|_| failure("the lock of installations can't be had"))?;

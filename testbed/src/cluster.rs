@@ -88,22 +88,22 @@ impl Cluster {
         })
     }
 
-    /// A node that runs, but for this one.
-    fn another(&self, number: usize) -> anyhow::Result<usize> {
+    /// Returns the index of a running node other than `number`.
+    fn other_node(&self, number: usize) -> anyhow::Result<usize> {
         let runs = |other: &usize| *other != number && self.nodes[*other].pid().is_some();
         (0..self.nodes.len()).find(runs).context("no other node runs")
     }
 
     /// The harness leaves this node.
     fn leave(&self, number: usize) -> anyhow::Result<()> {
-        self.doors.rabbitmq.retarget(local(self.nodes[self.another(number)?].port()));
+        self.doors.rabbitmq.retarget(local(self.nodes[self.other_node(number)?].port()));
         self.doors.rabbitmq.cut();
         Ok(())
     }
 
     /// The number of the node that leads a quorum queue.
     pub async fn leader(&self, queue: &str) -> anyhow::Result<usize> {
-        let asked = self.another(self.nodes.len())?;
+        let asked = self.other_node(self.nodes.len())?;
         let text = self.nodes[asked].ctl(&["list_queues", "--silent", "name", "leader"]).await?;
         let row = text.lines().find_map(|line| line.split_once('\t').filter(|(name, _)| *name == queue));
         let (_, leader) = row.with_context(|| format!("{queue} is not in {text}"))?;
@@ -113,7 +113,7 @@ impl Cluster {
 
     /// Messages that the retry queues of a work queue hold and give to nobody: they have expired, and RabbitMQ has not handed them on.
     pub async fn held_back(&self, queue: &str) -> anyhow::Result<u64> {
-        let asked = self.another(self.nodes.len())?;
+        let asked = self.other_node(self.nodes.len())?;
         let text =
             self.nodes[asked].ctl(&["list_queues", "--silent", "name", "messages", "messages_ready"]).await?;
         let retry = format!("{queue}.retry.");
@@ -126,8 +126,8 @@ impl Cluster {
     }
 
     /// Waits until a node serves clients again, and all nodes that run have what is in a quorum queue.
-    pub async fn whole(&self, number: usize, queue: &str) -> anyhow::Result<()> {
-        self.nodes[number].answers().await?;
+    pub async fn wait_until_whole(&self, number: usize, queue: &str) -> anyhow::Result<()> {
+        self.nodes[number].wait_until_answering().await?;
         let runs: Vec<&str> =
             self.nodes.iter().filter(|node| node.pid().is_some()).map(RabbitMq::name).collect();
         wait::eventually_within(REPAIR, "the queue is on all nodes", || async {
@@ -174,7 +174,7 @@ impl Cluster {
     pub async fn lose_node(&mut self, number: usize) -> anyhow::Result<()> {
         self.kill_node(number)?;
         let name = self.nodes[number].name().to_owned();
-        self.nodes[self.another(number)?].ctl(&["forget_cluster_node", &name]).await.map(drop)
+        self.nodes[self.other_node(number)?].ctl(&["forget_cluster_node", &name]).await.map(drop)
     }
 
     /// The primary dies, and the standby takes its place.

@@ -47,7 +47,7 @@ fn free_memory() -> Option<u64> {
 }
 
 /// Waits until no other process of this user holds the lock of this name; it is held until the returned file is dropped.
-pub(crate) fn one_at_a_time(name: &str) -> anyhow::Result<File> {
+pub(crate) fn lock_exclusively(name: &str) -> anyhow::Result<File> {
     let user = rustix::process::getuid().as_raw();
     let path = std::env::temp_dir().join(format!("oncely-{user}-{name}.lock"));
     let open = File::options().create(true).truncate(false).write(true).open(&path);

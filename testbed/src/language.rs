@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use anyhow::Context as _;
 
 use crate::apt::{in_path, install};
-use crate::files::one_at_a_time;
+use crate::files::lock_exclusively;
 
 /// Name of the lock under which the clients below `target` are set up.
 const LOCK: &str = "languages";
@@ -17,7 +17,7 @@ const LOCK: &str = "languages";
 /// # Errors
 /// When there is no Python and none can be installed, or the packages can't be fetched: says what and what helps.
 pub fn python(folder: &Path, home: &Path) -> anyhow::Result<PathBuf> {
-    let _guard = one_at_a_time(LOCK)?;
+    let _guard = lock_exclusively(LOCK)?;
     // Debian's Python is there without what makes virtual environments.
     let is_whole = || {
         let can = |python: PathBuf| succeeds(Command::new(python).args(["-c", "import venv, ensurepip"]));
@@ -44,7 +44,7 @@ pub fn python(folder: &Path, home: &Path) -> anyhow::Result<PathBuf> {
 /// # Errors
 /// Like [`python`].
 pub fn node(folder: &Path, home: &Path) -> anyhow::Result<PathBuf> {
-    let _guard = one_at_a_time(LOCK)?;
+    let _guard = lock_exclusively(LOCK)?;
     let is_whole = || in_path("node").is_some() && in_path("npm").is_some();
     install(|| (!is_whole()).then(|| ("Node".to_owned(), vec!["nodejs", "npm"])))
         .map_err(|failure| anyhow::anyhow!(helps("Node 18 or later with npm", failure.why)))?;

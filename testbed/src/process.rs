@@ -71,11 +71,11 @@ impl Process {
     /// Sends SIGTERM and waits for its end.
     pub async fn terminate(&mut self, limit: Duration) -> anyhow::Result<ExitStatus> {
         self.signal(Signal::TERM)?;
-        self.ended(limit).await
+        self.wait_for_end(limit).await
     }
 
-    /// Waits for its end.
-    pub async fn ended(&mut self, limit: Duration) -> anyhow::Result<ExitStatus> {
+    /// Waits for the end of the process, up to `limit`.
+    pub async fn wait_for_end(&mut self, limit: Duration) -> anyhow::Result<ExitStatus> {
         let start = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait()? {

@@ -178,11 +178,11 @@ impl RabbitMq {
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         self.environment(&mut command);
         self.child = Some(spawner::spawn(command).context("cannot start rabbitmq-server")?);
-        self.answers().await
+        self.wait_until_answering().await
     }
 
     /// Waits until it speaks AMQP.
-    pub async fn answers(&self) -> anyhow::Result<()> {
+    pub async fn wait_until_answering(&self) -> anyhow::Result<()> {
         let port = self.port;
         wait::eventually_within(Duration::from_secs(90), "RabbitMQ answers", || async move {
             let mut stream = tokio::net::TcpStream::connect(("127.0.0.1", port)).await?;

@@ -18,7 +18,7 @@ pub struct Urls {
 }
 
 /// A URL that the environment names.
-fn given(name: &str) -> Option<String> {
+fn url_from_environment(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|url| !url.is_empty())
 }
 
@@ -42,12 +42,26 @@ impl Servers {
 
     /// The same; a PostgreSQL of ours has these settings (`name=value`) beside its defaults.
     pub async fn start_with(settings: &[&str]) -> anyhow::Result<Self> {
-        Self::with(given("DATABASE_URL"), given("AMQP_URL"), given("REDIS_URL"), settings, false).await
+        Self::with(
+            url_from_environment("DATABASE_URL"),
+            url_from_environment("AMQP_URL"),
+            url_from_environment("REDIS_URL"),
+            settings,
+            false,
+        )
+        .await
     }
 
     /// The same, and a broker of ours has its HTTP API.
     pub async fn start_with_management() -> anyhow::Result<Self> {
-        Self::with(given("DATABASE_URL"), given("AMQP_URL"), given("REDIS_URL"), &[], true).await
+        Self::with(
+            url_from_environment("DATABASE_URL"),
+            url_from_environment("AMQP_URL"),
+            url_from_environment("REDIS_URL"),
+            &[],
+            true,
+        )
+        .await
     }
 
     /// Starts three private servers, whatever the environment says: for what kills them.

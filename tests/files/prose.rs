@@ -32,7 +32,7 @@ fn comments_name_what_they_are_about() {
 
 /// Lines of documents that may hold one of the words of [`ACTORS`]: `oncely migrate plan` says whom a lock keeps waiting. Lower it when it
 /// falls.
-const MOST_IN_DOCUMENTS: usize = 1;
+const MAX_IN_DOCUMENTS: usize = 1;
 
 /// Words that leave the reader to guess who acts.
 const ACTORS: &str = r"(?i-u)\b(?:whoever|somebody|someone|nobody|anybody)\b";
@@ -64,5 +64,5 @@ fn documents_name_who_acts() {
         }
     }
     assert!(lines > 5_000, "{lines}");
-    assert!(marked.len() <= MOST_IN_DOCUMENTS, "{} lines:\n{}", marked.len(), marked.join("\n"));
+    assert!(marked.len() <= MAX_IN_DOCUMENTS, "{} lines:\n{}", marked.len(), marked.join("\n"));
 }

@@ -151,7 +151,7 @@ async fn an_observer_that_is_killed_at_every_step_counts_nothing_twice_without_s
             .map(|n| ("order.placed".to_owned(), message("acme", &format!("{step} {n}")), b"{}".to_vec()))
             .collect();
         world.broker.publish_all(&exchange, messages).await.unwrap();
-        observer.ended(std::time::Duration::from_secs(60)).await.unwrap();
+        observer.wait_for_end(std::time::Duration::from_secs(60)).await.unwrap();
         let observer = world.start_as("worker", "surviving");
         keys += 50;
         let all = "select count(*) from oncely.idempotency_keys where consumer = 'payments.observe'";

@@ -124,7 +124,7 @@ async fn a_worker_refuses_what_the_servers_do_not_hold() {
     world.consumer("payments", "handler = { function = \"app.nobody\" }");
     world.configure("[cell]\nname = \"eu-1\"");
     let mut worker = world.start("worker");
-    let status = worker.ended(std::time::Duration::from_secs(30)).await.unwrap();
+    let status = worker.wait_for_end(std::time::Duration::from_secs(30)).await.unwrap();
     let text = worker.output();
     assert_eq!(status.code(), Some(78), "{text}");
     assert!(text.contains("cell.name") && text.contains("\"main\", not \"eu-1\""), "{text}");

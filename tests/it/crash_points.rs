@@ -33,7 +33,7 @@ fn at(step: &str) -> Vec<(&'static str, String)> {
 
 /// Waits until the process has died at its step; a step that is not reached is a test that tests nothing.
 async fn dies(mut process: Process, step: &str, batch: usize) {
-    let ended = process.ended(Duration::from_secs(30)).await;
+    let ended = process.wait_for_end(Duration::from_secs(30)).await;
     let status = ended.unwrap_or_else(|error| panic!("{step}, batch {batch}: {error}: {}", process.output()));
     assert_eq!(status.signal(), Some(6), "{step}, batch {batch}: {status}: {}", process.output());
 }

@@ -85,7 +85,7 @@ async fn sigterm_in_the_middle_of_a_batch_finishes_it_first() {
     // What comes now is left for others.
     world.publish("payments", message("acme", "b"), "{}").await;
     gate.open().await;
-    let status = worker.ended(Duration::from_secs(30)).await.unwrap();
+    let status = worker.wait_for_end(Duration::from_secs(30)).await.unwrap();
     assert_eq!(status.code(), Some(0), "{}", worker.output());
     assert_eq!(world.count("select count(*) from app.effects where key = 'a'").await, 1);
     world.wait_for_ready(&world.queue("payments"), 1).await;

@@ -81,7 +81,7 @@ async fn a_program_of_one_s_own_does_its_work_and_survives_what_a_publisher_send
         for one in hostile {
             raw.publish("", queue.as_bytes(), &one.encode(), b"{}").unwrap();
         }
-        raw.confirmed().unwrap();
+        raw.wait_for_confirms().unwrap();
     })
     .await
     .unwrap();
@@ -100,6 +100,6 @@ async fn a_program_of_one_s_own_does_its_work_and_survives_what_a_publisher_send
     let responses = "select count(*) from oncely.idempotency_keys where response ->> 'noted' = key";
     assert_eq!(world.count(responses).await, 20);
     embedding.signal(Signal::INT).unwrap();
-    let status = embedding.ended(Duration::from_secs(40)).await.unwrap();
+    let status = embedding.wait_for_end(Duration::from_secs(40)).await.unwrap();
     assert!(status.success(), "{status}: {}", embedding.output());
 }

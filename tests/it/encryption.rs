@@ -229,7 +229,7 @@ impl Cipher for Rented {
         if self.is_away {
             return Err(CipherError::Other("the service is away".to_owned()));
         }
-        assert!(String::from_utf8_lossy(&place.bytes()).contains("acme"));
+        assert!(String::from_utf8_lossy(&place.to_bytes()).contains("acme"));
         Ok(EncryptedValue { key: "rented".to_owned(), bytes: plain.iter().rev().copied().collect() })
     }
 

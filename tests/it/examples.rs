@@ -60,7 +60,7 @@ impl Shop {
     /// Runs an example's program to its end; what it printed.
     async fn run(&self, name: &str, command: &Path, arguments: &[&str]) -> String {
         let mut process = self.start(name, command, arguments);
-        let status = process.ended(Duration::from_secs(60)).await.unwrap();
+        let status = process.wait_for_end(Duration::from_secs(60)).await.unwrap();
         assert!(status.success(), "{name}: {status}: {}", process.output());
         process.output()
     }
@@ -97,7 +97,7 @@ impl Shop {
             self.world.kill(&mut consumer);
             consumer = consume(self);
         }
-        let status = shop.ended(Duration::from_secs(60)).await.unwrap();
+        let status = shop.wait_for_end(Duration::from_secs(60)).await.unwrap();
         assert!(status.success(), "{}", shop.output());
         self.world.wait_within(Duration::from_secs(60), "select count(*) from oncely.events", 0).await;
         let invoices = "select count(distinct order_id) from shop.invoices";
@@ -206,7 +206,7 @@ async fn a_charge_in_python_is_killed_in_the_call_and_charged_once() {
         Process::start(&python, &[&script, "order-1"], &environment, &log).unwrap()
     };
     let ends = async |mut process: Process| {
-        let status = process.ended(Duration::from_secs(60)).await.unwrap();
+        let status = process.wait_for_end(Duration::from_secs(60)).await.unwrap();
         assert!(status.success(), "{}", process.output());
         process.output().trim().to_owned()
     };
@@ -345,7 +345,7 @@ async fn the_shop_in_rust_is_killed_and_places_each_order_once() {
     // After the commit, before the event and the reply have left.
     shop.world.wait_for("select count(*) from shop.orders", 1).await;
     let relay = shop.world.start("relay");
-    assert!(first.ended(Duration::from_secs(60)).await.unwrap().success(), "{}", first.output());
+    assert!(first.wait_for_end(Duration::from_secs(60)).await.unwrap().success(), "{}", first.output());
     for _ in 0..2 {
         let again = shop.run("rust_shop", &example, &["request", "order-1", "500"]).await;
         assert_eq!(again, first.output(), "the same reply, byte for byte");

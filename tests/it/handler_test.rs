@@ -190,7 +190,7 @@ async fn events_of_others_are_not_taken_for_the_messages() {
     world.wait_for(WAITING, 1).await;
     world.count("select count(oncely.emit('others', 'meanwhile', 'null'::jsonb))").await;
     gate.open().await;
-    let status = test.ended(Duration::from_secs(30)).await.unwrap();
+    let status = test.wait_for_end(Duration::from_secs(30)).await.unwrap();
     let told = test.output();
     assert!(status.success() && told.contains("emitted   shop order.placed, ordering key a"), "{told}");
     assert!(!told.contains("meanwhile"), "{told}");

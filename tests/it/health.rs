@@ -299,7 +299,7 @@ async fn an_address_that_is_none_is_refused_at_the_start() {
     world.configure("[worker]\nlisten = \"9464\"");
     world.consumer("payments", "");
     let mut worker = world.start("worker");
-    let status = worker.ended(std::time::Duration::from_secs(30)).await.unwrap();
+    let status = worker.wait_for_end(std::time::Duration::from_secs(30)).await.unwrap();
     assert_eq!(status.code(), Some(78));
     let part = "worker.listen: \"9464\" is not an address";
     assert!(worker.output().contains(part), "{}", worker.output());

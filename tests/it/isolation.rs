@@ -206,7 +206,7 @@ async fn a_process_whose_runtime_starves_ends_itself_and_its_messages_come_again
     world.publish("payments", message("acme", "k"), "{}").await;
     let starved = [("FAILPOINT", "worker.handle.before=starve".to_owned())];
     let mut worker = world.start_with("worker", "starved", &starved);
-    let status = worker.ended(Duration::from_secs(30)).await.unwrap();
+    let status = worker.wait_for_end(Duration::from_secs(30)).await.unwrap();
     assert_eq!(status.code(), Some(70), "{}", worker.output());
     assert!(worker.output().contains("runtime blocked"));
     let worker = world.start("worker");

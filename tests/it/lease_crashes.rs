@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use oncely_failpoint::STEPS;
 use testbed::Provider;
-use testbed::checker::{Evidence, LEASED, Leases, Letter, Order, SCHEMA, Sent, Side, empty, judge};
+use testbed::checker::{Evidence, LEASED, Leases, Letter, Order, SCHEMA, Sent, Side, drain_queue, judge};
 
 use crate::support::World;
 
@@ -74,7 +74,7 @@ async fn dies_at_every_step(runs: usize) {
         sent += orders.len();
         let fail = [address.clone(), ("FAILPOINT", (*step).to_owned())];
         let mut dying = world.start_with("charging", "dying", &fail);
-        let ended = dying.ended(Duration::from_secs(30)).await;
+        let ended = dying.wait_for_end(Duration::from_secs(30)).await;
         let status = ended.unwrap_or_else(|error| panic!("{step}, {runs} runs: {error}: {}", dying.output()));
         assert_eq!(status.signal(), Some(6), "{step}, {runs} runs: {status}: {}", dying.output());
         // Whoever held them is dead: nobody has to wait for the end of a lease to see what follows.
@@ -88,7 +88,9 @@ async fn dies_at_every_step(runs: usize) {
     }
     let queue = world.queue(LEASED);
     let letters: Vec<Letter> =
-        empty(&world.urls.rabbitmq, &format!("{queue}.dead"), Duration::from_millis(500)).await.unwrap();
+        drain_queue(&world.urls.rabbitmq, &format!("{queue}.dead"), Duration::from_millis(500))
+            .await
+            .unwrap();
     for left in [queue.clone(), format!("{queue}.retry.50ms")] {
         assert_eq!(world.broker.ready(&left).await.unwrap(), 0, "{left}");
     }

@@ -52,7 +52,7 @@ async fn a_worker_dies_around_a_transaction_of_one_statement() {
             let at = [("FAILPOINT", step.to_owned())];
             let mut worker = world.start_with("worker", "dying", &at);
             world.publish("payments", message("acme", step), "{}").await;
-            let status = worker.ended(Duration::from_secs(30)).await.unwrap();
+            let status = worker.wait_for_end(Duration::from_secs(30)).await.unwrap();
             assert_eq!(status.signal(), Some(6), "{step}: {status}: {}", worker.output());
             let worker = world.start_as("worker", "surviving");
             world.wait_for(COMPLETED, i64::try_from(round + 1).unwrap()).await;

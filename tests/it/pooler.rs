@@ -31,7 +31,7 @@ async fn a_pooler_in_transaction_mode_is_refused_with_the_reason() {
         assert!(!told.contains("not reached"), "{told}");
         let environment = [("DATABASE_URL", through[0].1.to_owned())];
         let mut worker = world.start_with("worker", "worker", &environment);
-        let status = worker.ended(std::time::Duration::from_secs(30)).await.unwrap();
+        let status = worker.wait_for_end(std::time::Duration::from_secs(30)).await.unwrap();
         assert_eq!(status.code(), Some(78), "{}", worker.output());
     }
 }

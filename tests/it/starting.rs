@@ -112,14 +112,14 @@ async fn what_only_another_configuration_mends_ends_the_process() {
         ("REDIS_URL", redis.url(), "is a node of a cluster"),
     ] {
         let mut worker = world.start_with("worker", "worker", &[(variable, value.clone())]);
-        let status = worker.ended(std::time::Duration::from_secs(60)).await.unwrap();
+        let status = worker.wait_for_end(std::time::Duration::from_secs(60)).await.unwrap();
         let told = worker.output();
         assert_eq!(status.code(), Some(78), "{variable}={value}: {told}");
         assert!(told.contains(says), "{variable}={value}: {told}");
     }
     // The relay has the same mirror.
     let mut relay = world.start_with("relay", "relay", &[("REDIS_URL", redis.url())]);
-    let status = relay.ended(std::time::Duration::from_secs(60)).await.unwrap();
+    let status = relay.wait_for_end(std::time::Duration::from_secs(60)).await.unwrap();
     assert_eq!(status.code(), Some(78), "{}", relay.output());
     let through = [("REDIS_URL", redis.url())];
     let through: Vec<(&str, &str)> = through.iter().map(|(name, url)| (*name, url.as_str())).collect();
@@ -164,7 +164,7 @@ async fn a_database_that_is_not_in_utf8_is_refused_with_what_to_do() {
         assert!(!output.status.success() && told.contains("encoding is SQL_ASCII"), "{verb}: {told}");
     }
     let mut worker = world.start_with("worker", "worker", &[("DATABASE_URL", url)]);
-    let status = worker.ended(std::time::Duration::from_secs(60)).await.unwrap();
+    let status = worker.wait_for_end(std::time::Duration::from_secs(60)).await.unwrap();
     assert_eq!(status.code(), Some(78), "{}", worker.output());
     world.sql.execute(AssertSqlSafe(format!("drop database {name}"))).await.unwrap();
 }

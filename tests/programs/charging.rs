@@ -57,7 +57,7 @@ impl LeasedHandler for Provider {
 async fn main() -> anyhow::Result<std::process::ExitCode> {
     let provider = std::env::var("PROVIDER").context("PROVIDER is not set")?;
     let config = Config::load(std::env::var("ONCELY_CONFIG").context("ONCELY_CONFIG is not set")?.as_ref())?;
-    telemetry::start(&config.log);
+    telemetry::init(&config.log);
     let worker = Worker::builder(config).leased_handler("charges", Provider(provider.parse()?));
     let stopped = worker.build()?.run(shutdown::on_signal()?).await?;
     Ok(stopped.code().into())

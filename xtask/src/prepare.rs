@@ -16,7 +16,7 @@ const FILE: &str = "sqlx-data.json";
 pub(crate) async fn run(check: bool) -> anyhow::Result<()> {
     let root = process::root();
     compose::run(&root, check)?;
-    let fresh = in_database(async |database| snapshot(&root, database).await).await?;
+    let fresh = run_in_database(async |database| snapshot(&root, database).await).await?;
     let path = root.join(FILE);
     if check {
         let stored = std::fs::read_to_string(&path).unwrap_or_default();
@@ -33,7 +33,7 @@ pub(crate) async fn run(check: bool) -> anyhow::Result<()> {
 }
 
 /// Does something with a new database of the server that `DATABASE_URL` names, or of one of our own.
-pub(crate) async fn in_database<T>(
+pub(crate) async fn run_in_database<T>(
     what: impl AsyncFnOnce(&Database) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let (server, own) = match std::env::var("DATABASE_URL") {

@@ -18,7 +18,7 @@ pub(crate) async fn run(choice: &Choice) -> anyhow::Result<()> {
         exports.push(("ONCELY_RABBITMQ__MANAGEMENT", url));
     }
     print_exports(&exports)?;
-    until_interrupted().await
+    wait_for_interrupt().await
 }
 
 /// Prints an environment as shell exports.
@@ -32,7 +32,7 @@ pub(crate) fn print_exports(environment: &[(&str, String)]) -> anyhow::Result<()
 }
 
 /// Waits for Ctrl-C.
-pub(crate) async fn until_interrupted() -> anyhow::Result<()> {
+pub(crate) async fn wait_for_interrupt() -> anyhow::Result<()> {
     eprintln!("servers are up; Ctrl-C stops them and removes their data");
     tokio::signal::ctrl_c().await?;
     Ok(())

@@ -10,7 +10,7 @@ pub struct RefusedObject {
     /// The broker's error.
     pub error: AmqpError,
     /// The broker's state in its place.
-    pub found: ExistingObject,
+    pub existing: ExistingObject,
 }
 
 /// The broker's state in place of an object that it refuses to declare.

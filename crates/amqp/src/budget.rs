@@ -15,7 +15,7 @@ pub struct Budget(Arc<BudgetUsage>);
 
 #[derive(Debug)]
 struct BudgetUsage {
-    most: usize,
+    limit: usize,
     bytes: AtomicUsize,
     freed: Notify,
 }
@@ -23,28 +23,28 @@ struct BudgetUsage {
 /// A delivery's share of the budget, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct BudgetShare {
-    held: Arc<BudgetUsage>,
+    usage: Arc<BudgetUsage>,
     bytes: usize,
 }
 
 impl Budget {
-    pub fn new(most: usize) -> Self {
-        Self(Arc::new(BudgetUsage { most, bytes: AtomicUsize::new(0), freed: Notify::new() }))
+    pub fn new(limit: usize) -> Self {
+        Self(Arc::new(BudgetUsage { limit, bytes: AtomicUsize::new(0), freed: Notify::new() }))
     }
 
-    /// Takes a share, also beyond the limit: a received message is always accepted.
+    /// Takes a share of the budget, also beyond the limit: a received message is always accepted.
     pub(super) fn take(&self, bytes: usize) -> Arc<BudgetShare> {
         self.0.bytes.fetch_add(bytes, Ordering::AcqRel);
-        Arc::new(BudgetShare { held: Arc::clone(&self.0), bytes })
+        Arc::new(BudgetShare { usage: Arc::clone(&self.0), bytes })
     }
 
     /// Returns whether the limit is not reached.
     pub fn has_room(&self) -> bool {
-        self.0.bytes.load(Ordering::Acquire) < self.0.most
+        self.0.bytes.load(Ordering::Acquire) < self.0.limit
     }
 
-    /// Waits until the limit is not reached.
-    pub async fn room(&self) {
+    /// Waits until the budget has room: its limit is not reached.
+    pub async fn wait_for_room(&self) {
         loop {
             let mut freed = std::pin::pin!(self.0.freed.notified());
             freed.as_mut().enable();
@@ -64,9 +64,9 @@ impl BudgetShare {
 
 impl Drop for BudgetShare {
     fn drop(&mut self) {
-        let before = self.held.bytes.fetch_sub(self.bytes, Ordering::AcqRel);
-        if before >= self.held.most && before - self.bytes < self.held.most {
-            self.held.freed.notify_waiters();
+        let before = self.usage.bytes.fetch_sub(self.bytes, Ordering::AcqRel);
+        if before >= self.usage.limit && before - self.bytes < self.usage.limit {
+            self.usage.freed.notify_waiters();
         }
     }
 }
@@ -84,10 +84,10 @@ mod tests {
         assert!(budget.has_room());
         let last = budget.take(1_000);
         let other = Arc::clone(&last);
-        assert!(budget.room().now_or_never().is_none());
+        assert!(budget.wait_for_room().now_or_never().is_none());
         drop(last);
         assert!(!budget.has_room(), "a clone of the delivery still lives");
-        let mut waiting = Box::pin(budget.room());
+        let mut waiting = Box::pin(budget.wait_for_room());
         assert!(waiting.as_mut().now_or_never().is_none());
         drop(other);
         assert!(waiting.now_or_never().is_some());

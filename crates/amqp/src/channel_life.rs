@@ -9,7 +9,7 @@ use lapin::options::BasicAckOptions;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use super::connection::{AmqpError, answer};
+use super::connection::{AmqpError, wait_for_answer};
 use oncely_core::settlement::{Ack, Settlement};
 
 /// Lifetime of one channel. Deliveries carry it, so that an acknowledgement can't settle another channel's delivery with the same tag.
@@ -20,14 +20,14 @@ pub struct ChannelLife {
     settlement: Mutex<Settlement>,
     /// Acknowledgements are computed and sent by one lane at a time: sent in another order, one of them would name a tag
     /// that an earlier one has covered, and the broker would close the channel.
-    sending: tokio::sync::Mutex<()>,
-    over: AtomicBool,
+    send_lock: tokio::sync::Mutex<()>,
+    is_over: AtomicBool,
     ended: CancellationToken,
     timeout: Duration,
-    credit: Mutex<ParkedPrefetch>,
+    parked_prefetch: Mutex<ParkedPrefetch>,
     crowded: Notify,
     /// Number of parked deliveries that block others.
-    crowd: usize,
+    crowd_size: usize,
 }
 
 /// Part of the prefetch that parked deliveries hold.
@@ -48,9 +48,9 @@ pub(crate) struct ParkedDelivery {
 
 impl Drop for ParkedDelivery {
     fn drop(&mut self) {
-        let mut credit = self.channel.lock_parked();
-        if credit.round == self.round {
-            credit.parked = credit.parked.saturating_sub(1);
+        let mut parked_prefetch = self.channel.lock_parked();
+        if parked_prefetch.round == self.round {
+            parked_prefetch.parked = parked_prefetch.parked.saturating_sub(1);
         }
     }
 }
@@ -69,13 +69,13 @@ impl ChannelLife {
         Self {
             channel,
             settlement: Mutex::new(Settlement::new(prefetch)),
-            sending: tokio::sync::Mutex::new(()),
-            over: AtomicBool::new(false),
+            send_lock: tokio::sync::Mutex::new(()),
+            is_over: AtomicBool::new(false),
             ended: CancellationToken::new(),
             timeout,
-            credit: Mutex::default(),
+            parked_prefetch: Mutex::default(),
             crowded: Notify::new(),
-            crowd: usize::from(prefetch / 4).max(1),
+            crowd_size: usize::from(prefetch / 4).max(1),
         }
     }
 
@@ -84,12 +84,12 @@ impl ChannelLife {
         self.lock_parked().round
     }
 
-    /// Parks a delivery of this round.
+    /// Parks a delivery of this round, and wakes [`ChannelLife::wait_until_crowded`] when a quarter of the prefetch is parked.
     pub(super) fn park(self: &Arc<Self>, round: u32) -> ParkedDelivery {
-        let mut credit = self.lock_parked();
-        if credit.round == round {
-            credit.parked += 1;
-            if credit.parked >= self.crowd {
+        let mut parked_prefetch = self.lock_parked();
+        if parked_prefetch.round == round {
+            parked_prefetch.parked += 1;
+            if parked_prefetch.parked >= self.crowd_size {
                 self.crowded.notify_one();
             }
         }
@@ -97,39 +97,39 @@ impl ChannelLife {
     }
 
     /// Waits until parked deliveries hold a quarter of the prefetch.
-    pub async fn crowded(&self) {
+    pub async fn wait_until_crowded(&self) {
         loop {
             self.crowded.notified().await;
-            if self.lock_parked().parked >= self.crowd {
+            if self.lock_parked().parked >= self.crowd_size {
                 return;
             }
         }
     }
 
-    /// Counts a renewal of the subscription.
-    pub(super) fn next_round(&self) {
-        let mut credit = self.lock_parked();
-        *credit = ParkedPrefetch { round: credit.round.wrapping_add(1), parked: 0 };
+    /// Begins the next round after a renewal of the subscription: no delivery of it is parked yet.
+    pub(super) fn begin_round(&self) {
+        let mut parked_prefetch = self.lock_parked();
+        *parked_prefetch = ParkedPrefetch { round: parked_prefetch.round.wrapping_add(1), parked: 0 };
     }
 
     fn lock_parked(&self) -> std::sync::MutexGuard<'_, ParkedPrefetch> {
         // Every change leaves the numbers consistent.
-        self.credit.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.parked_prefetch.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     /// Registers a delivery.
-    pub(super) fn delivered(&self, tag: u64) {
-        self.lock().delivered(tag);
+    pub(super) fn register_delivery(&self, tag: u64) {
+        self.lock().add_delivery(tag);
     }
 
-    /// Marks the channel as unused.
+    /// Marks the channel as ended: nothing more is sent on it.
     pub(super) fn end(&self) {
-        self.over.store(true, Ordering::Release);
+        self.is_over.store(true, Ordering::Release);
     }
 
     /// Returns whether the channel has ended. Its deliveries are then redelivered.
     pub fn is_over(&self) -> bool {
-        self.over.load(Ordering::Acquire)
+        self.is_over.load(Ordering::Acquire)
             || self.channel.as_ref().is_some_and(|channel| !channel.status().connected())
     }
 
@@ -139,32 +139,34 @@ impl ChannelLife {
     }
 
     /// Waits until the channel has become unusable for a reason that its stream does not report.
-    pub async fn ended(&self) {
+    pub async fn wait_until_ended(&self) {
         self.ended.cancelled().await;
     }
 
-    /// Marks deliveries as settled and acknowledges those that can be. Call it only for messages that are known to be committed, or to be
-    /// held by the broker in another queue. On a channel that has ended nothing is sent: redelivery decides.
+    /// Marks deliveries as settled, and acknowledges those that can be, one caller at a time. To be called only for messages that are known
+    /// to be committed, or to be held by the broker in another queue. On a channel that has ended nothing is sent: redelivery decides.
     pub async fn settle(&self, tags: impl IntoIterator<Item = u64>) -> Result<(), AmqpError> {
-        let _guard = self.sending.lock().await;
+        let _guard = self.send_lock.lock().await;
         let acks = self.lock().settle(tags);
         self.send(acks).await
     }
 
     /// Acknowledges settled deliveries that are held back behind an unsettled one.
     pub async fn release(&self) -> Result<(), AmqpError> {
-        let _guard = self.sending.lock().await;
+        let _guard = self.send_lock.lock().await;
         let acks = self.lock().release();
         self.send(acks).await
     }
 
-    /// Acknowledges the held-back deliveries only if the broker delivers nothing before it gets one and the oldest delivery has been at work since the last call.
+    /// Acknowledges settled deliveries that are held back, if the broker delivers nothing before it gets an acknowledgement, and the oldest
+    /// delivery has been at work since the last call.
     pub async fn release_where_stuck(&self) -> Result<(), AmqpError> {
-        let _guard = self.sending.lock().await;
+        let _guard = self.send_lock.lock().await;
         let acks = self.lock().release_where_stuck();
         self.send(acks).await
     }
 
+    /// Sends acknowledgements. After an error the channel is over: later acknowledgements would be lost, too.
     async fn send(&self, acks: Vec<Ack>) -> Result<(), AmqpError> {
         let Some(channel) = &self.channel else { return Ok(()) };
         for ack in acks {
@@ -175,10 +177,10 @@ impl ChannelLife {
                 Ack::UpTo(tag) => (tag, true),
                 Ack::One(tag) => (tag, false),
             };
-            let sent = channel.basic_ack(tag, BasicAckOptions { multiple });
-            if let Err(error) = answer("ack", self.timeout, sent).await {
+            let request = channel.basic_ack(tag, BasicAckOptions { multiple });
+            if let Err(error) = wait_for_answer("ack", self.timeout, request).await {
                 // The channel's later acknowledgements would be lost as well: all of its deliveries come again, on another channel.
-                self.over.store(true, Ordering::Release);
+                self.is_over.store(true, Ordering::Release);
                 self.ended.cancel();
                 return Err(error);
             }

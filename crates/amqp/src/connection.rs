@@ -13,7 +13,7 @@ use super::nodes::Node;
 use super::transport::{self, BrokerTls};
 use super::valve::Valve;
 use oncely_config::RabbitSettings;
-use oncely_net::tls::{TlsError, TlsFault, fault_of};
+use oncely_net::tls::{TlsError, TlsFault, classify_fault};
 use oncely_net::url_file::UrlFileError;
 
 /// Errors of the broker connection. Texts hold no URL.
@@ -68,33 +68,38 @@ impl AmqpError {
         }
     }
 
+    /// Returns whether the broker answered with a code, or TLS failed: the error explains its remedy.
     fn is_refusal(&self, settings: &RabbitSettings) -> bool {
         self.reply_code().is_some() || self.tls_fault(settings).is_some()
     }
 
-    /// Returns why the TLS handshake failed; `None` for every other error.
+    /// Returns the TLS fault of the error; `None` for every other error.
     pub fn tls_fault(&self, settings: &RabbitSettings) -> Option<TlsFault> {
         match self {
             Self::Protection(_, fault) => Some(*fault),
             Self::Broker(error) => {
                 let tls = settings.amqp_tls().ok().flatten()?;
                 // A server without TLS at least answers; silence is an outage.
-                fault_of(error, tls.cert.is_some()).filter(|fault| *fault != TlsFault::Silent)
+                classify_fault(error, tls.cert.is_some()).filter(|fault| *fault != TlsFault::Silent)
             }
             Self::Timeout(..) | Self::Url | Self::UrlFile(_) => None,
         }
     }
 }
 
-/// Waits for an answer of the broker, with a limit: a broker that accepts a connection and then stays silent must not block the caller forever.
-pub(crate) async fn answer<T>(
-    what: &'static str,
+/// Waits for the broker's answer to a request, up to a limit: a broker that accepts a connection and then stays silent must not block the
+/// caller for ever. `request`: its name in the error's text.
+///
+/// # Errors
+/// [`AmqpError::Timeout`] after the limit, or the broker's error.
+pub(crate) async fn wait_for_answer<T>(
+    request: &'static str,
     limit: Duration,
     future: impl Future<Output = Result<T, lapin::Error>>,
 ) -> Result<T, AmqpError> {
     match tokio::time::timeout(limit, future).await {
         Ok(result) => Ok(result?),
-        Err(_) => Err(AmqpError::Timeout(what, limit)),
+        Err(_) => Err(AmqpError::Timeout(request, limit)),
     }
 }
 
@@ -104,64 +109,67 @@ pub(crate) async fn answer<T>(
 /// # Errors
 /// If the broker does not answer, or refuses.
 pub async fn connect(settings: &RabbitSettings, purpose: &str) -> Result<Connection, AmqpError> {
-    connect_by(Runtime::new(Tokio::current()), settings, purpose, FrameLimits::OWN).await
+    connect_to_any(Runtime::new(Tokio::current()), settings, purpose, FrameLimits::OWN).await
 }
 
-/// Opens a connection that reads only through its valve, within these limits.
+/// Opens a connection as [`connect`] does, which reads only through its valve, within these limits.
 pub(super) async fn connect_through(
     valve: &Valve,
     settings: &RabbitSettings,
     purpose: &str,
     limits: FrameLimits,
 ) -> Result<Connection, AmqpError> {
-    connect_by(valve.runtime(), settings, purpose, limits).await
+    connect_to_any(valve.build_runtime(), settings, purpose, limits).await
 }
 
-/// Connects to the first node that accepts. The caller pauses before it tries all of them again.
-async fn connect_by<K: RuntimeKit + Clone + Send + Sync + 'static>(
+/// Connects to the first node that accepts; a node that fails is paused. The caller pauses before it tries all of them again. Returns the
+/// first error, or the last refusal.
+async fn connect_to_any<K: RuntimeKit + Clone + Send + Sync + 'static>(
     runtime: Runtime<K>,
     settings: &RabbitSettings,
     purpose: &str,
     limits: FrameLimits,
 ) -> Result<Connection, AmqpError> {
-    let settings = &*settings.current()?;
-    let nodes = Node::in_turn(settings);
-    let mut told = None;
+    let settings = &*settings.reread_urls()?;
+    let nodes = Node::list_in_turn(settings);
+    let mut chosen_error = None;
     for node in &nodes {
-        let error = match connect_to(runtime.clone(), &node.settings, purpose, limits).await {
+        let error = match connect_to_node(runtime.clone(), &node.settings, purpose, limits).await {
             Ok(connection) => {
-                node.answered();
+                node.end_pause();
                 return Ok(connection);
             }
             Err(error) => error,
         };
         if nodes.len() > 1 {
-            node.failed();
+            node.pause();
             tracing::warn!(node = node.name, error = %error, "cannot connect to a RabbitMQ node; trying the next one");
         }
         // A refusal explains the remedy; silence may be an outage.
-        if told.is_none() || error.is_refusal(&node.settings) {
-            told = Some(error);
+        if chosen_error.is_none() || error.is_refusal(&node.settings) {
+            chosen_error = Some(error);
         }
     }
-    Err(told.unwrap_or(AmqpError::Url))
+    Err(chosen_error.unwrap_or(AmqpError::Url))
 }
 
-async fn connect_to<K: RuntimeKit + Clone + Send + Sync + 'static>(
+/// Connects to one node.
+async fn connect_to_node<K: RuntimeKit + Clone + Send + Sync + 'static>(
     runtime: Runtime<K>,
     settings: &RabbitSettings,
     purpose: &str,
     limits: FrameLimits,
 ) -> Result<Connection, AmqpError> {
-    let (uri, properties) = prepare(settings, purpose)?;
-    let security = security(settings).await?;
+    let (uri, properties) = connection_parameters(settings, purpose)?;
+    let security = load_tls(settings).await?;
     // Half of the limit, so that a silent handshake is distinguished from a slow answer afterwards.
-    let connecting = transport::connect(uri, properties, security, settings.timeout / 2, runtime, limits);
-    answer("connect", settings.timeout, connecting).await
+    let connection = transport::connect(uri, properties, security, settings.timeout / 2, runtime, limits);
+    wait_for_answer("connect", settings.timeout, connection).await
 }
 
+/// Reads the certificates, if the connection uses TLS.
 #[cfg(feature = "tls")]
-async fn security(settings: &RabbitSettings) -> Result<BrokerTls, AmqpError> {
+async fn load_tls(settings: &RabbitSettings) -> Result<BrokerTls, AmqpError> {
     Ok(match settings.amqp_tls()? {
         None => None,
         Some(tls) => Some(oncely_net::tls::TlsClient::load(&tls).await?),
@@ -169,12 +177,16 @@ async fn security(settings: &RabbitSettings) -> Result<BrokerTls, AmqpError> {
 }
 
 #[cfg(not(feature = "tls"))]
-async fn security(settings: &RabbitSettings) -> Result<BrokerTls, AmqpError> {
+async fn load_tls(settings: &RabbitSettings) -> Result<BrokerTls, AmqpError> {
     settings.amqp_tls()?;
     Ok(BrokerTls)
 }
 
-fn prepare(settings: &RabbitSettings, purpose: &str) -> Result<(AMQPUri, ConnectionProperties), AmqpError> {
+/// Returns the parsed URL with the heartbeat, and the properties with the connection's name.
+fn connection_parameters(
+    settings: &RabbitSettings,
+    purpose: &str,
+) -> Result<(AMQPUri, ConnectionProperties), AmqpError> {
     let mut uri: AMQPUri = settings.url.expose_secret().parse().map_err(|_| AmqpError::Url)?;
     uri.query.heartbeat = Some(u16::try_from(settings.heartbeat.as_secs()).unwrap_or(u16::MAX));
     Ok((uri, ConnectionProperties::default().with_connection_name(purpose.into())))

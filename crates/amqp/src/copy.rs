@@ -18,7 +18,7 @@ pub struct Copy {
 }
 
 /// Headers of RabbitMQ's record of earlier dead-letterings.
-const BROKER_HEADERS: [&str; 7] = [
+const DEATH_HEADERS: [&str; 7] = [
     "x-death",
     "x-first-death-exchange",
     "x-first-death-queue",
@@ -28,35 +28,36 @@ const BROKER_HEADERS: [&str; 7] = [
     "x-last-death-reason",
 ];
 
-/// Returns the headers without RabbitMQ's record of dead-letterings. RabbitMQ drops an expired message that has been in its target queue
+/// Leaves RabbitMQ's record of dead-letterings out of headers. RabbitMQ drops an expired message that has been in its target queue
 /// before, so with an earlier record a copy would vanish on its way back.
-pub fn without_deaths(headers: &FieldTable) -> FieldTable {
-    filter_headers(headers, |name| !BROKER_HEADERS.contains(&name))
+pub fn strip_deaths(headers: &FieldTable) -> FieldTable {
+    filter_headers(headers, |name| !DEATH_HEADERS.contains(&name))
 }
 
-/// Returns the headers without some names.
-pub fn without(headers: &FieldTable, names: &[&str]) -> FieldTable {
+/// Leaves the headers with these names out.
+pub fn strip_headers(headers: &FieldTable, names: &[&str]) -> FieldTable {
     filter_headers(headers, |name| !names.contains(&name))
 }
 
-/// Returns the publisher's headers without those that Oncely added.
-pub fn without_ours(headers: &FieldTable) -> FieldTable {
+/// Leaves Oncely's own headers out, and keeps the publisher's.
+pub fn strip_own_headers(headers: &FieldTable) -> FieldTable {
     // Headers that were not decoded are the only copy of the publisher's headers, so they are kept.
     filter_headers(headers, |name| {
         name == own_headers::UNREAD || !name.starts_with("x-oncely-") && name != own_headers::RUNG
     })
 }
 
-fn filter_headers(headers: &FieldTable, kept: impl Fn(&str) -> bool) -> FieldTable {
-    let entries = headers.inner().iter().filter(|(name, _)| kept(name.as_str()));
+fn filter_headers(headers: &FieldTable, is_kept: impl Fn(&str) -> bool) -> FieldTable {
+    let entries = headers.inner().iter().filter(|(name, _)| is_kept(name.as_str()));
     entries.map(|(name, value)| (name.clone(), value.clone())).collect::<BTreeMap<_, _>>().into()
 }
 
-pub fn put(headers: &mut FieldTable, name: &str, value: &str) {
+/// Sets a header to a text.
+pub fn put_header(headers: &mut FieldTable, name: &str, value: &str) {
     headers.insert(name.into(), AMQPValue::LongString(value.into()));
 }
 
-/// Returns a header with a text.
+/// Returns a header's text; `None` if the header is missing or is no text.
 pub fn header<'a>(headers: Option<&'a FieldTable>, name: &str) -> Option<&'a str> {
     match headers?.inner().get(name)? {
         AMQPValue::LongString(text) => std::str::from_utf8(text.as_bytes()).ok(),
@@ -64,35 +65,38 @@ pub fn header<'a>(headers: Option<&'a FieldTable>, name: &str) -> Option<&'a str
     }
 }
 
-/// Returns a text as AMQP's short string, or an error message.
-pub fn short(what: &str, text: &str) -> Result<ShortString, String> {
-    ShortString::try_new(text).map_err(|_| format!("{what} has {} bytes; AMQP allows 255", text.len()))
+/// Converts a text to AMQP's short string.
+///
+/// # Errors
+/// If the text is too long. The message begins with the name of the text.
+pub fn to_short_string(name: &str, text: &str) -> Result<ShortString, String> {
+    ShortString::try_new(text).map_err(|_| format!("{name} has {} bytes; AMQP allows 255", text.len()))
 }
 
 /// Header names of a publisher's further routing keys, which the broker applies, also with the default exchange.
-const FURTHER_ROUTES: [&str; 2] = ["CC", "BCC"];
+const ROUTING_HEADERS: [&str; 2] = ["CC", "BCC"];
 
 /// The direct reply queue of its publisher's channel: the broker refuses it on another channel.
-const DIRECT_REPLY: &str = "amq.rabbitmq.reply-to";
+const DIRECT_REPLY_QUEUE: &str = "amq.rabbitmq.reply-to";
 
 impl Copy {
-    /// Returns a durable copy with the original's body, routing key and properties, except those that the broker would apply or refuse:
+    /// Creates a durable copy with the original's body, routing key and properties, except those that the broker would apply or refuse:
     /// `user_id`, which it would check against Oncely's user; `expiration`, which would let a waiting or dead letter vanish; `CC` and
     /// `BCC`, which would route the copy to queues that its publisher names (of two headers of one name the broker has read the first,
     /// Oncely the second); an unresolved direct reply-to.
     pub fn from_original(
-        from: &BasicProperties,
+        original: &BasicProperties,
         headers: FieldTable,
         exchange: String,
         routing_key: String,
         body: Bytes,
     ) -> Self {
-        let headers = without(&headers, &FURTHER_ROUTES);
-        let mut to = BasicProperties::default().with_headers(headers).with_delivery_mode(2);
+        let headers = strip_headers(&headers, &ROUTING_HEADERS);
+        let mut copied = BasicProperties::default().with_headers(headers).with_delivery_mode(2);
         macro_rules! keep {
             ($($property:ident => $with:ident),+) => {
-                $(if let Some(value) = from.$property().clone() {
-                    to = to.$with(value);
+                $(if let Some(value) = original.$property().clone() {
+                    copied = copied.$with(value);
                 })+
             };
         }
@@ -107,9 +111,10 @@ impl Copy {
             app_id => with_app_id,
             cluster_id => with_cluster_id
         );
-        if let Some(reply_to) = from.reply_to().clone().filter(|name| name.as_str() != DIRECT_REPLY) {
-            to = to.with_reply_to(reply_to);
+        if let Some(reply_to) = original.reply_to().clone().filter(|name| name.as_str() != DIRECT_REPLY_QUEUE)
+        {
+            copied = copied.with_reply_to(reply_to);
         }
-        Self { exchange, routing_key, properties: to, body }
+        Self { exchange, routing_key, properties: copied, body }
     }
 }

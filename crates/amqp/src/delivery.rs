@@ -10,9 +10,9 @@ use lapin::types::{AMQPValue, FieldArray, FieldTable};
 
 use super::budget::{Budget, BudgetShare};
 use super::channel_life::{ChannelLife, ParkedDelivery};
-use super::copy::{Copy, short};
+use super::copy::{Copy, to_short_string};
 use super::frames;
-use super::headers::{MOST_VALUES, table_memory, table_size, values};
+use super::headers::{MAX_VALUES, count_values, table_memory, table_size};
 use oncely_core::message::{HeaderValue, Properties, RawMessage};
 use oncely_core::own_headers;
 
@@ -30,8 +30,8 @@ pub struct Delivery {
     /// Number of values in all of its headers.
     pub header_values: usize,
     /// Time of its arrival.
-    pub arrived: Instant,
-    /// The subscription's renewals at its arrival.
+    pub arrived_at: Instant,
+    /// Number of the subscription's renewals at its arrival.
     round: u32,
     /// Set while it waits, so that a renewed subscription does not count it.
     parked: Option<Arc<ParkedDelivery>>,
@@ -40,21 +40,23 @@ pub struct Delivery {
 }
 
 /// Bytes counted for a delivery with an empty body.
-const OVERHEAD: usize = 1 << 10;
+const OVERHEAD_BYTES: usize = 1 << 10;
 
 /// Headers that RabbitMQ adds to a redelivered message of a quorum queue.
-const BROKERS: [&str; 2] = ["x-delivery-count", "x-acquired-count"];
+const BROKER_ADDED_HEADERS: [&str; 2] = ["x-delivery-count", "x-acquired-count"];
 
 /// Largest body that may have unused memory behind it.
-const SMALL: usize = 64 << 10;
+const MAX_COPIED_BODY: usize = 64 << 10;
 
-/// Most bytes of a header's decoded form, and of its JSON in a statement, for each byte on the wire: JSON writes a control character as six.
-const AS_TEXT: usize = 7;
+/// Maximum number of bytes of a header's decoded form, and of its JSON in a statement, for each byte on the wire: JSON writes a control
+/// character as six.
+const MAX_DECODED_BYTES_PER_BYTE: usize = 7;
 
 /// Bytes counted for each header value in decoded form, as [`table_memory`] counts them in the other.
-const VALUE: usize = 2 * size_of::<(String, HeaderValue)>();
+const VALUE_BYTES: usize = 2 * size_of::<(String, HeaderValue)>();
 
 impl Delivery {
+    /// Converts a received message, and takes its memory from the budget: the body, and the headers in both forms.
     pub(crate) fn new(
         mut delivery: lapin::message::Delivery,
         queue: &str,
@@ -62,21 +64,26 @@ impl Delivery {
         budget: &Budget,
     ) -> Box<Self> {
         let tag = delivery.delivery_tag;
-        if delivery.data.len() > SMALL {
+        if delivery.data.len() > MAX_COPIED_BODY {
             // The client reads a body into a buffer of up to twice its size.
             delivery.data.shrink_to_fit();
         }
         // The headers are kept unchanged and in decoded form.
         let (header_values, headers) = match delivery.properties.headers() {
             Some(headers) => {
-                let count = values(headers);
-                (count, table_memory(headers) + AS_TEXT * table_size(headers) + count * VALUE)
+                let count = count_values(headers);
+                (
+                    count,
+                    table_memory(headers)
+                        + MAX_DECODED_BYTES_PER_BYTE * table_size(headers)
+                        + count * VALUE_BYTES,
+                )
             }
             None => (0, 0),
         };
-        let share = budget.take(delivery.data.len() + headers + OVERHEAD);
-        let (message, properties) = read(delivery, queue);
-        let (arrived, round) = (Instant::now(), channel.round());
+        let share = budget.take(delivery.data.len() + headers + OVERHEAD_BYTES);
+        let (message, properties) = convert_delivery(delivery, queue);
+        let (arrived_at, round) = (Instant::now(), channel.round());
         // Boxed, as it has half a kilobyte and is moved often.
         Box::new(Self {
             message,
@@ -84,32 +91,33 @@ impl Delivery {
             tag,
             channel,
             header_values,
-            arrived,
+            arrived_at,
             round,
             parked: None,
             share,
         })
     }
 
-    /// Returns whether its headers hold more than [`MOST_VALUES`] values, beside those that we or the broker add to a message's copies.
+    /// Returns whether the message's headers hold more than [`MAX_VALUES`] values, beside those that we or the broker add to a message's
+    /// copies.
     pub fn has_too_many_headers(&self) -> bool {
-        let is_added = |name: &str| own_headers::ALL.contains(&name) || BROKERS.contains(&name);
-        self.header_values > MOST_VALUES
+        let is_added = |name: &str| own_headers::ALL.contains(&name) || BROKER_ADDED_HEADERS.contains(&name);
+        self.header_values > MAX_VALUES
             && self.header_values - self.message.headers.keys().filter(|name| is_added(name)).count()
-                > MOST_VALUES
+                > MAX_VALUES
     }
 
-    /// Returns the size of its body if that was not read. It can't be settled then: only the broker has the message.
+    /// Returns the size of the message's body if that was not read. The delivery can't be settled then: only the broker has the message.
     pub fn unread_body(&self) -> Option<u64> {
         match self.message.headers.get(own_headers::UNREAD_BODY) {
-            Some(HeaderValue::Text(mark)) => frames::unread_body(mark),
+            Some(HeaderValue::Text(mark)) => frames::parse_unread_body(mark),
             _ => None,
         }
     }
 
-    /// Returns the bytes that it holds: its body, and its headers in all forms.
+    /// Returns the bytes of memory that the delivery holds: the body, and the headers in all forms.
     pub fn size(&self) -> usize {
-        self.share.bytes() - OVERHEAD
+        self.share.bytes() - OVERHEAD_BYTES
     }
 
     /// Parks the delivery until its time comes, or its copy has arrived.
@@ -122,15 +130,18 @@ impl Delivery {
         self.parked = None;
     }
 
-    /// Creates a message as a broker would deliver it from `queue`, with this tag. Nothing is sent to a broker.
+    /// Creates a delivery as a broker would make it from `queue`, with this tag. Nothing is sent to a broker.
+    ///
+    /// # Errors
+    /// A message, if the exchange or the routing key is too long.
     pub fn without_broker(
         message: Copy,
         queue: &str,
         redelivered: bool,
         tag: u64,
     ) -> Result<Box<Self>, String> {
-        let exchange = short("the exchange", &message.exchange)?;
-        let routing_key = short("the routing key", &message.routing_key)?;
+        let exchange = to_short_string("the exchange", &message.exchange)?;
+        let routing_key = to_short_string("the routing key", &message.routing_key)?;
         let mut delivery =
             lapin::message::Delivery::mock(tag, exchange, routing_key, redelivered, message.body.into());
         delivery.properties = message.properties;
@@ -138,8 +149,8 @@ impl Delivery {
     }
 }
 
-/// Returns a delivery's message and unchanged properties.
-pub fn read(delivery: lapin::message::Delivery, queue: &str) -> (RawMessage, BasicProperties) {
+/// Converts a delivery of the client library to its message; also returns the unchanged properties.
+pub fn convert_delivery(delivery: lapin::message::Delivery, queue: &str) -> (RawMessage, BasicProperties) {
     let properties = delivery.properties;
     let text = |value: Option<lapin::types::ShortString>| value.map(|text| text.as_str().to_owned());
     let message = RawMessage {
@@ -164,17 +175,19 @@ pub fn read(delivery: lapin::message::Delivery, queue: &str) -> (RawMessage, Bas
                 .filter(|seconds| *seconds < 9_000_000_000_000)
                 .and_then(|seconds| DateTime::from_timestamp(seconds, 0)),
         },
-        headers: properties.headers().as_ref().map(table).unwrap_or_default(),
+        headers: properties.headers().as_ref().map(convert_table).unwrap_or_default(),
     };
     (message, properties)
 }
 
-fn table(table: &FieldTable) -> BTreeMap<String, HeaderValue> {
+/// Converts a table of headers.
+fn convert_table(table: &FieldTable) -> BTreeMap<String, HeaderValue> {
     // Of several entries with one name the last one counts: lapin's table is a map.
-    table.inner().iter().map(|(name, value)| (name.as_str().to_owned(), header(value))).collect()
+    table.inner().iter().map(|(name, value)| (name.as_str().to_owned(), convert_value(value))).collect()
 }
 
-fn header(value: &AMQPValue) -> HeaderValue {
+/// Converts a header's value. Integers of all sizes become one type, as do texts and bytes.
+fn convert_value(value: &AMQPValue) -> HeaderValue {
     match value {
         AMQPValue::Boolean(truth) => HeaderValue::Boolean(*truth),
         AMQPValue::ShortShortInt(number) => HeaderValue::Integer(i64::from(*number)),
@@ -192,13 +205,13 @@ fn header(value: &AMQPValue) -> HeaderValue {
         AMQPValue::ShortString(text) => HeaderValue::Text(text.as_str().as_bytes().to_vec()),
         AMQPValue::LongString(text) => HeaderValue::Text(text.as_bytes().to_vec()),
         AMQPValue::ByteArray(bytes) => HeaderValue::Text(bytes.as_slice().to_vec()),
-        AMQPValue::FieldArray(values) => HeaderValue::Array(array(values)),
+        AMQPValue::FieldArray(values) => HeaderValue::Array(convert_array(values)),
         AMQPValue::Timestamp(seconds) => HeaderValue::Timestamp(*seconds),
-        AMQPValue::FieldTable(inner) => HeaderValue::Table(table(inner)),
+        AMQPValue::FieldTable(inner) => HeaderValue::Table(convert_table(inner)),
         AMQPValue::Void => HeaderValue::Void,
     }
 }
 
-fn array(values: &FieldArray) -> Vec<HeaderValue> {
-    values.as_slice().iter().map(header).collect()
+fn convert_array(values: &FieldArray) -> Vec<HeaderValue> {
+    values.as_slice().iter().map(convert_value).collect()
 }

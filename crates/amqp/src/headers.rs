@@ -6,37 +6,37 @@ use lapin::types::{AMQPValue, FieldTable, ShortString};
 
 use oncely_core::own_headers;
 
-/// Size reserved for all other properties: at most thirteen short strings and numbers, and the frame around them.
-const OTHER_PROPERTIES: usize = 4_096;
+/// Number of bytes reserved for all other properties: at most thirteen short strings and numbers, and the frame around them.
+const OTHER_PROPERTY_BYTES: usize = 4_096;
 
-/// Maximum size of Oncely's own headers, which are recognized by name alone: a publisher may use any number of similar names. A larger one
-/// may be a publisher's.
-const OUR_LARGEST: usize = 2_048;
+/// Maximum number of bytes of one of Oncely's own headers, which are recognized by name alone: a publisher may use any number of similar
+/// names. A larger one may be a publisher's.
+const MAX_OWN_HEADER_BYTES: usize = 2_048;
 
 /// Maximum number of values in an arriving message's headers, including those in tables and arrays; a table counts as seven.
-pub const MOST_VALUES: usize = 4_096;
+pub const MAX_VALUES: usize = 4_096;
 
-/// Drops the largest headers until the rest fits into one frame: AMQP can't split the headers of a message, and a broker closes the
+/// Drops the largest headers until the others fit into one frame: AMQP can't split the headers of a message, and a broker closes the
 /// connection over a larger frame. Oncely's own headers are never dropped.
-pub fn fit(headers: FieldTable, frame_max: u32) -> FieldTable {
-    let room = match usize::try_from(frame_max) {
+pub fn fit_headers(headers: FieldTable, frame_max: u32) -> FieldTable {
+    let max_bytes = match usize::try_from(frame_max) {
         // No limit.
         Ok(0) | Err(_) => return headers,
-        Ok(frame) => frame.saturating_sub(OTHER_PROPERTIES),
+        Ok(frame) => frame.saturating_sub(OTHER_PROPERTY_BYTES),
     };
     let mut total = table_size(&headers);
-    if total <= room {
+    if total <= max_bytes {
         return headers;
     }
     let mut by_size: Vec<(usize, String)> = headers
         .inner()
         .iter()
         .map(|(name, value)| (entry_size(name.as_str(), value), name.to_string()))
-        .filter(|(size, name)| !own_headers::ALL.contains(&name.as_str()) || *size > OUR_LARGEST)
+        .filter(|(size, name)| !own_headers::ALL.contains(&name.as_str()) || *size > MAX_OWN_HEADER_BYTES)
         .collect();
     by_size.sort();
     let mut left_out = Vec::new();
-    while total + 512 > room {
+    while total + 512 > max_bytes {
         let Some((size, name)) = by_size.pop() else { break };
         total -= size;
         left_out.push(name);
@@ -54,31 +54,32 @@ pub fn fit(headers: FieldTable, frame_max: u32) -> FieldTable {
     kept
 }
 
-/// Returns the size on the wire: a length, then the entries.
+/// Returns the size of a table on the wire: a length, then the entries.
 pub(super) fn table_size(table: &FieldTable) -> usize {
     4 + table.inner().iter().map(|(name, value)| entry_size(name.as_str(), value)).sum::<usize>()
 }
 
 /// Bytes counted for each value, regardless of its size on the wire. Collections have twice the needed capacity.
-const VALUE: usize = 2 * size_of::<(ShortString, AMQPValue)>();
+const VALUE_BYTES: usize = 2 * size_of::<(ShortString, AMQPValue)>();
 
 /// Returns the bytes of memory that headers take.
 pub(super) fn table_memory(table: &FieldTable) -> usize {
-    table_size(table) + values(table) * VALUE
+    table_size(table) + count_values(table) * VALUE_BYTES
 }
 
 /// Number of values that a table counts as beside its own: even one with a single entry takes a node with room for eleven.
-pub(super) const TABLE: usize = 6;
+pub(super) const TABLE_VALUES: usize = 6;
 
-/// Returns the number of values in all headers, including those in tables and arrays; a table counts [`TABLE`] more.
-pub(super) fn values(table: &FieldTable) -> usize {
-    table.inner().values().map(values_in).sum()
+/// Counts the values in all headers, including those in tables and arrays; a table counts [`TABLE_VALUES`] more.
+pub(super) fn count_values(table: &FieldTable) -> usize {
+    table.inner().values().map(count_values_in).sum()
 }
 
-fn values_in(value: &AMQPValue) -> usize {
+/// Counts a value, and the values in it.
+fn count_values_in(value: &AMQPValue) -> usize {
     1 + match value {
-        AMQPValue::FieldArray(items) => items.as_slice().iter().map(values_in).sum(),
-        AMQPValue::FieldTable(inner) => TABLE + values(inner),
+        AMQPValue::FieldArray(items) => items.as_slice().iter().map(count_values_in).sum(),
+        AMQPValue::FieldTable(inner) => TABLE_VALUES + count_values(inner),
         _ => 0,
     }
 }
@@ -87,7 +88,7 @@ fn entry_size(name: &str, value: &AMQPValue) -> usize {
     1 + name.len() + value_size(value)
 }
 
-/// Returns the size of a value with its type.
+/// Returns the size of a value with its type on the wire.
 fn value_size(value: &AMQPValue) -> usize {
     1 + match value {
         AMQPValue::Boolean(_) | AMQPValue::ShortShortInt(_) | AMQPValue::ShortShortUInt(_) => 1,
@@ -125,7 +126,7 @@ mod tests {
             outer.insert("a".into(), AMQPValue::FieldTable(chain));
             chain = outer;
         }
-        assert_eq!(values(&chain), 62 * 7 + 1);
+        assert_eq!(count_values(&chain), 62 * 7 + 1);
         // A node of eleven entries, and a name.
         let node = 11 * size_of::<(ShortString, AMQPValue)>() + 48;
         assert!(table_memory(&chain) > 62 * node, "{}", table_memory(&chain));
@@ -134,21 +135,21 @@ mod tests {
     #[test]
     fn what_fits_is_kept_as_it_is() {
         let headers = table(&[("a", 1_000), ("x-oncely-reason", 10)]);
-        assert_eq!(fit(headers.clone(), 131_072), headers);
-        assert_eq!(fit(headers.clone(), 0), headers, "0 means no limit");
+        assert_eq!(fit_headers(headers.clone(), 131_072), headers);
+        assert_eq!(fit_headers(headers.clone(), 0), headers, "0 means no limit");
     }
 
     #[test]
     fn the_largest_headers_go_first_and_ours_never() {
         let headers =
             table(&[("big", 64_000), ("bigger", 65_000), ("small", 10), ("x-oncely-detail", 1_000)]);
-        let kept = fit(headers, 131_072);
+        let kept = fit_headers(headers, 131_072);
         assert!(
             kept.contains_key("big") && kept.contains_key("small") && kept.contains_key("x-oncely-detail")
         );
         assert!(!kept.contains_key("bigger"));
         assert_eq!(kept.inner().get(own_headers::LEFT_OUT), Some(&AMQPValue::LongString("bigger".into())));
-        assert!(table_size(&kept) < 131_072 - OTHER_PROPERTIES);
+        assert!(table_size(&kept) < 131_072 - OTHER_PROPERTY_BYTES);
     }
 
     #[test]
@@ -156,9 +157,9 @@ mod tests {
         let many: Vec<(String, usize)> = (0..100).map(|n| (format!("x-oncely-junk-{n}"), 1_900)).collect();
         let many: Vec<(&str, usize)> = many.iter().map(|(name, size)| (name.as_str(), *size)).collect();
         for junk in [&[("x-oncely-junk", 130_000)][..], &[("x-oncely-key", 130_000)], &many] {
-            let kept = fit(table(&[junk, &[("x-oncely-reason", 10)]].concat()), 131_072);
+            let kept = fit_headers(table(&[junk, &[("x-oncely-reason", 10)]].concat()), 131_072);
             assert!(kept.contains_key("x-oncely-reason"));
-            assert!(table_size(&kept) < 131_072 - OTHER_PROPERTIES);
+            assert!(table_size(&kept) < 131_072 - OTHER_PROPERTY_BYTES);
         }
     }
 }

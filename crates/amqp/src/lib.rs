@@ -29,17 +29,17 @@ pub use applied::{AppliedTopology, ExistingObject, RefusedObject};
 pub use budget::Budget;
 pub use channel_life::ChannelLife;
 pub use connection::{AmqpError, connect};
-pub use copy::{Copy, header, put, short, without, without_deaths, without_ours};
+pub use copy::{Copy, header, put_header, strip_deaths, strip_headers, strip_own_headers, to_short_string};
 pub use delivery::Delivery;
-pub use delivery::read;
-pub use depth::{Depth, depth};
+pub use delivery::convert_delivery;
+pub use depth::{Depth, query_depth};
 pub use frames::fit_properties;
-pub use headers::MOST_VALUES as MOST_HEADER_VALUES;
-pub use headers::fit;
+pub use headers::MAX_VALUES as MAX_HEADER_VALUES;
+pub use headers::fit_headers;
 pub use management::{BindingFacts, Management, ManagementError, QueueFacts};
 pub use probe::{PublishAcceptance, probe};
 pub use publish_connection::{
-    EXCHANGES_AT_ONCE, OutgoingMessage, PublishConnection, PublishLimits, PublishResult,
+    MAX_CONCURRENT_EXCHANGES, OutgoingMessage, PublishConnection, PublishLimits, PublishResult,
 };
 pub use publisher::{PublishError, Publisher};
 pub use queue_reader::{QueueReader, QueuedMessage};

@@ -25,7 +25,7 @@ use oncely_net::http_client::Transport;
 use oncely_net::tls::TlsSettings;
 use oncely_net::tls::{TlsError, TlsFault};
 
-/// If there is no answer. Texts hold no URL.
+/// Errors of the HTTP API. Texts hold no URL.
 #[derive(Debug, thiserror::Error)]
 pub enum ManagementError {
     #[error("rabbitmq.management is not set")]
@@ -63,21 +63,21 @@ pub struct QueueFacts {
 impl QueueFacts {
     /// Returns a setting by its name without `x-`: the declared one, otherwise that of a policy.
     pub fn setting(&self, name: &str) -> Option<&Value> {
-        self.declared(name).or_else(|| self.policy(name))
+        self.declared_setting(name).or_else(|| self.policy_setting(name))
     }
 
-    /// Returns the lower one of a declared and a policy's number.
-    pub fn lowest(&self, name: &str) -> Option<i64> {
-        let both = [self.declared(name), self.policy(name)];
+    /// Returns the lower one of a declared number and that of a policy.
+    pub fn lowest_number(&self, name: &str) -> Option<i64> {
+        let both = [self.declared_setting(name), self.policy_setting(name)];
         both.into_iter().flatten().filter_map(Value::as_i64).min()
     }
 
-    fn declared(&self, name: &str) -> Option<&Value> {
+    fn declared_setting(&self, name: &str) -> Option<&Value> {
         self.arguments.get(&format!("x-{name}"))
     }
 
     /// Returns a policy's value of a setting.
-    pub fn policy(&self, name: &str) -> Option<&Value> {
+    pub fn policy_setting(&self, name: &str) -> Option<&Value> {
         self.effective_policy_definition.get(name)
     }
 }
@@ -110,10 +110,14 @@ impl From<TlsError> for ManagementError {
 }
 
 impl Management {
-    /// Builds a client for `rabbitmq.management`, with the user of `rabbitmq.url` if that has none. `limit` applies to each answer.
+    /// Creates a client of the API at `rabbitmq.management`, as the user of that URL, or else of `rabbitmq.url`. `limit`: the longest wait
+    /// for a response.
+    ///
+    /// # Errors
+    /// If `rabbitmq.management` is not set, a URL or its file is invalid, or a certificate can't be read.
     pub fn new(settings: &RabbitSettings, limit: Duration) -> Result<Self, ManagementError> {
         let url = settings.management.as_ref().ok_or(ManagementError::NotSet)?;
-        let settings = &*settings.current().map_err(|error| ManagementError::Away(error.to_string()))?;
+        let settings = &*settings.reread_urls().map_err(|error| ManagementError::Away(error.to_string()))?;
         let away = |_| ManagementError::Away("rabbitmq.management is not a URL".to_owned());
         let mut base = Url::parse(url.expose_secret()).map_err(away)?;
         let broker: lapin::uri::AMQPUri = settings
@@ -137,12 +141,12 @@ impl Management {
             credentials: credentials.into(),
             limit,
             #[cfg(feature = "management")]
-            transport: transport(settings, limit)?,
+            transport: create_transport(settings, limit)?,
         })
     }
 
-    /// Returns the broker's version.
-    pub async fn version(&self) -> Result<String, ManagementError> {
+    /// Queries the broker's version.
+    pub async fn query_version(&self) -> Result<String, ManagementError> {
         #[derive(Deserialize)]
         struct BrokerOverview {
             rabbitmq_version: String,
@@ -151,20 +155,20 @@ impl Management {
         overview.map(|overview| overview.rabbitmq_version).ok_or(ManagementError::Status(404))
     }
 
-    /// Returns a queue; `None` if it is missing.
-    pub async fn queue(&self, name: &str) -> Result<Option<QueueFacts>, ManagementError> {
+    /// Queries a queue's state; `None` if the queue is missing.
+    pub async fn query_queue(&self, name: &str) -> Result<Option<QueueFacts>, ManagementError> {
         self.get(&["queues", &self.vhost, name]).await
     }
 
-    /// Returns the bindings of a queue.
-    pub async fn bindings(&self, queue: &str) -> Result<Vec<BindingFacts>, ManagementError> {
+    /// Queries the bindings of a queue; none if the queue is missing.
+    pub async fn query_bindings(&self, queue: &str) -> Result<Vec<BindingFacts>, ManagementError> {
         let bindings: Option<Vec<BindingFacts>> =
             self.get(&["queues", &self.vhost, queue, "bindings"]).await?;
         Ok(bindings.unwrap_or_default())
     }
 
-    /// Returns the type of an exchange; `None` if it is missing.
-    pub async fn exchange_type(&self, name: &str) -> Result<Option<String>, ManagementError> {
+    /// Queries the type of an exchange; `None` if the exchange is missing.
+    pub async fn query_exchange_type(&self, name: &str) -> Result<Option<String>, ManagementError> {
         #[derive(Deserialize)]
         struct Exchange {
             #[serde(rename = "type")]
@@ -193,51 +197,55 @@ impl Management {
             .body(Empty::new())
             .map_err(|error| ManagementError::Away(error.to_string()))?;
         let late = |_| ManagementError::Away(format!("no answer within {:?}", self.limit));
-        let Some(body) = tokio::time::timeout(self.limit, self.ask(request)).await.map_err(late)?? else {
+        let Some(body) =
+            tokio::time::timeout(self.limit, self.send_request(request)).await.map_err(late)??
+        else {
             return Ok(None);
         };
         serde_json::from_slice(&body).map(Some).map_err(|_| ManagementError::Unreadable)
     }
 
+    /// Sends a request; returns the response's body, or `None` for status 404.
     #[cfg(feature = "management")]
-    async fn ask(&self, request: Request<Empty<Bytes>>) -> Result<Option<Bytes>, ManagementError> {
-        let mut sent = self.transport.send(request.clone()).await;
-        // With TLS 1.3 a server refuses a client's certificate after the handshake. If it closes the connection before the request is written,
-        // the reason is lost: it is asked for again.
-        for _ in 0..UNEXPLAINED {
-            match &sent {
+    async fn send_request(&self, request: Request<Empty<Bytes>>) -> Result<Option<Bytes>, ManagementError> {
+        let mut result = self.transport.send(request.clone()).await;
+        // With TLS 1.3 a server refuses a client's certificate after the handshake. If it closes the connection before the request is
+        // written, the reason is lost: the request is sent again.
+        for _ in 0..MAX_UNSENT_RETRIES {
+            match &result {
                 Err(failed) if failed.is_unsent && failed.fault.is_none() => {
-                    sent = self.transport.send(request.clone()).await;
+                    result = self.transport.send(request.clone()).await;
                 }
                 _ => break,
             }
         }
-        let answer = sent.map_err(|failed| match failed.fault {
+        let response = result.map_err(|failed| match failed.fault {
             Some(fault) => ManagementError::Tls(failed.cause, fault),
             None => ManagementError::Away(failed.cause),
         })?;
-        match answer.status().as_u16() {
+        match response.status().as_u16() {
             200..=299 => {}
             404 => return Ok(None),
             status @ (401 | 403) => return Err(ManagementError::Refused(status)),
             status => return Err(ManagementError::Status(status)),
         }
-        let body = Limited::new(answer.into_body(), ANSWER).collect().await;
+        let body = Limited::new(response.into_body(), MAX_RESPONSE_BYTES).collect().await;
         body.map(|body| Some(body.to_bytes())).map_err(|error| ManagementError::Away(error.to_string()))
     }
 }
 
-/// Reads the certificates. A configured server name belongs to AMQP's certificate: the HTTP API is verified by the host of its URL.
+/// Creates the client's transport, and reads the certificates. A configured server name belongs to AMQP's certificate: the HTTP API is
+/// verified by the host of its URL.
 #[cfg(feature = "management")]
-fn transport(settings: &RabbitSettings, limit: Duration) -> Result<Transport<Empty<Bytes>>, TlsError> {
+fn create_transport(settings: &RabbitSettings, limit: Duration) -> Result<Transport<Empty<Bytes>>, TlsError> {
     let tls = settings.management_tls()?.map(|tls| TlsSettings { server_name: None, ..tls });
     Transport::new(tls.as_ref(), limit, false, "rabbitmq")
 }
 
 /// Repetitions of a request that was not sent, for no known reason.
 #[cfg(feature = "management")]
-const UNEXPLAINED: usize = 2;
+const MAX_UNSENT_RETRIES: usize = 2;
 
-/// Maximum size of an answer, in bytes.
+/// Maximum size of a response's body, in bytes.
 #[cfg(feature = "management")]
-const ANSWER: usize = 4 << 20;
+const MAX_RESPONSE_BYTES: usize = 4 << 20;

@@ -22,7 +22,7 @@ struct NodePause {
 static PAUSES: Mutex<BTreeMap<String, NodePause>> = Mutex::new(BTreeMap::new());
 
 /// Number of the first node: each connection starts with the next one, each process with a random one.
-static TURN: LazyLock<AtomicUsize> = LazyLock::new(|| {
+static NEXT_NODE: LazyLock<AtomicUsize> = LazyLock::new(|| {
     let random = RandomState::new().hash_one(0);
     AtomicUsize::new(usize::try_from(random >> 33).unwrap_or_default())
 });
@@ -41,32 +41,33 @@ pub(super) struct Node {
 }
 
 impl Node {
-    /// Returns all nodes, in the order in which they are tried.
-    pub(super) fn in_turn(settings: &RabbitSettings) -> Vec<Self> {
+    /// Returns all nodes, in the order in which they are tried. Each call begins with the next node.
+    pub(super) fn list_in_turn(settings: &RabbitSettings) -> Vec<Self> {
         let nodes: Vec<Self> =
-            settings.each_node().map(|settings| Self { name: name(&settings), settings }).collect();
+            settings.each_node().map(|settings| Self { name: node_name(&settings), settings }).collect();
         if nodes.len() < 2 {
             return nodes;
         }
-        let turn = TURN.fetch_add(1, Ordering::Relaxed);
+        let turn = NEXT_NODE.fetch_add(1, Ordering::Relaxed);
         let pauses = lock_pauses();
-        order(nodes, turn, Instant::now(), |node| pauses.get(&node.name)?.until)
+        order_nodes(nodes, turn, Instant::now(), |node| pauses.get(&node.name)?.until)
     }
 
     /// Ends the node's pause after a successful connection.
-    pub(super) fn answered(&self) {
+    pub(super) fn end_pause(&self) {
         lock_pauses().remove(&self.name);
     }
 
     /// Pauses the node after a failure, longer each time.
-    pub(super) fn failed(&self) {
+    pub(super) fn pause(&self) {
         let mut pauses = lock_pauses();
         let pause = pauses.entry(self.name.clone()).or_default();
         pause.until = Some(Instant::now() + pause.backoff.next_pause());
     }
 }
 
-fn name(settings: &RabbitSettings) -> String {
+/// Returns the host and port of a URL.
+fn node_name(settings: &RabbitSettings) -> String {
     let url = url::Url::parse(settings.url.expose_secret()).ok();
     let host = url.as_ref().and_then(|url| Some((url.host_str()?, url.port())));
     match host {
@@ -77,7 +78,7 @@ fn name(settings: &RabbitSettings) -> String {
 }
 
 /// Orders nodes, from the given turn on; paused ones come last, the one with the earliest end first.
-fn order<T>(
+fn order_nodes<T>(
     mut nodes: Vec<T>,
     turn: usize,
     now: Instant,
@@ -99,7 +100,7 @@ mod tests {
     fn each_node_has_its_turn_and_one_that_pauses_comes_last() {
         let now = Instant::now();
         let of = |turn, pausing: &[(&str, u64)]| {
-            order(vec!["a", "b", "c"], turn, now, |node| {
+            order_nodes(vec!["a", "b", "c"], turn, now, |node| {
                 let pause = pausing.iter().find(|(name, _)| name == node);
                 pause.map(|(_, seconds)| now + Duration::from_secs(*seconds))
             })
@@ -111,6 +112,6 @@ mod tests {
         assert_eq!(of(2, &[("c", 9), ("a", 1)]), ["b", "a", "c"]);
         // The pause is over.
         assert_eq!(of(0, &[("a", 0)]), ["a", "b", "c"]);
-        assert!(order(Vec::<()>::new(), 3, now, |_| None).is_empty());
+        assert!(order_nodes(Vec::<()>::new(), 3, now, |_| None).is_empty());
     }
 }

@@ -10,7 +10,7 @@ use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel, Confirmation, Connection, PublisherConfirm};
 use tokio::sync::Mutex;
 
-use super::connection::{AmqpError, answer, connect};
+use super::connection::{AmqpError, connect, wait_for_answer};
 use super::copy::header;
 use super::headers::table_size;
 use oncely_config::RabbitSettings;
@@ -42,7 +42,7 @@ impl<'a> OutgoingMessage<'a> {
         Self { name, header, exchange, routing_key, properties: properties.with_headers(headers), body }
     }
 
-    /// Returns the exchange and the routing key.
+    /// Returns the message's exchange and routing key.
     fn destination(&self) -> (String, String) {
         (self.exchange.to_owned(), self.routing_key.to_owned())
     }
@@ -71,29 +71,29 @@ pub enum PublishResult {
     TooLarge,
 }
 
-/// Size reserved for all properties except the headers, and the frame around them.
-const OTHER_PROPERTIES: usize = 4_096;
+/// Number of bytes reserved for all properties except the headers, and the frame around them.
+const OTHER_PROPERTY_BYTES: usize = 4_096;
 
-/// Limit of exchanges published to at the same time.
-pub const EXCHANGES_AT_ONCE: usize = 8;
+/// Maximum number of exchanges that are published to at the same time.
+pub const MAX_CONCURRENT_EXCHANGES: usize = 8;
 
-/// Limit of open channels, one per exchange.
-const CHANNELS: usize = 64;
+/// Maximum number of open channels, one per exchange.
+const MAX_CHANNELS: usize = 64;
 
 /// Time limits of [`PublishConnection::publish`].
 #[derive(Clone, Copy, Debug)]
 pub struct PublishLimits {
-    /// Longest wait for an answer of the broker.
-    pub answer: Duration,
-    /// Time at which the last wait for confirms ends.
+    /// Maximum wait for an answer of the broker.
+    pub answer_timeout: Duration,
+    /// End of the last wait for confirms.
     pub until: Option<Instant>,
 }
 
 impl PublishLimits {
     /// Returns the longest wait that begins now.
-    fn wait(&self) -> Duration {
+    fn remaining_wait(&self) -> Duration {
         let left = self.until.map(|until| until.saturating_duration_since(Instant::now()));
-        left.map_or(self.answer, |left| left.min(self.answer))
+        left.map_or(self.answer_timeout, |left| left.min(self.answer_timeout))
     }
 }
 
@@ -105,7 +105,7 @@ pub struct PublishConnection {
     channels: Mutex<HashMap<String, Channel>>,
     /// Exchanges and routing keys of messages that were not confirmed in time, with the time of the next try: a silent queue delays the
     /// messages of others once in a while, not with each of its messages.
-    silent: Mutex<HashMap<(String, String), Instant>>,
+    silent_until: Mutex<HashMap<(String, String), Instant>>,
 }
 
 /// Confirms of the messages of one channel.
@@ -125,9 +125,9 @@ enum ChannelResult {
     /// Result of each message.
     All(Vec<PublishResult>),
     /// The channel was closed; some results are unknown.
-    Closed { known: Vec<Option<PublishResult>>, code: u16, text: String },
+    Closed { results: Vec<Option<PublishResult>>, code: u16, text: String },
     /// The connection failed or was silent; some results are unknown.
-    Away { known: Vec<Option<PublishResult>>, error: AmqpError },
+    Away { results: Vec<Option<PublishResult>>, error: AmqpError },
 }
 
 /// Returns the exchanges and routing keys of which no message is settled: a queue that has settled one is slow, not silent.
@@ -135,11 +135,11 @@ fn silent_destinations(
     messages: &[&OutgoingMessage<'_>],
     confirms: &[Option<(bool, bool)>],
 ) -> HashSet<(String, String)> {
-    let of = |is_settled: bool| -> HashSet<(String, String)> {
-        let those = messages.iter().zip(confirms).filter(|(_, settled)| settled.is_some() == is_settled);
-        those.map(|(message, _)| message.destination()).collect()
+    let destinations = |is_settled: bool| -> HashSet<(String, String)> {
+        let pairs = messages.iter().zip(confirms).filter(|(_, confirm)| confirm.is_some() == is_settled);
+        pairs.map(|(message, _)| message.destination()).collect()
     };
-    &of(false) - &of(true)
+    &destinations(false) - &destinations(true)
 }
 
 impl PublishConnection {
@@ -150,7 +150,7 @@ impl PublishConnection {
             settings: settings.clone(),
             connection,
             channels: Mutex::default(),
-            silent: Mutex::default(),
+            silent_until: Mutex::default(),
         })
     }
 
@@ -171,41 +171,41 @@ impl PublishConnection {
 
     /// Closes the connection gracefully.
     pub async fn close(self) {
-        let closed = self.connection.close(200, "done".into());
-        if let Err(error) = answer("connection.close", self.settings.timeout, closed).await {
+        let request = self.connection.close(200, "done".into());
+        if let Err(error) = wait_for_answer("connection.close", self.settings.timeout, request).await {
             tracing::debug!(error = %error, "closing a publishing connection failed");
         }
     }
 
-    /// Publishes messages in any order. The result of one is independent of the others: if a channel is closed over a message, the rest is
-    /// published again without it. Messages without a result may have arrived or not: after an error of the connection; or, if the channel of
-    /// their exchange was closed, after one that was not confirmed in time.
+    /// Publishes messages in any order. The result of one is independent of the others: if a channel is closed over a message, the
+    /// others are published again without it. Messages without a result may have arrived or not: after an error of the connection; or, if
+    /// the channel of their exchange was closed, after one that was not confirmed in time.
     pub async fn publish(
         &self,
         messages: &[OutgoingMessage<'_>],
         limits: PublishLimits,
     ) -> (Vec<Option<PublishResult>>, Option<AmqpError>) {
         let silent = {
-            let mut silent = self.silent.lock().await;
+            let mut silent = self.silent_until.lock().await;
             let now = Instant::now();
-            silent.retain(|_, again| *again > now);
+            silent.retain(|_, retry_at| *retry_at > now);
             silent.clone()
         };
         let held_back = |message: &OutgoingMessage<'_>| {
             // As a rule no queue is silent, and no name is copied.
-            let again = if silent.is_empty() { None } else { silent.get(&message.destination()) };
-            again.map(|again| again.saturating_duration_since(Instant::now()))
+            let retry_at = if silent.is_empty() { None } else { silent.get(&message.destination()) };
+            retry_at.map(|retry_at| retry_at.saturating_duration_since(Instant::now()))
         };
         let mut by_exchange: HashMap<&str, Vec<usize>> = HashMap::new();
         let mut results = vec![None; messages.len()];
-        let room = match usize::try_from(self.frame_max()) {
+        let max_header_bytes = match usize::try_from(self.frame_max()) {
             // No limit.
             Ok(0) | Err(_) => usize::MAX,
-            Ok(frame) => frame.saturating_sub(OTHER_PROPERTIES),
+            Ok(frame) => frame.saturating_sub(OTHER_PROPERTY_BYTES),
         };
         for (index, message) in messages.iter().enumerate() {
             match message.properties.headers() {
-                Some(headers) if table_size(headers) > room => {
+                Some(headers) if table_size(headers) > max_header_bytes => {
                     results[index] = Some(PublishResult::HeadersTooLarge)
                 }
                 _ => match held_back(message) {
@@ -215,24 +215,24 @@ impl PublishConnection {
             }
         }
         let groups: Vec<(&str, Vec<usize>)> = by_exchange.into_iter().collect();
-        let mut failed = None;
-        for some in groups.chunks(EXCHANGES_AT_ONCE) {
-            let mut going = Vec::with_capacity(some.len());
-            for (exchange, indexes) in some {
-                going.push(self.publish_to(exchange, messages, indexes, limits));
+        let mut failure = None;
+        for group in groups.chunks(MAX_CONCURRENT_EXCHANGES) {
+            let mut publishes = Vec::with_capacity(group.len());
+            for (exchange, indexes) in group {
+                publishes.push(self.publish_to(exchange, messages, indexes, limits));
             }
-            let said = join_all(going).await;
-            for ((_, indexes), (known, error)) in some.iter().zip(said) {
-                for (&index, result) in indexes.iter().zip(known) {
+            let group_results = join_all(publishes).await;
+            for ((_, indexes), (channel_results, error)) in group.iter().zip(group_results) {
+                for (&index, result) in indexes.iter().zip(channel_results) {
                     results[index] = result;
                 }
-                failed = failed.or(error);
+                failure = failure.or(error);
             }
-            if failed.is_some() {
+            if failure.is_some() {
                 break;
             }
         }
-        (results, failed)
+        (results, failure)
     }
 
     /// Publishes messages to one exchange; returns the results in the order of `indexes`.
@@ -247,46 +247,48 @@ impl PublishConnection {
         // Positions in `indexes`.
         let mut open: Vec<Vec<usize>> = vec![(0..indexes.len()).collect()];
         while let Some(set) = open.pop() {
-            let some: Vec<&OutgoingMessage<'_>> = set.iter().map(|&at| &messages[indexes[at]]).collect();
-            let (known, closed) = match self.publish_on_channel(exchange, &some, limits).await {
-                ChannelResult::All(all) => (all.into_iter().map(Some).collect::<Vec<_>>(), None),
-                ChannelResult::Closed { known, code, text } => (known, Some((code, text))),
-                ChannelResult::Away { known, error } => {
-                    for (&at, result) in set.iter().zip(known) {
-                        results[at] = result;
+            let set_messages: Vec<&OutgoingMessage<'_>> =
+                set.iter().map(|&index| &messages[indexes[index]]).collect();
+            let (set_results, channel_error) =
+                match self.publish_on_channel(exchange, &set_messages, limits).await {
+                    ChannelResult::All(all) => (all.into_iter().map(Some).collect::<Vec<_>>(), None),
+                    ChannelResult::Closed { results, code, text } => (results, Some((code, text))),
+                    ChannelResult::Away { results: set_results, error } => {
+                        for (&index, result) in set.iter().zip(set_results) {
+                            results[index] = result;
+                        }
+                        return (results, Some(error));
                     }
-                    return (results, Some(error));
-                }
-            };
-            let is_silent = known.contains(&Some(PublishResult::Unconfirmed));
-            for (&at, result) in set.iter().zip(known) {
-                results[at] = result;
+                };
+            let is_silent = set_results.contains(&Some(PublishResult::Unconfirmed));
+            for (&index, result) in set.iter().zip(set_results) {
+                results[index] = result;
             }
             if is_silent {
                 return (results, None);
             }
-            let Some((code, text)) = closed else { continue };
-            let left: Vec<usize> = set.into_iter().filter(|&at| results[at].is_none()).collect();
-            let routing_key = |at: usize| messages[indexes[at]].routing_key;
+            let Some((code, text)) = channel_error else { continue };
+            let unsettled: Vec<usize> = set.into_iter().filter(|&index| results[index].is_none()).collect();
+            let routing_key = |index: usize| messages[indexes[index]].routing_key;
             // A missing exchange concerns all messages; the right to write may depend on the routing key; every other error concerns one
             // message.
             let all_alike = match code {
                 404 => true,
-                403 => left.windows(2).all(|pair| routing_key(pair[0]) == routing_key(pair[1])),
-                _ => left.len() == 1,
+                403 => unsettled.windows(2).all(|pair| routing_key(pair[0]) == routing_key(pair[1])),
+                _ => unsettled.len() == 1,
             };
             if all_alike {
-                for at in left {
-                    results[at] = Some(PublishResult::Closed(code, text.clone()));
+                for index in unsettled {
+                    results[index] = Some(PublishResult::Closed(code, text.clone()));
                 }
             } else if code == 403 {
                 let mut by_key: HashMap<&str, Vec<usize>> = HashMap::new();
-                for at in left {
-                    by_key.entry(routing_key(at)).or_default().push(at);
+                for index in unsettled {
+                    by_key.entry(routing_key(index)).or_default().push(index);
                 }
                 open.extend(by_key.into_values());
-            } else if !left.is_empty() {
-                let (first, second) = left.split_at(left.len() / 2);
+            } else if !unsettled.is_empty() {
+                let (first, second) = unsettled.split_at(unsettled.len() / 2);
                 open.extend([second.to_vec(), first.to_vec()]);
             }
         }
@@ -301,55 +303,55 @@ impl PublishConnection {
         messages: &[&OutgoingMessage<'_>],
         limits: PublishLimits,
     ) -> ChannelResult {
-        let nothing = || vec![None; messages.len()];
-        let channel = match self.channel(exchange, limits).await {
+        let no_results = || vec![None; messages.len()];
+        let channel = match self.get_or_open_channel(exchange, limits).await {
             Ok(channel) => channel,
-            Err(error) => return ChannelResult::Away { known: nothing(), error },
+            Err(error) => return ChannelResult::Away { results: no_results(), error },
         };
-        let (confirms, mut failed) = self.send(&channel, messages, limits).await;
+        let (confirms, mut failure) = self.send(&channel, messages, limits).await;
         let ChannelConfirms { confirms, returned, is_nameless, is_silent } =
-            self.settle(confirms, messages, limits, &mut failed).await;
-        let is_known = failed.is_none() && !is_silent && !is_nameless;
-        let silent = is_silent.then(|| silent_destinations(messages, &confirms));
-        let known = messages.iter().zip(confirms).map(|(message, settled)| match settled {
+            self.wait_for_confirms(confirms, messages, limits, &mut failure).await;
+        let is_known = failure.is_none() && !is_silent && !is_nameless;
+        let destinations = is_silent.then(|| silent_destinations(messages, &confirms));
+        let results = messages.iter().zip(confirms).map(|(message, confirm)| match confirm {
             _ if returned.contains(&message.name) => Some(PublishResult::Unroutable),
             Some((false, _)) => Some(PublishResult::Nacked),
             // A return arrives before its confirm, and each confirm takes the oldest pending return. If it took none, this message was not
             // returned; if it took another's, this message's own return may be lost behind a failure.
-            Some((true, carried)) if is_known || !carried => Some(PublishResult::Arrived),
+            Some((true, has_return)) if is_known || !has_return => Some(PublishResult::Arrived),
             _ => None,
         });
-        let known: Vec<Option<PublishResult>> = known.collect();
+        let results: Vec<Option<PublishResult>> = results.collect();
         // A channel caches the state of a quorum queue: one that was opened while the queue had no leader may nack until it is closed.
-        if !is_known || known.contains(&Some(PublishResult::Nacked)) {
+        if !is_known || results.contains(&Some(PublishResult::Nacked)) {
             self.channels.lock().await.remove(exchange);
         }
         // A queue alone is silent if the broker opens a channel meanwhile.
-        if failed.is_none() && is_silent {
-            let timeout = AmqpError::Timeout("publisher confirms", limits.answer);
-            let whole = PublishLimits { until: None, ..limits };
-            failed = match self.is_blocked() {
+        if failure.is_none() && is_silent {
+            let timeout = AmqpError::Timeout("publisher confirms", limits.answer_timeout);
+            let full_limits = PublishLimits { until: None, ..limits };
+            failure = match self.is_blocked() {
                 true => Some(timeout),
-                false => self.channel(exchange, whole).await.err().map(|_| timeout),
+                false => self.get_or_open_channel(exchange, full_limits).await.err().map(|_| timeout),
             };
         }
-        let Some(error) = failed else {
-            let again = Instant::now() + limits.answer;
-            let silent = silent.into_iter().flatten().map(|destination| (destination, again));
-            self.silent.lock().await.extend(silent);
-            let known = known.into_iter().map(|result| result.unwrap_or(PublishResult::Unconfirmed));
-            return ChannelResult::All(known.collect());
+        let Some(error) = failure else {
+            let retry_at = Instant::now() + limits.answer_timeout;
+            let destinations = destinations.into_iter().flatten().map(|destination| (destination, retry_at));
+            self.silent_until.lock().await.extend(destinations);
+            let results = results.into_iter().map(|result| result.unwrap_or(PublishResult::Unconfirmed));
+            return ChannelResult::All(results.collect());
         };
         match error.reply_code() {
             // An error of the channel, not of the connection.
             Some(code @ (311 | 313 | 403 | 404 | 405 | 406)) if self.is_open() => {
-                ChannelResult::Closed { known, code, text: error.to_string() }
+                ChannelResult::Closed { results, code, text: error.to_string() }
             }
-            _ => ChannelResult::Away { known, error },
+            _ => ChannelResult::Away { results, error },
         }
     }
 
-    /// Sends messages until one fails.
+    /// Sends messages until one fails; returns the confirms of those that were sent, and the error.
     async fn send(
         &self,
         channel: &Channel,
@@ -361,8 +363,8 @@ impl PublishConnection {
         for message in messages {
             let properties = message.properties.clone();
             let (exchange, key) = (message.exchange.into(), message.routing_key.into());
-            let published = channel.basic_publish(exchange, key, options, message.body, properties);
-            match answer("basic.publish", limits.wait(), published).await {
+            let request = channel.basic_publish(exchange, key, options, message.body, properties);
+            match wait_for_answer("basic.publish", limits.remaining_wait(), request).await {
                 Ok(confirm) => confirms.push(confirm),
                 Err(error) => return (confirms, Some(error)),
             }
@@ -370,71 +372,73 @@ impl PublishConnection {
         (confirms, None)
     }
 
-    /// Awaits the confirms of messages; `failed` becomes the error that tells most. Behind one that is not settled in time, only those count
-    /// that are settled already: a queue may be silent while others confirm.
-    async fn settle(
+    /// Waits for the confirms of messages; `failure` becomes the most specific error. Behind a confirm that is not settled in time, only
+    /// those count that are settled already: a queue may be silent while others confirm.
+    async fn wait_for_confirms(
         &self,
         mut confirms: Vec<PublisherConfirm>,
         messages: &[&OutgoingMessage<'_>],
         limits: PublishLimits,
-        failed: &mut Option<AmqpError>,
+        failure: &mut Option<AmqpError>,
     ) -> ChannelConfirms {
         // All messages have the same header.
         let name_header = messages.first().map_or("", |message| message.header);
-        let mut settled = Vec::with_capacity(messages.len());
+        let mut outcomes = Vec::with_capacity(messages.len());
         let mut returned = HashSet::new();
         let mut is_nameless = false;
-        let mut note = |confirmation: Confirmation| {
+        let mut read_confirmation = |confirmation: Confirmation| {
             let is_ack = confirmation.is_ack();
             let message = confirmation.take_message();
-            let carried = message.is_some();
+            let has_return = message.is_some();
             if let Some(message) = message {
                 match header(message.delivery.properties.headers().as_ref(), name_header) {
                     Some(name) => drop(returned.insert(name.to_owned())),
                     None => is_nameless = true,
                 }
             }
-            (is_ack, carried)
+            (is_ack, has_return)
         };
-        let mut is_silent = matches!(failed, Some(AmqpError::Timeout(..)));
+        let mut is_silent = matches!(failure, Some(AmqpError::Timeout(..)));
         for confirm in &mut confirms {
-            let limit = if is_silent { Duration::ZERO } else { limits.wait() };
-            match answer("publisher confirms", limit, confirm).await {
-                Ok(confirmation) => settled.push(Some(note(confirmation))),
+            let limit = if is_silent { Duration::ZERO } else { limits.remaining_wait() };
+            match wait_for_answer("publisher confirms", limit, confirm).await {
+                Ok(confirmation) => outcomes.push(Some(read_confirmation(confirmation))),
                 Err(AmqpError::Timeout(..)) => {
-                    settled.push(None);
+                    outcomes.push(None);
                     is_silent = true;
                 }
                 Err(error) => {
-                    settled.push(None);
+                    outcomes.push(None);
                     // The code is in the errors of confirms, not in that of a publish on a closed channel.
-                    if failed.as_ref().is_none_or(|failed| failed.reply_code().is_none()) {
-                        *failed = Some(error);
+                    if failure.as_ref().is_none_or(|failure| failure.reply_code().is_none()) {
+                        *failure = Some(error);
                     }
                 }
             }
         }
         // One that has been settled since took the return of one that was settled above, perhaps.
-        for (confirm, _) in confirms.iter_mut().zip(&settled).filter(|(_, settled)| settled.is_none()) {
+        for (confirm, _) in confirms.iter_mut().zip(&outcomes).filter(|(_, outcome)| outcome.is_none()) {
             if let Some(Ok(confirmation)) = confirm.now_or_never() {
-                note(confirmation);
+                read_confirmation(confirmation);
             }
         }
-        settled.resize(messages.len(), None);
-        ChannelConfirms { confirms: settled, returned, is_nameless, is_silent }
+        outcomes.resize(messages.len(), None);
+        ChannelConfirms { confirms: outcomes, returned, is_nameless, is_silent }
     }
 
-    /// Returns the channel of an exchange. Several are opened side by side.
-    async fn channel(&self, exchange: &str, limits: PublishLimits) -> Result<Channel, AmqpError> {
-        let known = self.channels.lock().await.get(exchange).cloned();
-        if let Some(channel) = known.filter(|channel| channel.status().connected()) {
+    /// Returns the open channel of an exchange, or opens one. Several are opened side by side.
+    async fn get_or_open_channel(&self, exchange: &str, limits: PublishLimits) -> Result<Channel, AmqpError> {
+        let open_channel = self.channels.lock().await.get(exchange).cloned();
+        if let Some(channel) = open_channel.filter(|channel| channel.status().connected()) {
             return Ok(channel);
         }
-        let channel = answer("channel.open", limits.wait(), self.connection.create_channel()).await?;
-        let selected = channel.confirm_select(ConfirmSelectOptions::default());
-        answer("confirm.select", limits.wait(), selected).await?;
+        let channel =
+            wait_for_answer("channel.open", limits.remaining_wait(), self.connection.create_channel())
+                .await?;
+        let request = channel.confirm_select(ConfirmSelectOptions::default());
+        wait_for_answer("confirm.select", limits.remaining_wait(), request).await?;
         let mut channels = self.channels.lock().await;
-        if channels.len() >= CHANNELS {
+        if channels.len() >= MAX_CHANNELS {
             // Channels in use stay open until they are settled: a handle keeps its channel.
             channels.clear();
         }

@@ -8,13 +8,13 @@ use uuid::Uuid;
 
 use super::connection::AmqpError;
 use super::copy::Copy;
-use super::headers::{fit, table_memory};
+use super::headers::{fit_headers, table_memory};
 use super::publish_connection::{OutgoingMessage, PublishConnection, PublishLimits, PublishResult};
 use oncely_config::RabbitSettings;
 use oncely_core::own_headers;
 
 /// Maximum bytes of bodies and headers in flight: they are in memory several times until the socket has sent them.
-const BYTES: usize = 8 << 20;
+const MAX_IN_FLIGHT_BYTES: usize = 8 << 20;
 
 /// If a copy is not known to have arrived.
 #[derive(Debug, thiserror::Error)]
@@ -66,7 +66,7 @@ impl PublishError {
     }
 
     /// Returns whether the error concerns this copy only, and was known at once. If not, the connection failed or a queue is silent.
-    pub fn is_of_one(&self) -> bool {
+    pub fn is_of_one_copy(&self) -> bool {
         !matches!(self, Self::Blocked | Self::Unconfirmed | Self::HeldBack | Self::Amqp(_))
     }
 }
@@ -87,41 +87,42 @@ impl Publisher {
     /// not enough: an unroutable message is confirmed, too. The result of one copy is independent of the others.
     pub async fn publish(&self, copies: &[impl Borrow<Copy>]) -> Vec<Result<(), PublishError>> {
         let mut results = Vec::with_capacity(copies.len());
-        let failed = self.try_publish(copies, &mut results).await;
-        let error = failed.err().unwrap_or(PublishError::Nacked);
+        let result = self.try_publish(copies, &mut results).await;
+        let error = result.err().unwrap_or(PublishError::Nacked);
         results.extend(copies[results.len()..].iter().map(|_| Err(clone_error(&error))));
         results
     }
 
+    /// Publishes copies, and appends a result for each in their order. After an error the remaining copies have no results.
     async fn try_publish(
         &self,
         copies: &[impl Borrow<Copy>],
         results: &mut Vec<Result<(), PublishError>>,
     ) -> Result<(), PublishError> {
-        let mut current = self.connection.lock().await;
-        current.take_if(|connection| !connection.is_open());
-        let connection = match &mut *current {
+        let mut slot = self.connection.lock().await;
+        slot.take_if(|connection| !connection.is_open());
+        let connection = match &mut *slot {
             Some(connection) => connection,
-            None => current.insert(PublishConnection::open(&self.settings, &self.purpose).await?),
+            None => slot.insert(PublishConnection::open(&self.settings, &self.purpose).await?),
         };
-        let limits = PublishLimits { answer: self.settings.timeout, until: None };
-        for wave in waves(copies) {
+        let limits = PublishLimits { answer_timeout: self.settings.timeout, until: None };
+        for wave in split_by_bytes(copies) {
             if connection.is_blocked() {
                 return Err(PublishError::Blocked);
             }
             let messages: Vec<OutgoingMessage<'_>> =
-                wave.iter().map(|copy| outgoing(copy.borrow(), connection.frame_max())).collect();
-            let (published, failed) = connection.publish(&messages, limits).await;
-            for (copy, result) in wave.iter().zip(published) {
-                results.push(match (result, &failed) {
-                    (Some(result), _) => copy_result(copy.borrow(), result),
+                wave.iter().map(|copy| prepare_copy(copy.borrow(), connection.frame_max())).collect();
+            let (results_of_part, failure) = connection.publish(&messages, limits).await;
+            for (copy, result) in wave.iter().zip(results_of_part) {
+                results.push(match (result, &failure) {
+                    (Some(result), _) => convert_result(copy.borrow(), result),
                     (None, Some(error)) => Err(clone_amqp(error).into()),
                     (None, None) => Err(PublishError::Unconfirmed),
                 });
             }
-            if let Some(error) = failed {
+            if let Some(error) = failure {
                 // The next call opens a new connection; a blocked one is kept, as its messages are still in flight.
-                current.take_if(|connection| !connection.is_blocked());
+                slot.take_if(|connection| !connection.is_blocked());
                 return Err(error.into());
             }
         }
@@ -129,14 +130,14 @@ impl Publisher {
     }
 }
 
-/// Splits copies into parts of at most [`BYTES`], or of one larger copy.
-fn waves<C: Borrow<Copy>>(copies: &[C]) -> Vec<&[C]> {
+/// Splits copies into parts of at most [`MAX_IN_FLIGHT_BYTES`], or of one larger copy.
+fn split_by_bytes<C: Borrow<Copy>>(copies: &[C]) -> Vec<&[C]> {
     let mut waves = Vec::new();
     let (mut from, mut bytes) = (0, 0);
     for (index, copy) in copies.iter().enumerate() {
         let copy = copy.borrow();
         let size = copy.body.len() + copy.properties.headers().as_ref().map_or(0, table_memory);
-        if index > from && bytes + size > BYTES {
+        if index > from && bytes + size > MAX_IN_FLIGHT_BYTES {
             waves.push(&copies[from..index]);
             (from, bytes) = (index, 0);
         }
@@ -148,12 +149,13 @@ fn waves<C: Borrow<Copy>>(copies: &[C]) -> Vec<&[C]> {
     waves
 }
 
-fn outgoing(copy: &Copy, frame_max: u32) -> OutgoingMessage<'_> {
+/// Prepares a copy for publishing: gives it a name of its own, and drops headers that do not fit into a frame.
+fn prepare_copy(copy: &Copy, frame_max: u32) -> OutgoingMessage<'_> {
     let name = Uuid::now_v7().to_string();
     let mut headers = copy.properties.headers().clone().unwrap_or_default();
     // Included in the size of the headers.
     headers.insert(own_headers::COPY.into(), AMQPValue::LongString(name.as_str().into()));
-    let headers = fit(headers, frame_max);
+    let headers = fit_headers(headers, frame_max);
     OutgoingMessage::new(
         own_headers::COPY,
         name,
@@ -165,7 +167,8 @@ fn outgoing(copy: &Copy, frame_max: u32) -> OutgoingMessage<'_> {
     )
 }
 
-fn copy_result(copy: &Copy, result: PublishResult) -> Result<(), PublishError> {
+/// Converts the result of publishing a copy.
+fn convert_result(copy: &Copy, result: PublishResult) -> Result<(), PublishError> {
     match result {
         PublishResult::Arrived => Ok(()),
         PublishResult::Unroutable => Err(PublishError::Unroutable(copy.exchange.clone())),
@@ -180,7 +183,7 @@ fn copy_result(copy: &Copy, result: PublishResult) -> Result<(), PublishError> {
     }
 }
 
-/// Returns the error for each copy of a failed call.
+/// Clones an error for each copy of a failed call.
 fn clone_error(error: &PublishError) -> PublishError {
     match error {
         PublishError::Amqp(error) => PublishError::Amqp(clone_amqp(error)),
@@ -216,11 +219,11 @@ mod tests {
         };
         let split = |sizes: &[usize]| {
             let copies: Vec<Copy> = sizes.iter().map(|size| copy(*size)).collect();
-            waves(&copies).iter().map(|wave| wave.len()).collect::<Vec<_>>()
+            split_by_bytes(&copies).iter().map(|wave| wave.len()).collect::<Vec<_>>()
         };
         assert_eq!(split(&[]), Vec::<usize>::new());
         assert_eq!(split(&[1, 2, 3]), [3]);
-        assert_eq!(split(&[BYTES, 1, BYTES - 1, 1]), [1, 2, 1]);
-        assert_eq!(split(&[2 * BYTES, 2 * BYTES]), [1, 1]);
+        assert_eq!(split(&[MAX_IN_FLIGHT_BYTES, 1, MAX_IN_FLIGHT_BYTES - 1, 1]), [1, 2, 1]);
+        assert_eq!(split(&[2 * MAX_IN_FLIGHT_BYTES, 2 * MAX_IN_FLIGHT_BYTES]), [1, 1]);
     }
 }

@@ -8,7 +8,7 @@ use lapin::options::{BasicAckOptions, BasicGetOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
 use lapin::{BasicProperties, Channel, Connection};
 
-use super::connection::{AmqpError, answer, connect};
+use super::connection::{AmqpError, connect, wait_for_answer};
 use oncely_config::RabbitSettings;
 
 /// A message that is held until it is acknowledged.
@@ -30,7 +30,7 @@ pub struct QueueReader {
 }
 
 impl QueueReader {
-    /// Opens a connection; also returns the number of ready messages.
+    /// Opens a connection for one queue; also returns the number of ready messages.
     pub async fn open(
         settings: &RabbitSettings,
         purpose: &str,
@@ -38,41 +38,41 @@ impl QueueReader {
     ) -> Result<(Self, u32), AmqpError> {
         let limit = settings.timeout;
         let connection = connect(settings, purpose).await?;
-        let channel = answer("channel.open", limit, connection.create_channel()).await?;
+        let channel = wait_for_answer("channel.open", limit, connection.create_channel()).await?;
         let reader = Self { connection, channel, queue: queue.to_owned(), limit };
-        let ready = reader.ready().await?;
+        let ready = reader.count_ready().await?;
         Ok((reader, ready))
     }
 
-    /// Returns the number of ready messages. The answer arrives after all earlier acknowledgements were processed.
-    pub async fn ready(&self) -> Result<u32, AmqpError> {
+    /// Queries the number of ready messages. The reply arrives after all earlier acknowledgements were processed.
+    pub async fn count_ready(&self) -> Result<u32, AmqpError> {
         let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
-        let declared = self.channel.queue_declare(self.queue.as_str().into(), options, FieldTable::default());
-        Ok(answer("queue.declare", self.limit, declared).await?.message_count())
+        let request = self.channel.queue_declare(self.queue.as_str().into(), options, FieldTable::default());
+        Ok(wait_for_answer("queue.declare", self.limit, request).await?.message_count())
     }
 
-    /// Returns the next message, or `None` if none is ready.
+    /// Takes the next message, which is held until it is acknowledged; `None` if no message is ready.
     pub async fn take(&self) -> Result<Option<QueuedMessage>, AmqpError> {
-        let asked = self.channel.basic_get(self.queue.as_str().into(), BasicGetOptions::default());
-        Ok(answer("basic.get", self.limit, asked).await?.map(|BasicGetMessage { delivery, .. }| {
-            QueuedMessage {
+        let request = self.channel.basic_get(self.queue.as_str().into(), BasicGetOptions::default());
+        Ok(wait_for_answer("basic.get", self.limit, request).await?.map(
+            |BasicGetMessage { delivery, .. }| QueuedMessage {
                 tag: delivery.delivery_tag,
                 routing_key: delivery.routing_key.to_string(),
                 properties: delivery.properties,
                 body: delivery.data.into(),
-            }
-        }))
+            },
+        ))
     }
 
     /// Acknowledges a message that has a copy known to have arrived, or is not needed.
     pub async fn acknowledge(&self, tag: u64) -> Result<(), AmqpError> {
-        answer("ack", self.limit, self.channel.basic_ack(tag, BasicAckOptions::default())).await
+        wait_for_answer("ack", self.limit, self.channel.basic_ack(tag, BasicAckOptions::default())).await
     }
 
     /// Closes the connection gracefully; unacknowledged messages return to the queue. Closing waits for earlier acknowledgements.
     pub async fn close(self) {
         if let Err(error) =
-            answer("connection.close", self.limit, self.connection.close(200, "done".into())).await
+            wait_for_answer("connection.close", self.limit, self.connection.close(200, "done".into())).await
         {
             tracing::debug!(error = %error, "closing a connection to RabbitMQ failed");
         }

@@ -10,24 +10,25 @@ use lapin::types::{AMQPValue, ByteArray, DecimalValue, FieldArray, FieldTable, S
 use serde_json::{Map, Value, json};
 
 /// Maximum levels of stored nested tables: serde_json reads 128 levels of JSON, and PostgreSQL's stack holds them.
-const DEEPEST: u32 = 40;
+const MAX_DEPTH: u32 = 40;
 
-/// Returns the headers as JSON, or `None` if jsonb can't hold them: nested too deep, or with a NUL in a name.
+/// Converts headers to JSON; `None` if they have more than `MAX_DEPTH` levels, or a name with a NUL, which jsonb refuses.
 pub fn store_headers(headers: &FieldTable) -> Option<Value> {
-    table(headers, 0)
+    store_table(headers, 0)
 }
 
-/// Restores the headers.
+/// Restores headers from JSON; `None` if its form is not that of [`store_headers`].
 pub fn restore_headers(stored: &Value) -> Option<FieldTable> {
     let mut table = BTreeMap::new();
     for (name, value) in stored.as_object()? {
-        table.insert(ShortString::try_new(name.as_str()).ok()?, restore(value)?);
+        table.insert(ShortString::try_new(name.as_str()).ok()?, restore_value(value)?);
     }
     Some(table.into())
 }
 
-fn table(headers: &FieldTable, depth: u32) -> Option<Value> {
-    if depth > DEEPEST {
+/// Converts a table to JSON; `None` if it has more than [`MAX_DEPTH`] levels, or a name with a NUL.
+fn store_table(headers: &FieldTable, depth: u32) -> Option<Value> {
+    if depth > MAX_DEPTH {
         return None;
     }
     let mut object = Map::new();
@@ -35,13 +36,14 @@ fn table(headers: &FieldTable, depth: u32) -> Option<Value> {
         if name.as_str().contains('\0') {
             return None;
         }
-        object.insert(name.as_str().to_owned(), store(value, depth + 1)?);
+        object.insert(name.as_str().to_owned(), store_value(value, depth + 1)?);
     }
     Some(Value::Object(object))
 }
 
-fn store(value: &AMQPValue, depth: u32) -> Option<Value> {
-    if depth > DEEPEST {
+/// Converts a header's value to JSON; `None` if it has more than [`MAX_DEPTH`] levels, or a name with a NUL.
+fn store_value(value: &AMQPValue, depth: u32) -> Option<Value> {
+    if depth > MAX_DEPTH {
         return None;
     }
     Some(match value {
@@ -50,13 +52,15 @@ fn store(value: &AMQPValue, depth: u32) -> Option<Value> {
         AMQPValue::Void => Value::Null,
         AMQPValue::LongString(text) => match std::str::from_utf8(text.as_bytes()) {
             Ok(text) if !text.contains('\0') => json!(text),
-            _ => json!({ "S": hexadecimal(text.as_bytes()) }),
+            _ => json!({ "S": format_hexadecimal(text.as_bytes()) }),
         },
         // This type does not occur on the wire; the nearest one that does.
-        AMQPValue::ShortString(text) => return store(&AMQPValue::LongString(text.as_str().into()), depth),
+        AMQPValue::ShortString(text) => {
+            return store_value(&AMQPValue::LongString(text.as_str().into()), depth);
+        }
         AMQPValue::FieldArray(values) => {
             let values: Option<Vec<Value>> =
-                values.as_slice().iter().map(|value| store(value, depth + 1)).collect();
+                values.as_slice().iter().map(|value| store_value(value, depth + 1)).collect();
             Value::Array(values?)
         }
         AMQPValue::ShortShortInt(number) => json!({ "b": number }),
@@ -70,19 +74,20 @@ fn store(value: &AMQPValue, depth: u32) -> Option<Value> {
         AMQPValue::Double(number) => json!({ "d": format!("{number:?}") }),
         AMQPValue::DecimalValue(decimal) => json!({ "D": [decimal.scale, decimal.value] }),
         AMQPValue::Timestamp(seconds) => json!({ "T": seconds.to_string() }),
-        AMQPValue::ByteArray(bytes) => json!({ "x": hexadecimal(bytes.as_slice()) }),
-        AMQPValue::FieldTable(inner) => json!({ "F": table(inner, depth + 1)? }),
+        AMQPValue::ByteArray(bytes) => json!({ "x": format_hexadecimal(bytes.as_slice()) }),
+        AMQPValue::FieldTable(inner) => json!({ "F": store_table(inner, depth + 1)? }),
     })
 }
 
-fn restore(value: &Value) -> Option<AMQPValue> {
+/// Converts stored JSON back to a header's value; `None` if its form is not that of [`store_value`].
+fn restore_value(value: &Value) -> Option<AMQPValue> {
     let (kind, value) = match value {
         Value::Null => return Some(AMQPValue::Void),
         Value::Bool(truth) => return Some(AMQPValue::Boolean(*truth)),
         Value::Number(number) => return number.as_i64().map(AMQPValue::LongLongInt),
         Value::String(text) => return Some(AMQPValue::LongString(text.as_str().into())),
         Value::Array(values) => {
-            let values: Option<Vec<AMQPValue>> = values.iter().map(restore).collect();
+            let values: Option<Vec<AMQPValue>> = values.iter().map(restore_value).collect();
             return Some(AMQPValue::FieldArray(FieldArray::from(values?)));
         }
         Value::Object(object) if object.len() == 1 => object.iter().next()?,
@@ -101,8 +106,8 @@ fn restore(value: &Value) -> Option<AMQPValue> {
         "f" => AMQPValue::Float(value.as_str()?.parse().ok()?),
         "d" => AMQPValue::Double(value.as_str()?.parse().ok()?),
         "T" => AMQPValue::Timestamp(value.as_str()?.parse().ok()?),
-        "S" => AMQPValue::LongString(bytes(value)?.into()),
-        "x" => AMQPValue::ByteArray(ByteArray::from(bytes(value)?)),
+        "S" => AMQPValue::LongString(parse_hexadecimal(value)?.into()),
+        "x" => AMQPValue::ByteArray(ByteArray::from(parse_hexadecimal(value)?)),
         "D" => {
             let parts = value.as_array().filter(|parts| parts.len() == 2)?;
             AMQPValue::DecimalValue(DecimalValue { scale: integer(&parts[0])?, value: integer(&parts[1])? })
@@ -112,11 +117,11 @@ fn restore(value: &Value) -> Option<AMQPValue> {
     })
 }
 
-/// Returns all properties except the headers.
+/// Converts all properties except the headers to JSON.
 pub fn store_properties(properties: &BasicProperties) -> Value {
     let mut object = Map::new();
     let text = |text: &ShortString| match text.as_str() {
-        text if text.contains('\0') => json!({ "x": hexadecimal(text.as_bytes()) }),
+        text if text.contains('\0') => json!({ "x": format_hexadecimal(text.as_bytes()) }),
         text => json!(text),
     };
     macro_rules! put {
@@ -143,13 +148,13 @@ pub fn store_properties(properties: &BasicProperties) -> Value {
     Value::Object(object)
 }
 
-/// Restores the properties, without headers.
+/// Restores properties, without headers, from JSON; `None` if its form is not that of [`store_properties`].
 pub fn restore_properties(stored: &Value) -> Option<BasicProperties> {
     let mut properties = BasicProperties::default();
     for (name, value) in stored.as_object()? {
         let text = || match value {
             Value::String(text) => ShortString::try_new(text.as_str()).ok(),
-            other => ShortString::try_new(String::from_utf8(bytes(other.get("x")?)?).ok()?).ok(),
+            other => ShortString::try_new(String::from_utf8(parse_hexadecimal(other.get("x")?)?).ok()?).ok(),
         };
         let small = || u8::try_from(value.as_u64()?).ok();
         properties = match name.as_str() {
@@ -172,11 +177,11 @@ pub fn restore_properties(stored: &Value) -> Option<BasicProperties> {
     Some(properties)
 }
 
-fn hexadecimal(bytes: &[u8]) -> String {
+fn format_hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn bytes(value: &Value) -> Option<Vec<u8>> {
+fn parse_hexadecimal(value: &Value) -> Option<Vec<u8>> {
     let text = value.as_str().filter(|text| text.is_ascii() && text.len().is_multiple_of(2))?;
     (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).ok()).collect()
 }

@@ -12,21 +12,22 @@ use tokio::task::JoinHandle;
 
 use super::budget::Budget;
 use super::channel_life::ChannelLife;
-use super::connection::{AmqpError, answer, connect_through};
+use super::connection::{AmqpError, connect_through, wait_for_answer};
 use super::delivery::Delivery;
 use super::frames::FrameLimits;
 use super::valve::Valve;
 use oncely_config::RabbitSettings;
 
+/// Subscribes to a queue on a channel.
 async fn consume(channel: &Channel, queue: &str, limit: Duration) -> Result<lapin::Consumer, AmqpError> {
-    let consumed = channel.basic_consume(
+    let request = channel.basic_consume(
         queue.into(),
         "".into(),
         BasicConsumeOptions::default(),
         // The default priority. A stream, which loses unacknowledged messages, refuses priorities, so that subscribing to one fails.
         BTreeMap::from([("x-priority".into(), AMQPValue::LongInt(0))]).into(),
     );
-    answer("basic.consume", limit, consumed).await
+    wait_for_answer("basic.consume", limit, request).await
 }
 
 /// A subscription to one queue.
@@ -47,22 +48,22 @@ pub struct Subscription {
 
 impl Subscription {
     /// Connects and subscribes, on its own connection that never publishes: under a memory alarm RabbitMQ stops reading from connections
-    /// that have published, including their acknowledgements. A body of more than `most_body` bytes is not read
+    /// that have published, including their acknowledgements. A body of more than `max_body` bytes is not read
     /// ([`Delivery::unread_body`]).
     pub async fn open(
         settings: &RabbitSettings,
         purpose: &str,
         queue: &str,
         prefetch: u16,
-        most_body: u64,
+        max_body: u64,
         budget: &Budget,
     ) -> Result<Self, AmqpError> {
         let limit = settings.timeout;
         let valve = Valve::default();
         let connection =
-            connect_through(&valve, settings, purpose, FrameLimits::of_subscription(most_body)).await?;
-        let channel = answer("channel.open", limit, connection.create_channel()).await?;
-        answer("basic.qos", limit, channel.basic_qos(prefetch, BasicQosOptions::default())).await?;
+            connect_through(&valve, settings, purpose, FrameLimits::for_subscription(max_body)).await?;
+        let channel = wait_for_answer("channel.open", limit, connection.create_channel()).await?;
+        wait_for_answer("basic.qos", limit, channel.basic_qos(prefetch, BasicQosOptions::default())).await?;
         let consumer = consume(&channel, queue, limit).await?;
         Ok(Self {
             connection,
@@ -83,14 +84,15 @@ impl Subscription {
         &self.life
     }
 
-    /// Returns the next delivery. `None` means that the subscription has ended: for a renewal ([`Subscription::renewed`]), or for any other
-    /// reason: the connection was lost, the queue was deleted, the broker cancelled. Cancel safe: no delivery is lost.
+    /// Waits for the next delivery; reads only while the budget has room. `None` means that the subscription has ended: for a renewal
+    /// ([`Subscription::resubscribe`]), or for any other reason: the connection was lost, the queue was deleted, the broker cancelled.
+    /// Cancel safe: no delivery is lost.
     pub async fn next(&mut self) -> Option<Result<Box<Delivery>, AmqpError>> {
         let next = tokio::select! {
             biased;
             next = self.consumer.next() => next,
             // Polled only when all read deliveries are taken.
-            never = self.valve.keep_to(Some(&self.budget)) => match never {},
+            never = self.valve.keep_reopening(Some(&self.budget)) => match never {},
         };
         let delivery = match next? {
             Ok(delivery) => delivery,
@@ -99,17 +101,17 @@ impl Subscription {
         if self.is_renewing() {
             self.renewing_since = Instant::now();
         }
-        self.life.delivered(delivery.delivery_tag);
+        self.life.register_delivery(delivery.delivery_tag);
         Some(Ok(Delivery::new(delivery, &self.queue, Arc::clone(&self.life), &self.budget)))
     }
 
     /// Begins to renew the subscription on the same channel: a prefetch counts the deliveries of its consumer, so earlier deliveries that
     /// wait leave room for others. Those in flight come before the end, as the budget permits.
-    pub fn renew(&mut self) {
+    pub fn begin_renewal(&mut self) {
         if self.renewal.is_none() {
             let (channel, tag) = (self.channel.clone(), self.consumer.tag());
-            let cancelled = async move { channel.basic_cancel(tag, BasicCancelOptions::default()).await };
-            self.renewal = Some(tokio::spawn(cancelled));
+            let cancellation = async move { channel.basic_cancel(tag, BasicCancelOptions::default()).await };
+            self.renewal = Some(tokio::spawn(cancellation));
             self.renewing_since = Instant::now();
         }
     }
@@ -125,39 +127,39 @@ impl Subscription {
     }
 
     /// Subscribes again at the end of the deliveries before a renewal. Returns false if no renewal has begun.
-    pub async fn renewed(&mut self) -> Result<bool, AmqpError> {
-        let Some(cancelled) = self.renewal.take() else { return Ok(false) };
+    pub async fn resubscribe(&mut self) -> Result<bool, AmqpError> {
+        let Some(cancellation) = self.renewal.take() else { return Ok(false) };
         let (channel, queue, limit) = (self.channel.clone(), self.queue.clone(), self.timeout);
-        let renewed = async {
-            answer("basic.cancel", limit, cancelled.map(|done| done.unwrap_or(Ok(())))).await?;
+        let renewal = async {
+            wait_for_answer("basic.cancel", limit, cancellation.map(|done| done.unwrap_or(Ok(())))).await?;
             consume(&channel, &queue, limit).await
         };
         self.consumer = tokio::select! {
-            consumer = renewed => consumer?,
-            never = self.valve.keep_to(None) => match never {},
+            consumer = renewal => consumer?,
+            never = self.valve.keep_reopening(None) => match never {},
         };
-        self.life.next_round();
+        self.life.begin_round();
         Ok(true)
     }
 
-    /// Waits for a future, and drops deliveries that arrive meanwhile: they come again when the subscription ends.
-    pub async fn let_go<T>(&mut self, until: impl Future<Output = T>) -> T {
-        let mut until = std::pin::pin!(until);
+    /// Waits until a future completes, and drops deliveries that arrive meanwhile: they come again when the subscription ends.
+    pub async fn drop_deliveries_until<T>(&mut self, future: impl Future<Output = T>) -> T {
+        let mut future = std::pin::pin!(future);
         loop {
             tokio::select! {
                 biased;
-                done = until.as_mut() => return done,
+                done = future.as_mut() => return done,
                 next = self.consumer.next() => match next {
-                    Some(Ok(delivery)) => self.life.delivered(delivery.delivery_tag),
+                    Some(Ok(delivery)) => self.life.register_delivery(delivery.delivery_tag),
                     Some(Err(_)) | None => break,
                 },
-                never = self.valve.keep_to(None) => match never {},
+                never = self.valve.keep_reopening(None) => match never {},
             }
         }
         // The answers of the broker, and its heartbeats.
         tokio::select! {
-            done = until => done,
-            never = self.valve.keep_to(None) => match never {},
+            done = future => done,
+            never = self.valve.keep_reopening(None) => match never {},
         }
     }
 
@@ -165,23 +167,24 @@ impl Subscription {
     pub async fn cancel(&mut self) -> Result<(), AmqpError> {
         let (tag, limit) = (self.consumer.tag(), self.timeout);
         let channel = self.channel.clone();
-        let cancelled = match self.renewal.take() {
-            Some(cancelled) => cancelled.map(|done| done.unwrap_or(Ok(()))).left_future(),
+        let cancellation = match self.renewal.take() {
+            Some(cancellation) => cancellation.map(|done| done.unwrap_or(Ok(()))).left_future(),
             None => channel.basic_cancel(tag, BasicCancelOptions::default()).right_future(),
         };
         // The answer arrives after the deliveries in flight.
-        self.let_go(answer("basic.cancel", limit, cancelled)).await
+        self.drop_deliveries_until(wait_for_answer("basic.cancel", limit, cancellation)).await
     }
 
     /// Ends the subscription: unsettled messages return to the queue.
     pub async fn close(self) {
         self.life.end();
-        let closed = answer("connection.close", self.timeout, self.connection.close(200, "done".into()));
-        let closed = tokio::select! {
-            closed = closed => closed,
-            never = self.valve.keep_to(None) => match never {},
+        let result =
+            wait_for_answer("connection.close", self.timeout, self.connection.close(200, "done".into()));
+        let result = tokio::select! {
+            result = result => result,
+            never = self.valve.keep_reopening(None) => match never {},
         };
-        if let Err(error) = closed {
+        if let Err(error) = result {
             tracing::debug!(error = %error, "closing a connection to RabbitMQ failed");
         }
     }

@@ -15,8 +15,8 @@ use lapin::types::{AMQPValue, FieldTable};
 use lapin::{Connection, ExchangeKind};
 
 use super::applied::{AppliedTopology, ExistingObject, RefusedObject};
-use super::connection::{AmqpError, answer};
-use oncely_config::{ConsumerSettings, OBSERVER, QueueArgument, QueueBinding, QueueType};
+use super::connection::{AmqpError, wait_for_answer};
+use oncely_config::{ConsumerSettings, OBSERVER_SUFFIX, QueueArgument, QueueBinding, QueueType};
 use oncely_core::own_headers;
 use oncely_core::retry::rung_name;
 
@@ -30,8 +30,8 @@ pub struct Topology {
     is_foreign: bool,
     arguments: Vec<(String, QueueArgument)>,
     bindings: Vec<QueueBinding>,
-    /// The observed queue, if this one only observes.
-    beside: Option<String>,
+    /// The observed queue, if the consumer only observes.
+    observed_queue: Option<String>,
 }
 
 /// Existing and missing objects.
@@ -68,24 +68,27 @@ impl Topology {
                 queue: queue.clone(),
                 queue_type: consumer.queue_type,
                 delays: delays.clone(),
-                is_foreign: !consumer.declare && !consumer.observes(),
+                is_foreign: !consumer.declare && !consumer.is_observer(),
                 arguments: consumer.queue_arguments.clone(),
                 bindings: consumer.bindings.clone(),
-                beside: queue.strip_suffix(OBSERVER).filter(|_| consumer.observes()).map(str::to_owned),
+                observed_queue: queue
+                    .strip_suffix(OBSERVER_SUFFIX)
+                    .filter(|_| consumer.is_observer())
+                    .map(str::to_owned),
             })
             .collect()
     }
 
-    /// Returns whether it only observes. An observer has no further queues or exchanges.
+    /// Returns whether the consumer only observes. An observer has no further queues or exchanges.
     #[must_use]
-    pub fn observes(&self) -> bool {
-        self.beside.is_some()
+    pub fn is_observer(&self) -> bool {
+        self.observed_queue.is_some()
     }
 
-    /// Returns the observed queue, of which it needs a copy of each message; `None` if it does not only observe.
+    /// Returns the observed queue, of which an observer needs a copy of each message; `None` for a consumer that does not only observe.
     #[must_use]
-    pub fn beside(&self) -> Option<&str> {
-        self.beside.as_deref()
+    pub fn observed_queue(&self) -> Option<&str> {
+        self.observed_queue.as_deref()
     }
 
     /// Returns the configured bindings.
@@ -107,7 +110,7 @@ impl Topology {
         &self.queue
     }
 
-    /// Returns whether its messages wait in retry queues between attempts.
+    /// Returns whether the queue's messages wait in retry queues between attempts.
     #[must_use]
     pub fn has_retries(&self) -> bool {
         !self.delays.is_empty()
@@ -143,9 +146,10 @@ impl Topology {
         format!("{queue}.return")
     }
 
+    /// Returns the exchanges to declare, with their kinds: dead-letter, return and, if there are delays, retry; none for an observer.
     fn exchanges(&self) -> Vec<(String, ExchangeKind)> {
         // An observer gives nothing up and publishes nothing.
-        if self.beside.is_some() {
+        if self.observed_queue.is_some() {
             return Vec::new();
         }
         let mut exchanges = vec![
@@ -159,19 +163,21 @@ impl Topology {
         exchanges
     }
 
-    /// Returns the queues with their arguments, the work queue first.
+    /// Returns the queues to declare, with their arguments: work, dead-letter and one retry queue for each delay; for an observer its
+    /// queue.
     fn queues(&self) -> Vec<(String, FieldTable)> {
         let queue = &self.queue;
-        if self.beside.is_some() {
-            return vec![(queue.clone(), observing())];
+        if self.observed_queue.is_some() {
+            return vec![(queue.clone(), observer_queue_arguments())];
         }
         // Messages that the broker gives up itself (delivery limit, length, TTL) must go to the same dead-letter queue.
-        let mut work = self.queue_arguments(&Self::dead_letter_exchange(queue));
-        let mut dead = arguments([("x-queue-type", text(self.queue_type.as_str()))]);
+        let mut work_arguments = self.dead_lettering_arguments(&Self::dead_letter_exchange(queue));
+        let mut dead_letter_arguments = arguments([("x-queue-type", text(self.queue_type.as_str()))]);
         match self.queue_type {
             QueueType::Quorum => {
-                work.insert("x-delivery-limit".into(), AMQPValue::LongLongInt(DELIVERY_LIMIT));
-                dead.insert("x-delivery-limit".into(), AMQPValue::LongLongInt(LOOKS_LIMIT));
+                work_arguments.insert("x-delivery-limit".into(), AMQPValue::LongLongInt(DELIVERY_LIMIT));
+                dead_letter_arguments
+                    .insert("x-delivery-limit".into(), AMQPValue::LongLongInt(DEAD_LETTER_DELIVERY_LIMIT));
             }
             QueueType::Classic => {}
         }
@@ -181,49 +187,50 @@ impl Topology {
                 QueueArgument::Integer(value) => AMQPValue::LongLongInt(*value),
                 QueueArgument::Boolean(value) => AMQPValue::Boolean(*value),
             };
-            work.insert(name.as_str().into(), value);
+            work_arguments.insert(name.as_str().into(), value);
         }
-        let mut queues = vec![(queue.clone(), work), (Self::dead_letter_queue(queue), dead)];
+        let mut queues =
+            vec![(queue.clone(), work_arguments), (Self::dead_letter_queue(queue), dead_letter_arguments)];
         for delay in &self.delays {
-            let mut waiting = self.queue_arguments(&Self::return_exchange(queue));
+            let mut retry_arguments = self.dead_lettering_arguments(&Self::return_exchange(queue));
             let ttl = i64::try_from(delay.as_millis()).unwrap_or(i64::MAX);
-            waiting.insert("x-message-ttl".into(), AMQPValue::LongLongInt(ttl));
-            queues.push((Self::retry_queue(queue, *delay), waiting));
+            retry_arguments.insert("x-message-ttl".into(), AMQPValue::LongLongInt(ttl));
+            queues.push((Self::retry_queue(queue, *delay), retry_arguments));
         }
         queues
     }
 
     /// Returns all declarations, in a valid order.
-    fn steps(&self) -> Vec<Declaration> {
+    fn declarations(&self) -> Vec<Declaration> {
         let queue = &self.queue;
         let dead_letter_exchange = text(&Self::dead_letter_exchange(queue));
         let return_exchange = Self::return_exchange(queue);
-        let mut steps = Vec::new();
+        let mut declarations = Vec::new();
         for (name, kind) in self.exchanges() {
-            // If the work queue was deleted and declared again, its binding to the return exchange is missing: copies that come back then go
-            // to the dead-letter queue instead of being lost.
+            // If the work queue was deleted and declared again, its binding to the return exchange is missing: copies that come back then
+            // go to the dead-letter queue instead of being lost.
             let arguments = if name == return_exchange {
                 arguments([("alternate-exchange", dead_letter_exchange.clone())])
             } else {
                 FieldTable::default()
             };
-            steps.push(Declaration::Exchange(name, kind, arguments));
+            declarations.push(Declaration::Exchange(name, kind, arguments));
         }
         let queues = self.queues().into_iter().filter(|(name, _)| !self.is_foreign || name != queue);
-        steps.extend(queues.map(|(name, arguments)| Declaration::Queue(name, arguments)));
+        declarations.extend(queues.map(|(name, arguments)| Declaration::Queue(name, arguments)));
         let bind = |queue: String, exchange: String| Declaration::Binding {
             queue,
             exchange,
             routing_key: String::new(),
             arguments: FieldTable::default(),
         };
-        if self.beside.is_none() {
-            steps.push(bind(Self::dead_letter_queue(queue), Self::dead_letter_exchange(queue)));
-            steps.push(bind(queue.clone(), return_exchange));
+        if self.observed_queue.is_none() {
+            declarations.push(bind(Self::dead_letter_queue(queue), Self::dead_letter_exchange(queue)));
+            declarations.push(bind(queue.clone(), return_exchange));
         }
-        for delay in self.delays.iter().filter(|_| self.beside.is_none()) {
+        for delay in self.delays.iter().filter(|_| self.observed_queue.is_none()) {
             let rung = arguments([("x-match", text("all")), (own_headers::RUNG, text(&rung_name(*delay)))]);
-            steps.push(Declaration::Binding {
+            declarations.push(Declaration::Binding {
                 queue: Self::retry_queue(queue, *delay),
                 exchange: Self::retry_exchange(queue),
                 routing_key: String::new(),
@@ -231,19 +238,19 @@ impl Topology {
             });
         }
         for QueueBinding { exchange, routing_key } in &self.bindings {
-            steps.push(Declaration::Binding {
+            declarations.push(Declaration::Binding {
                 queue: queue.clone(),
                 exchange: exchange.clone(),
                 routing_key: routing_key.clone(),
                 arguments: FieldTable::default(),
             });
         }
-        steps
+        declarations
     }
 
-    /// Returns type and dead-letter exchange. Quorum queues transfer dead letters at least once (RabbitMQ requires the overflow setting for
-    /// it); classic ones can't: the broker may drop one if its target is unavailable.
-    fn queue_arguments(&self, dead_letter_exchange: &str) -> FieldTable {
+    /// Returns the arguments by which a queue passes its dead letters to an exchange. Quorum queues transfer dead letters at least once
+    /// (RabbitMQ requires the overflow setting for it); classic ones can't: the broker may drop one if its target is unavailable.
+    fn dead_lettering_arguments(&self, dead_letter_exchange: &str) -> FieldTable {
         let mut table = arguments([
             ("x-queue-type", text(self.queue_type.as_str())),
             ("x-dead-letter-exchange", text(dead_letter_exchange)),
@@ -258,8 +265,8 @@ impl Topology {
         table
     }
 
-    /// Declares everything. Declaring again changes nothing; an object that exists with other arguments is left unchanged and reported, and
-    /// the rest is declared.
+    /// Declares all objects. Declaring again changes nothing; an object that exists with other arguments is left unchanged and reported,
+    /// and the rest is declared.
     ///
     /// # Errors
     /// If the broker does not answer or refuses for another reason; with the name of the object.
@@ -269,25 +276,25 @@ impl Topology {
         limit: Duration,
     ) -> Result<AppliedTopology, (String, AmqpError)> {
         let mut applied = AppliedTopology::default();
-        let existed = match queue_counts(connection, limit, &self.queue).await {
-            Ok(found) => found.is_some(),
+        let exists = match query_queue_counts(connection, limit, &self.queue).await {
+            Ok(counts) => counts.is_some(),
             Err(error) => return Err((format!("queue {}", self.queue), error)),
         };
         // The other objects survive when a queue is deleted.
-        applied.is_unbound = !existed
+        applied.is_unbound = !exists
             && self.bindings.is_empty()
-            && self.beside.is_none()
-            && is_exchange(connection, limit, &Self::return_exchange(&self.queue), ExchangeKind::Fanout)
+            && self.observed_queue.is_none()
+            && exchange_exists(connection, limit, &Self::return_exchange(&self.queue), ExchangeKind::Fanout)
                 .await
                 .map_err(|error| (format!("exchange {}", Self::return_exchange(&self.queue)), error))?;
-        for step in self.steps() {
-            let name = step.to_string();
-            match step.declare(connection, limit).await {
+        for declaration in self.declarations() {
+            let name = declaration.to_string();
+            match declaration.declare(connection, limit).await {
                 Ok(()) => applied.done.push(name),
                 // PRECONDITION_FAILED: other arguments, or unsupported ones. NOT_FOUND: a binding of a missing object.
                 Err(error) if matches!(error.reply_code(), Some(404 | 406)) => {
-                    match step.found(connection, limit).await {
-                        Ok(found) => applied.refused.push(RefusedObject { name, error, found }),
+                    match declaration.query_existing_object(connection, limit).await {
+                        Ok(existing) => applied.refused.push(RefusedObject { name, error, existing }),
                         Err(error) => return Err((name, error)),
                     }
                 }
@@ -309,7 +316,7 @@ impl Topology {
     ) -> Result<TopologyReport, AmqpError> {
         let mut report = TopologyReport::default();
         for (name, arguments) in self.queues() {
-            let (ready, subscriptions) = match queue_counts(connection, limit, &name).await {
+            let (ready, subscriptions) = match query_queue_counts(connection, limit, &name).await {
                 Ok(Some(counts)) => counts,
                 Ok(None) => {
                     report.missing_queues.push(name);
@@ -331,21 +338,21 @@ impl Topology {
             if self.is_foreign && name == self.queue {
                 continue;
             }
-            let again = Declaration::Queue(name.clone(), arguments).declare(connection, limit).await;
-            match again.as_ref().err().map(AmqpError::reply_code) {
+            let result = Declaration::Queue(name.clone(), arguments).declare(connection, limit).await;
+            match result.as_ref().err().map(AmqpError::reply_code) {
                 None => {}
                 Some(Some(405 | 406)) => report.unfit_queues.push(name),
                 Some(Some(403)) => report.unseen_queues.push(name),
-                Some(_) => again?,
+                Some(_) => result?,
             }
         }
         for (name, kind) in self.exchanges() {
-            if !is_exchange(connection, limit, &name, kind).await? {
+            if !exchange_exists(connection, limit, &name, kind).await? {
                 report.missing_exchanges.push(name);
             }
         }
         for QueueBinding { exchange, .. } in &self.bindings {
-            if !is_exchange(connection, limit, exchange, ExchangeKind::Topic).await? {
+            if !exchange_exists(connection, limit, exchange, ExchangeKind::Topic).await? {
                 report.missing_sources.push(exchange.clone());
             }
         }
@@ -353,19 +360,19 @@ impl Topology {
     }
 }
 
-/// Returns a queue's ready messages and its consumers; `None` if it is missing.
-async fn queue_counts(
+/// Queries the numbers of a queue's ready messages and consumers; `None` if the queue is missing.
+async fn query_queue_counts(
     connection: &Connection,
     limit: Duration,
     name: &str,
 ) -> Result<Option<(u32, u32)>, AmqpError> {
     // A channel per query: the broker closes it if the queue is missing.
-    let channel = answer("channel.open", limit, connection.create_channel()).await?;
+    let channel = wait_for_answer("channel.open", limit, connection.create_channel()).await?;
     let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
-    let declared = channel.queue_declare(name.into(), options, FieldTable::default());
-    match answer("queue.declare", limit, declared).await {
+    let request = channel.queue_declare(name.into(), options, FieldTable::default());
+    match wait_for_answer("queue.declare", limit, request).await {
         Ok(queue) => {
-            answer("channel.close", limit, channel.close(200, "done".into())).await?;
+            wait_for_answer("channel.close", limit, channel.close(200, "done".into())).await?;
             Ok(Some((queue.message_count(), queue.consumer_count())))
         }
         Err(error) if error.reply_code() == Some(404) => Ok(None),
@@ -373,18 +380,20 @@ async fn queue_counts(
     }
 }
 
-/// Returns whether an exchange of this name exists.
-async fn is_exchange(
+/// Queries whether an exchange of this name exists, of any kind.
+async fn exchange_exists(
     connection: &Connection,
     limit: Duration,
     name: &str,
     kind: ExchangeKind,
 ) -> Result<bool, AmqpError> {
-    let channel = answer("channel.open", limit, connection.create_channel()).await?;
+    let channel = wait_for_answer("channel.open", limit, connection.create_channel()).await?;
     let options = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
-    let declared = channel.exchange_declare(name.into(), kind, options, FieldTable::default());
-    match answer("exchange.declare", limit, declared).await {
-        Ok(()) => answer("channel.close", limit, channel.close(200, "done".into())).await.map(|()| true),
+    let request = channel.exchange_declare(name.into(), kind, options, FieldTable::default());
+    match wait_for_answer("exchange.declare", limit, request).await {
+        Ok(()) => {
+            wait_for_answer("channel.close", limit, channel.close(200, "done".into())).await.map(|()| true)
+        }
         Err(error) if error.reply_code() == Some(404) => Ok(false),
         Err(error) => Err(error),
     }
@@ -398,22 +407,22 @@ const DELIVERY_LIMIT: i64 = 1_000;
 /// Delivery limit of the dead-letter queue, where every manual inspection counts and no further queue follows. Oncely's sweeps don't count:
 /// a sweep publishes a fresh copy of each message that stays. "No limit" is -1 from RabbitMQ 4.0 on only, and another value than the
 /// declared one would be refused (406).
-const LOOKS_LIMIT: i64 = 1_000_000;
+const DEAD_LETTER_DELIVERY_LIMIT: i64 = 1_000_000;
 
 /// Returns the arguments of an observer's queue: it must never block a producer, nor fill a disk when it is abandoned. One copy of each
 /// message is enough; a queue without a consumer for a day is deleted, and a queue with an observer that can't record anything drops its
 /// oldest messages.
-fn observing() -> FieldTable {
+fn observer_queue_arguments() -> FieldTable {
     arguments([
         ("x-queue-type", text(QueueType::Classic.as_str())),
-        ("x-expires", AMQPValue::LongLongInt(UNREAD_MILLISECONDS)),
-        ("x-max-length-bytes", AMQPValue::LongLongInt(UNREAD_BYTES)),
+        ("x-expires", AMQPValue::LongLongInt(OBSERVER_EXPIRY_MILLISECONDS)),
+        ("x-max-length-bytes", AMQPValue::LongLongInt(MAX_OBSERVER_QUEUE_BYTES)),
         ("x-overflow", text("drop-head")),
     ])
 }
 
-const UNREAD_MILLISECONDS: i64 = 86_400_000;
-const UNREAD_BYTES: i64 = 1 << 30;
+const OBSERVER_EXPIRY_MILLISECONDS: i64 = 86_400_000;
+const MAX_OBSERVER_QUEUE_BYTES: i64 = 1 << 30;
 
 /// One declaration.
 enum Declaration {
@@ -438,48 +447,52 @@ impl std::fmt::Display for Declaration {
 }
 
 impl Declaration {
-    /// Queries the broker's object with the refused name.
-    async fn found(&self, connection: &Connection, limit: Duration) -> Result<ExistingObject, AmqpError> {
-        let is_there = match self {
-            Self::Exchange(name, kind, _) => is_exchange(connection, limit, name, kind.clone()).await?,
-            Self::Queue(name, _) => queue_counts(connection, limit, name).await?.is_some(),
+    /// Queries the broker's state in place of the refused object.
+    async fn query_existing_object(
+        &self,
+        connection: &Connection,
+        limit: Duration,
+    ) -> Result<ExistingObject, AmqpError> {
+        let exists = match self {
+            Self::Exchange(name, kind, _) => exchange_exists(connection, limit, name, kind.clone()).await?,
+            Self::Queue(name, _) => query_queue_counts(connection, limit, name).await?.is_some(),
             Self::Binding { queue, exchange, .. } => {
                 let mut missing = Vec::new();
-                if !is_exchange(connection, limit, exchange, ExchangeKind::Topic).await? {
+                if !exchange_exists(connection, limit, exchange, ExchangeKind::Topic).await? {
                     missing.push(format!("exchange {exchange}"));
                 }
-                if queue_counts(connection, limit, queue).await?.is_none() {
+                if query_queue_counts(connection, limit, queue).await?.is_none() {
                     missing.push(format!("queue {queue}"));
                 }
                 return Ok(ExistingObject::Missing(missing));
             }
         };
-        Ok(if is_there { ExistingObject::Same } else { ExistingObject::Nothing })
+        Ok(if exists { ExistingObject::Same } else { ExistingObject::Nothing })
     }
 
-    /// Declares on its own channel: the broker closes it when it refuses.
+    /// Sends the declaration on a channel of its own: the broker closes it when it refuses.
     async fn declare(&self, connection: &Connection, limit: Duration) -> Result<(), AmqpError> {
-        let channel = answer("channel.open", limit, connection.create_channel()).await?;
+        let channel = wait_for_answer("channel.open", limit, connection.create_channel()).await?;
         match self {
             Self::Exchange(name, kind, arguments) => {
                 let options = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
                 let (name, arguments) = (name.as_str().into(), arguments.clone());
-                let declared = channel.exchange_declare(name, kind.clone(), options, arguments);
-                answer("exchange.declare", limit, declared).await?;
+                let request = channel.exchange_declare(name, kind.clone(), options, arguments);
+                wait_for_answer("exchange.declare", limit, request).await?;
             }
             Self::Queue(name, arguments) => {
                 let (name, arguments) = (name.as_str().into(), arguments.clone());
-                let declared = channel.queue_declare(name, QueueDeclareOptions::durable(), arguments);
-                answer("queue.declare", limit, declared).await?;
+                let request = channel.queue_declare(name, QueueDeclareOptions::durable(), arguments);
+                wait_for_answer("queue.declare", limit, request).await?;
             }
             Self::Binding { queue, exchange, routing_key, arguments } => {
                 let (queue, exchange) = (queue.as_str().into(), exchange.as_str().into());
                 let (key, options) = (routing_key.as_str().into(), QueueBindOptions::default());
-                let bound = channel.queue_bind(queue, exchange, key, options, arguments.clone());
-                answer("queue.bind", limit, bound).await?;
+                let request = channel.queue_bind(queue, exchange, key, options, arguments.clone());
+                wait_for_answer("queue.bind", limit, request).await?;
             }
         }
-        answer("channel.close", limit, channel.close(200, "done".into())).await
+        wait_for_answer("channel.close", limit, channel.close(200, "done".into())).await
     }
 }
 

@@ -19,7 +19,7 @@ use super::frames::{FrameLimits, Frames};
 use super::read_through::{ReadFilter, ReadThrough};
 
 /// Bytes requested from a socket at a time.
-const PIECE: usize = 16 << 10;
+const READ_BYTES: usize = 16 << 10;
 
 /// A plaintext socket.
 type PlainSocket<S> = AsyncTcpStream<S>;
@@ -38,13 +38,13 @@ pub(super) type BrokerTls = Option<oncely_net::tls::TlsClient>;
 #[cfg(not(feature = "tls"))]
 pub(super) struct BrokerTls;
 
-/// Connects through sockets of `under`. `limit` applies to the handshake, `limits` to the frames read ([`Frames`]).
+/// Connects through sockets of `runtime`. `limit` applies to the handshake, `limits` to the frames read ([`Frames`]).
 pub(super) async fn connect<K: RuntimeKit + Clone + Send + Sync + 'static>(
     uri: AMQPUri,
     properties: ConnectionProperties,
     security: BrokerTls,
     limit: Duration,
-    under: Runtime<K>,
+    runtime: Runtime<K>,
     limits: FrameLimits,
 ) -> Result<Connection, lapin::Error> {
     let tokio = Tokio::current();
@@ -53,7 +53,7 @@ pub(super) async fn connect<K: RuntimeKit + Clone + Send + Sync + 'static>(
     let connect = async move |mut uri: AMQPUri, _| {
         // Oncely makes the TLS connection: the client's TLS takes no server name, and uses a second implementation of certificates.
         uri.scheme = AMQPScheme::AMQP;
-        let plain = uri.connect_async(&under).await?;
+        let plain = uri.connect_async(&runtime).await?;
         let stream = protect(plain, &security, &uri.authority.host, limit).await?;
         Ok(AsyncTcpStream::Plain(ReadThrough::new(
             stream,
@@ -63,6 +63,7 @@ pub(super) async fn connect<K: RuntimeKit + Clone + Send + Sync + 'static>(
     Connection::connector(uri, Runtime::new(RuntimeParts::new(tokio, filtered)), connect, properties).await
 }
 
+/// Makes the TLS handshake, if the connection uses TLS.
 #[cfg(feature = "tls")]
 async fn protect<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
     plain: PlainSocket<S>,
@@ -150,12 +151,12 @@ impl ReadFilter for Filter {
         mut from: impl FnMut(&mut Context<'_>, &mut [u8]) -> Poll<io::Result<usize>>,
     ) -> Poll<io::Result<usize>> {
         loop {
-            let given = self.frames.take(buffer);
-            if given > 0 || self.is_over || buffer.is_empty() {
-                return Poll::Ready(Ok(given));
+            let count = self.frames.take(buffer);
+            if count > 0 || self.is_over || buffer.is_empty() {
+                return Poll::Ready(Ok(count));
             }
-            let read = from(context, self.frames.room(PIECE));
-            self.frames.read(PIECE, if let Poll::Ready(Ok(bytes)) = read { bytes } else { 0 });
+            let read = from(context, self.frames.reserve(READ_BYTES));
+            self.frames.accept(READ_BYTES, if let Poll::Ready(Ok(bytes)) = read { bytes } else { 0 });
             if ready!(read)? == 0 {
                 self.frames.end();
                 self.is_over = true;

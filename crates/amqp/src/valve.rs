@@ -18,7 +18,7 @@ use super::read_through::{ReadFilter, ReadThrough};
 
 /// Bytes that a connection reads before it needs permission to continue: a message has no share in the budget until it is taken, and a
 /// header of one byte takes a hundred in memory. Up to twice as many are read, since the client parses them later.
-const READ_AHEAD: usize = 128 << 10;
+const READ_AHEAD_BYTES: usize = 128 << 10;
 
 /// Permits or stops reading of a connection.
 #[derive(Clone, Debug, Default)]
@@ -27,7 +27,7 @@ pub(super) struct Valve(Arc<ValveInner>);
 #[derive(Debug, Default)]
 struct ValveInner {
     state: Mutex<ValveState>,
-    asked: Notify,
+    request: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -35,12 +35,12 @@ struct ValveState {
     /// Bytes that may be read.
     left: usize,
     /// Waker of a reader that waits for permission.
-    parked: Option<Waker>,
+    waker: Option<Waker>,
 }
 
 impl Valve {
-    /// Returns a runtime with connections that read through this valve, which is open at first.
-    pub(super) fn runtime(
+    /// Opens the valve, and returns a runtime with connections that read through it.
+    pub(super) fn build_runtime(
         &self,
     ) -> Runtime<impl async_rs::traits::RuntimeKit + Clone + Send + Sync + 'static> {
         self.open();
@@ -49,51 +49,54 @@ impl Valve {
     }
 
     /// Reopens the valve whenever it is used up and the budget has room. Must be polled only when all read deliveries are taken.
-    pub(super) async fn keep_to(&self, budget: Option<&Budget>) -> Infallible {
+    pub(super) async fn keep_reopening(&self, budget: Option<&Budget>) -> Infallible {
         loop {
-            self.asked().await;
+            self.wait_for_request().await;
             if let Some(budget) = budget {
-                budget.room().await;
+                budget.wait_for_room().await;
             }
             self.open();
         }
     }
 
-    async fn asked(&self) {
+    /// Waits until a reader waits for permission.
+    async fn wait_for_request(&self) {
         loop {
-            let mut asked = std::pin::pin!(self.0.asked.notified());
-            asked.as_mut().enable();
-            if self.lock().parked.is_some() {
+            let mut request = std::pin::pin!(self.0.request.notified());
+            request.as_mut().enable();
+            if self.lock().waker.is_some() {
                 return;
             }
-            asked.await;
+            request.await;
         }
     }
 
+    /// Permits the next bytes, and wakes the reader.
     fn open(&self) {
-        let parked = {
+        let waker = {
             let mut state = self.lock();
-            state.left = READ_AHEAD;
-            state.parked.take()
+            state.left = READ_AHEAD_BYTES;
+            state.waker.take()
         };
-        if let Some(parked) = parked {
-            parked.wake();
+        if let Some(waker) = waker {
+            waker.wake();
         }
     }
 
     /// Returns the number of bytes that may be read now; otherwise registers the reader's waker.
-    fn left(&self, context: &Context<'_>) -> Option<usize> {
+    fn poll_left(&self, context: &Context<'_>) -> Option<usize> {
         let mut state = self.lock();
         if state.left > 0 {
             return Some(state.left);
         }
-        state.parked = Some(context.waker().clone());
+        state.waker = Some(context.waker().clone());
         drop(state);
-        self.0.asked.notify_waiters();
+        self.0.request.notify_waiters();
         None
     }
 
-    fn read(&self, bytes: usize) {
+    /// Records bytes that were read.
+    fn record_read(&self, bytes: usize) {
         let mut state = self.lock();
         state.left = state.left.saturating_sub(bytes);
     }
@@ -148,11 +151,11 @@ impl ReadFilter for Valve {
         buffer: &mut [u8],
         mut from: impl FnMut(&mut Context<'_>, &mut [u8]) -> Poll<io::Result<usize>>,
     ) -> Poll<io::Result<usize>> {
-        let Some(left) = self.left(context) else { return Poll::Pending };
-        let most = buffer.len().min(left);
-        let read = from(context, &mut buffer[..most]);
+        let Some(left) = self.poll_left(context) else { return Poll::Pending };
+        let limit = buffer.len().min(left);
+        let read = from(context, &mut buffer[..limit]);
         if let Poll::Ready(Ok(bytes)) = read {
-            self.read(bytes);
+            self.record_read(bytes);
         }
         read
     }
@@ -168,20 +171,20 @@ mod tests {
     async fn a_stream_is_read_on_when_there_is_room() {
         let valve = Valve::default();
         valve.open();
-        let data = vec![0_u8; READ_AHEAD + 10];
+        let data = vec![0_u8; READ_AHEAD_BYTES + 10];
         let mut stream = ReadThrough::new(futures::io::Cursor::new(data), valve.clone());
-        let mut buffer = vec![0_u8; 2 * READ_AHEAD];
+        let mut buffer = vec![0_u8; 2 * READ_AHEAD_BYTES];
         let mut read = async |stream: &mut ReadThrough<_, _>| {
             futures::AsyncReadExt::read(stream, &mut buffer).now_or_never().map(Result::unwrap)
         };
-        assert_eq!(read(&mut stream).await, Some(READ_AHEAD));
+        assert_eq!(read(&mut stream).await, Some(READ_AHEAD_BYTES));
         assert_eq!(read(&mut stream).await, None);
         let budget = Budget::new(1);
         let share = budget.take(1);
-        assert!(valve.keep_to(Some(&budget)).now_or_never().is_none());
+        assert!(valve.keep_reopening(Some(&budget)).now_or_never().is_none());
         assert_eq!(read(&mut stream).await, None, "no room");
         drop(share);
-        assert!(valve.keep_to(Some(&budget)).now_or_never().is_none());
+        assert!(valve.keep_reopening(Some(&budget)).now_or_never().is_none());
         assert_eq!(read(&mut stream).await, Some(10));
     }
 }

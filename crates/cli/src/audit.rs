@@ -26,7 +26,7 @@ pub(super) struct AuditListArguments {
     #[arg(long)]
     tenant: Option<String>,
     /// Consumer of the messages
-    #[arg(long, add = ArgValueCompleter::new(completions::consumers))]
+    #[arg(long, add = ArgValueCompleter::new(completions::complete_consumers))]
     consumer: Option<String>,
     /// Exact key
     #[arg(long)]
@@ -35,7 +35,7 @@ pub(super) struct AuditListArguments {
     #[arg(long, value_parser = ["completed", "refused", "duplicate", "retried", "dead_lettered", "observed", "taken_over", "fenced"])]
     outcome: Option<String>,
     /// Reason code, such as key_conflict
-    #[arg(long, add = ArgValueCompleter::new(completions::reasons))]
+    #[arg(long, add = ArgValueCompleter::new(completions::complete_reasons))]
     reason: Option<String>,
     /// Only from this time on: 15m, 2h, 7d, yesterday, 2026-09-01, 2026-09-01T10:00Z
     #[arg(long, value_parser = since::parse)]
@@ -56,9 +56,9 @@ pub(super) async fn run(file: &Path, verb: AuditCommand, times: Times) -> crate:
         AuditCommand::Verify(arguments) => return audit_verify::run(file, arguments, times).await,
     };
     let mut connection = connect(file, "oncely audit").await?;
-    pg::read_by_index(&mut connection).await?;
-    let now = pg::database_time(&mut connection).await?;
-    let wanted = TrailQuery {
+    pg::prefer_indexes(&mut connection).await?;
+    let now = pg::read_database_time(&mut connection).await?;
+    let query = TrailQuery {
         filter: TrailFilter {
             tenant: list.tenant,
             consumer: list.consumer,
@@ -73,8 +73,8 @@ pub(super) async fn run(file: &Path, verb: AuditCommand, times: Times) -> crate:
         limit: usize::try_from(list.limit)?,
     };
     // Without a time limit: readers of the list take it as complete.
-    let found = search_trail(&mut connection, now, &wanted, None).await?;
-    let rows: Vec<AuditRow> = found.rows.into_iter().map(|(_, row)| row).collect();
+    let trail_page = search_trail(&mut connection, now, &query, None).await?;
+    let rows: Vec<AuditRow> = trail_page.rows.into_iter().map(|(_, row)| row).collect();
     List { schema: "oncely.audit/1", field: "rows", rows: &rows, none: "no decision matches" }
         .print(list.output, times)
 }
@@ -90,7 +90,7 @@ impl Row for AuditRow {
             .map(|micros| format!("{}.{}", micros / 1_000, micros % 1_000 / 100))
             .unwrap_or_default();
         vec![
-            times.show(self.occurred_at),
+            times.format_time(self.occurred_at),
             self.tenant.clone(),
             self.consumer.clone(),
             self.key.clone(),

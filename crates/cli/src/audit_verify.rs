@@ -11,10 +11,10 @@ use serde_json::json;
 use sqlx::PgConnection;
 
 use super::connection::connect;
-use super::output::{self, Times, age, counted};
+use super::output::{self, Times, format_age, format_count};
 use oncely_ops::exit;
 use oncely_postgres::{self as pg, Seal};
-use oncely_relay::maintenance::hexadecimal;
+use oncely_relay::maintenance::format_hash;
 
 #[derive(Debug, Args)]
 #[command(
@@ -57,56 +57,58 @@ struct TrailVerification {
 }
 
 /// Seals per query.
-const PAGE: i64 = 500;
+const PAGE_SEALS: i64 = 500;
 
 pub(super) async fn run(file: &Path, arguments: AuditVerifyArguments, times: Times) -> crate::VerbResult {
     let mut connection = connect(file, "oncely audit verify").await?;
     let anchor = arguments.anchor.as_deref().map(str::to_lowercase);
-    let mut found = verify(&mut connection, anchor.as_deref()).await?;
-    if anchor.is_some() && !found.has_anchor {
+    let mut verification = verify(&mut connection, anchor.as_deref()).await?;
+    if anchor.is_some() && !verification.has_anchor {
         let what = "the anchor is not in the chain: seals were forged or deleted".to_owned();
-        found.breaks.push(SealMismatch { from: None, until: None, what });
+        verification.breaks.push(SealMismatch { from: None, until: None, what });
     }
-    let unsealed = pg::audit_count(&mut connection, found.sealed_until, None).await?;
-    let head = found.last.as_ref().map(|seal| hexadecimal(&seal.hash));
+    let unsealed = pg::count_audit(&mut connection, verification.sealed_until, None).await?;
+    let last_hash = verification.last.as_ref().map(|seal| format_hash(&seal.hash));
     if arguments.json {
         output::print_json(
             "oncely.audit_verify/1",
             json!({
-                "whole": found.breaks.is_empty(), "breaks": found.breaks, "seals": found.seals, "rows": found.rows, "hash": head,
-                "sealed_until": found.sealed_until, "dropped_until": found.dropped.until,
-                "dropped_within_floor": found.dropped.within_floor, "erased_spans": found.erased.len(), "unsealed": unsealed,
+                "whole": verification.breaks.is_empty(), "breaks": verification.breaks, "seals": verification.seals,
+                "rows": verification.rows, "hash": last_hash,
+                "sealed_until": verification.sealed_until, "dropped_until": verification.dropped.until,
+                "dropped_within_floor": verification.dropped.within_floor, "erased_spans": verification.erased.len(), "unsealed": unsealed,
             }),
         )?;
     } else {
-        output::print(&describe(&found, head.as_deref(), unsealed, times))?;
+        output::print(&describe(&verification, last_hash.as_deref(), unsealed, times))?;
     }
-    Ok(if found.breaks.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(exit::NO) })
+    Ok(if verification.breaks.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(exit::NO) })
 }
 
+/// Recomputes the chain of seals, page by page, and compares each with the rows that it covers. `anchor`: a hash to search in the chain.
 async fn verify(
     connection: &mut PgConnection,
     anchor: Option<&str>,
 ) -> Result<TrailVerification, sqlx::Error> {
-    pg::look_as_sealed(connection).await?;
-    let dropped = pg::dropped(connection).await?;
-    let mut found = TrailVerification {
+    pg::set_seal_formats(connection).await?;
+    let dropped = pg::read_dropped_span(connection).await?;
+    let mut verification = TrailVerification {
         dropped,
-        erased: pg::erased_spans(connection).await?,
+        erased: pg::read_erased_spans(connection).await?,
         ..TrailVerification::default()
     };
     let mut spans = HashSet::new();
-    let mut place = 0;
+    let mut last_place = 0;
     loop {
-        let seals = pg::seals(connection, place, PAGE).await?;
+        let seals = pg::list_seals(connection, last_place, PAGE_SEALS).await?;
         if seals.is_empty() {
             break;
         }
         for seal in seals {
-            place = seal.place;
-            found.seals += 1;
-            found.has_anchor |= anchor.is_some_and(|anchor| anchor == hexadecimal(&seal.hash));
-            let mut what = wrong(connection, &seal, &found).await?;
+            last_place = seal.place;
+            verification.seals += 1;
+            verification.has_anchor |= anchor.is_some_and(|anchor| anchor == format_hash(&seal.hash));
+            let mut what = check_seal(connection, &seal, &verification).await?;
             if seal.kind == "erased" && !spans.contains(&(seal.from_time, seal.until_time)) && what.is_none()
             {
                 what = Some(format!(
@@ -115,7 +117,7 @@ async fn verify(
                 ));
             }
             if let Some(what) = what {
-                found.breaks.push(SealMismatch {
+                verification.breaks.push(SealMismatch {
                     from: Some(seal.from_time),
                     until: Some(seal.until_time),
                     what,
@@ -123,30 +125,30 @@ async fn verify(
             }
             if seal.kind == "rows" {
                 spans.insert((seal.from_time, seal.until_time));
-                found.rows += seal.row_count;
-                found.sealed_until = found.sealed_until.max(Some(seal.until_time));
-                found.first.get_or_insert(seal.from_time);
+                verification.rows += seal.row_count;
+                verification.sealed_until = verification.sealed_until.max(Some(seal.until_time));
+                verification.first.get_or_insert(seal.from_time);
             }
-            found.last = Some(seal);
+            verification.last = Some(seal);
         }
     }
     // Rows that no seal covers: before the first seal, and where partitions were dropped.
-    let until = found.first.max(found.dropped.until);
+    let until = verification.first.max(verification.dropped.until);
     if let Some(until) = until {
-        let rows = pg::audit_count(connection, None, Some(until)).await?;
+        let rows = pg::count_audit(connection, None, Some(until)).await?;
         if rows > 0 {
             let what = format!("{rows} rows that no seal covers: they were added later");
-            found.breaks.push(SealMismatch { from: None, until: Some(until), what });
+            verification.breaks.push(SealMismatch { from: None, until: Some(until), what });
         }
     }
-    Ok(found)
+    Ok(verification)
 }
 
-/// Returns the fault of a seal or of the rows that it covers, if any.
-async fn wrong(
+/// Checks a seal and the rows that it covers; describes the first mismatch.
+async fn check_seal(
     connection: &mut PgConnection,
     seal: &Seal,
-    all: &TrailVerification,
+    verification: &TrailVerification,
 ) -> Result<Option<String>, sqlx::Error> {
     if !seal.is_whole {
         return Ok(Some(format!(
@@ -166,15 +168,15 @@ async fn wrong(
             seal.place
         )));
     }
-    if seal.kind != "rows" || all.dropped.until.is_some_and(|dropped| seal.until_time <= dropped) {
+    if seal.kind != "rows" || verification.dropped.until.is_some_and(|dropped| seal.until_time <= dropped) {
         return Ok(None);
     }
     // An erasure seals the remaining rows again, and the last seal of a span counts.
-    let (sealed_rows, sealed_digest) = match all.erased.get(&(seal.from_time, seal.until_time)) {
+    let (sealed_rows, sealed_digest) = match verification.erased.get(&(seal.from_time, seal.until_time)) {
         Some((rows, digest)) => (*rows, digest),
         None => (seal.row_count, &seal.digest),
     };
-    let (rows, digest) = pg::audit_digest(connection, seal.from_time, seal.until_time).await?;
+    let (rows, digest) = pg::compute_audit_digest(connection, seal.from_time, seal.until_time).await?;
     Ok(match (rows - sealed_rows, digest == *sealed_digest) {
         (0, true) => None,
         (0, false) => Some(format!("rows were changed: the {rows} rows differ from the sealed ones")),
@@ -183,48 +185,57 @@ async fn wrong(
     })
 }
 
-fn describe(found: &TrailVerification, head: Option<&str>, unsealed: i64, times: Times) -> String {
+/// Formats the result of the verification for a terminal.
+fn describe(
+    verification: &TrailVerification,
+    last_hash: Option<&str>,
+    unsealed: i64,
+    times: Times,
+) -> String {
     let mut lines: Vec<String> = Vec::new();
-    for SealMismatch { from, until, what } in &found.breaks {
+    for SealMismatch { from, until, what } in &verification.breaks {
         let span = match (from, until) {
-            (Some(from), Some(until)) => format!("{} to {}: ", times.show(*from), times.show(*until)),
-            (None, Some(until)) => format!("before {}: ", times.show(*until)),
+            (Some(from), Some(until)) => {
+                format!("{} to {}: ", times.format_time(*from), times.format_time(*until))
+            }
+            (None, Some(until)) => format!("before {}: ", times.format_time(*until)),
             _ => String::new(),
         };
         lines.push(format!("✗ {span}{what}"));
     }
-    match (found.sealed_until, head) {
-        (Some(until), Some(head)) => {
-            let mark = if found.breaks.is_empty() { "✓" } else { "–" };
+    match (verification.sealed_until, last_hash) {
+        (Some(until), Some(last_hash)) => {
+            let mark = if verification.breaks.is_empty() { "✓" } else { "–" };
             lines.push(format!(
                 "{mark} {} seals over {} rows, up to {}",
-                found.seals,
-                found.rows,
-                times.show(until)
+                verification.seals,
+                verification.rows,
+                times.format_time(until)
             ));
-            match found.dropped {
+            match verification.dropped {
                 pg::DroppedSpan { until: Some(until), within_floor: true } => lines.push(format!(
                     "! dropped up to {}, which is younger than oncely.cell.audit_floor: \
                      it was lower then, or the seal is forged",
-                    times.show(until)
+                    times.format_time(until)
                 )),
                 pg::DroppedSpan { until: Some(until), .. } => {
-                    lines.push(format!("– dropped after audit.retention, up to {}", times.show(until)));
+                    lines
+                        .push(format!("– dropped after audit.retention, up to {}", times.format_time(until)));
                 }
                 pg::DroppedSpan { until: None, .. } => {}
             }
-            if !found.erased.is_empty() {
+            if !verification.erased.is_empty() {
                 lines.push(format!(
                     "! tenants were erased from {}: each erasure has its receipt, and a row in oncely.operator_actions",
-                    counted(found.erased.len(), "span")
+                    format_count(verification.erased.len(), "span")
                 ));
             }
             lines.push(format!("– {unsealed} rows since then are not sealed yet"));
             let now = Utc::now();
             if now - until > chrono::Duration::days(1) {
-                lines.push(format!("! nothing was sealed for {}: does a relay run?", age(until, now)));
+                lines.push(format!("! nothing was sealed for {}: does a relay run?", format_age(until, now)));
             }
-            lines.push(format!("the last hash, to be kept elsewhere (--anchor): {head}"));
+            lines.push(format!("the last hash, to be kept elsewhere (--anchor): {last_hash}"));
         }
         _ => lines.push(format!(
             "nothing is sealed yet ({unsealed} rows): the relay does it every hour, `oncely gc run` at once"

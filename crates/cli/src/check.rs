@@ -51,15 +51,15 @@ pub(super) async fn run(file: &Path, arguments: CheckArguments) -> crate::VerbRe
     let (config, problems) = Config::examine(file);
     let report = match &config {
         Some(config) => doctor::examine(config, &problems, &scope).await,
-        None => doctor::unusable(&problems, &scope),
+        None => doctor::report_problems(&problems, &scope),
     };
-    let told = CheckSummary::from_report(&report, config.is_some() && problems.is_empty());
+    let summary = CheckSummary::from_report(&report, config.is_some() && problems.is_empty());
     if arguments.json {
-        output::print_json("oncely.check/1", told.as_json())?;
+        output::print_json("oncely.check/1", summary.to_json())?;
     } else {
-        output::print(&told.lines().join("\n"))?;
+        output::print(&summary.to_lines().join("\n"))?;
     }
-    Ok(match (told.problems.is_empty(), told.unreachable.is_empty()) {
+    Ok(match (summary.problems.is_empty(), summary.unreachable.is_empty()) {
         (true, true) => ExitCode::SUCCESS,
         (true, false) => ExitCode::from(exit::UNREACHABLE),
         (false, _) => ExitCode::from(exit::CONFIG),
@@ -77,43 +77,45 @@ struct CheckSummary<'a> {
 }
 
 impl<'a> CheckSummary<'a> {
+    /// Sorts a report's findings into problems, warnings and notes.
     fn from_report(report: &'a Report, is_valid: bool) -> Self {
-        let mut told = Self {
+        let mut summary = Self {
             problems: Vec::new(),
             warnings: Vec::new(),
             notes: Vec::new(),
             unreachable: &report.unreachable,
             fine: Vec::new(),
         };
-        for finding in report.checks.iter().flat_map(|examined| &examined.findings) {
+        for finding in report.checks.iter().flat_map(|result| &result.findings) {
             match finding.verdict {
                 // An unreachable server has its own list.
                 _ if report.unreachable.contains(&finding.text) => {}
-                Verdict::Error => told.problems.push(finding),
+                Verdict::Error => summary.problems.push(finding),
                 // Not checkable because of another problem, or not needed by the role.
                 Verdict::Skipped if finding.about.is_empty() => {}
-                _ if finding.about.is_empty() => told.notes.push(&finding.text),
-                _ => told.warnings.push(finding),
+                _ if finding.about.is_empty() => summary.notes.push(&finding.text),
+                _ => summary.warnings.push(finding),
             }
         }
         for (check, name) in [("pg.reach", "PostgreSQL"), ("mq.reach", "RabbitMQ"), ("redis.reach", "Redis")]
         {
-            let reached = report.checks.iter().find(|examined| examined.check.id == check);
-            if let Some(reached) = reached.filter(|examined| examined.verdict == Verdict::Ok) {
-                told.fine.push((name, reached.read.join(", ")));
+            let result = report.checks.iter().find(|result| result.check.id == check);
+            if let Some(result) = result.filter(|result| result.verdict == Verdict::Ok) {
+                summary.fine.push((name, result.read.join(", ")));
             }
         }
-        let configured = report.checks.iter().find(|examined| examined.check.id == "config");
-        if let (true, Some(configured)) = (is_valid, configured) {
-            told.fine.push(("configuration", configured.read.join(", ")));
+        let result = report.checks.iter().find(|result| result.check.id == "config");
+        if let (true, Some(result)) = (is_valid, result) {
+            summary.fine.push(("configuration", result.read.join(", ")));
         }
-        if report.checks.iter().any(|examined| !examined.read.is_empty()) {
-            told.fine.push(("checked as", report.role.to_string()));
+        if report.checks.iter().any(|result| !result.read.is_empty()) {
+            summary.fine.push(("checked as", report.role.to_string()));
         }
-        told
+        summary
     }
 
-    fn as_json(&self) -> serde_json::Value {
+    /// Formats the summary as JSON.
+    fn to_json(&self) -> serde_json::Value {
         let problems: Vec<_> = self
             .problems
             .iter()
@@ -132,7 +134,8 @@ impl<'a> CheckSummary<'a> {
         json!({ "problems": problems, "warnings": warnings, "unreachable": self.unreachable, "notes": self.notes, "fine": fine })
     }
 
-    fn lines(&self) -> Vec<String> {
+    /// Formats the summary as lines of text.
+    fn to_lines(&self) -> Vec<String> {
         let mut lines = Vec::new();
         lines.extend(self.fine.iter().map(|(what, text)| format!("✓ {what}: {text}")));
         lines.extend(self.warnings.iter().map(|f| format!("! {}: {}", f.about, f.text)));

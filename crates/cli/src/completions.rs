@@ -37,36 +37,37 @@ pub(super) fn run(arguments: &CompletionsArguments) -> crate::VerbResult {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Answers a shell that requests completions, and then ends the process.
+/// Responds to a shell that requests completions, and ends the process; otherwise returns.
 pub fn complete() {
     CompleteEnv::with_factory(super::command).var(VARIABLE).complete();
 }
 
-/// Returns the configuration, as far as it can be read.
-fn config() -> Option<Config> {
+/// Reads the configuration of ONCELY_CONFIG or of the default file, as far as it can be read.
+fn read_config() -> Option<Config> {
     let file = std::env::var_os("ONCELY_CONFIG").map_or_else(|| PathBuf::from(DEFAULT_FILE), PathBuf::from);
     Config::examine(&file).0
 }
 
-fn beginning_with(current: &OsStr, names: impl IntoIterator<Item = String>) -> Vec<CompletionCandidate> {
-    let begin = current.to_string_lossy();
-    let names = names.into_iter().filter(|name| name.starts_with(begin.as_ref()));
+/// Returns the names that begin with the typed text, as candidates.
+fn complete_prefix(current: &OsStr, names: impl IntoIterator<Item = String>) -> Vec<CompletionCandidate> {
+    let prefix = current.to_string_lossy();
+    let names = names.into_iter().filter(|name| name.starts_with(prefix.as_ref()));
     names.map(CompletionCandidate::new).collect()
 }
 
 /// Completes names of consumers.
-pub(super) fn consumers(current: &OsStr) -> Vec<CompletionCandidate> {
-    beginning_with(current, config().iter().flat_map(Config::consumer_names))
+pub(super) fn complete_consumers(current: &OsStr) -> Vec<CompletionCandidate> {
+    complete_prefix(current, read_config().iter().flat_map(Config::consumer_names))
 }
 
 /// Completes names of queues.
-pub(super) fn queues(current: &OsStr) -> Vec<CompletionCandidate> {
-    let config = config();
+pub(super) fn complete_queues(current: &OsStr) -> Vec<CompletionCandidate> {
+    let config = read_config();
     let consumers = config.iter().flat_map(|config| &config.consumers);
-    beginning_with(current, consumers.flat_map(|consumer| consumer.queues.clone()))
+    complete_prefix(current, consumers.flat_map(|consumer| consumer.queues.clone()))
 }
 
 /// Completes reason codes.
-pub(super) fn reasons(current: &OsStr) -> Vec<CompletionCandidate> {
-    beginning_with(current, Reason::ALL.iter().map(|reason| reason.as_str().to_owned()))
+pub(super) fn complete_reasons(current: &OsStr) -> Vec<CompletionCandidate> {
+    complete_prefix(current, Reason::ALL.iter().map(|reason| reason.as_str().to_owned()))
 }

@@ -7,10 +7,10 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 use serde_json::json;
 
-use super::output::{self, List, Output, Row, Times, safe};
+use super::output::{self, List, Output, Row, Times, escape};
 use oncely_config::{
-    Config, DefaultKind, EffectiveSetting, ReferenceSetting, ReferenceTable, default_file,
-    effective_settings, reference, schema,
+    Config, DefaultKind, EffectiveSetting, ReferenceSetting, ReferenceTable, read_effective_settings,
+    reference, render_default_file, schema,
 };
 use oncely_ops::exit;
 
@@ -52,8 +52,8 @@ pub(super) struct ConfigDocsArguments {
 
 pub(super) fn run(file: &Path, verb: ConfigCommand, times: Times) -> crate::VerbResult {
     match verb {
-        ConfigCommand::Show(asked) => show(file, &asked, times),
-        ConfigCommand::Docs(asked) => docs(&asked, times),
+        ConfigCommand::Show(arguments) => print_effective_settings(file, &arguments, times),
+        ConfigCommand::Docs(arguments) => print_reference(&arguments, times),
         ConfigCommand::Schema => {
             output::print(&serde_json::to_string_pretty(schema())?)?;
             Ok(ExitCode::SUCCESS)
@@ -79,16 +79,17 @@ impl Row for EffectiveSettingRow {
     }
 }
 
-fn show(file: &Path, asked: &ShowConfigArguments, times: Times) -> crate::VerbResult {
-    let rows: Vec<EffectiveSettingRow> = effective_settings(file, asked.defaults)?
+/// Prints the effective settings; notes the problems of the configuration.
+fn print_effective_settings(file: &Path, arguments: &ShowConfigArguments, times: Times) -> crate::VerbResult {
+    let rows: Vec<EffectiveSettingRow> = read_effective_settings(file, arguments.defaults)?
         .into_iter()
         .map(|EffectiveSetting { key, value, source }| EffectiveSettingRow { key, value, source })
         .collect();
     let code = List { schema: "oncely.config/1", field: "values", rows: &rows, none: "nothing is set" }
-        .print(asked.output, times)?;
+        .print(arguments.output, times)?;
     let problems = Config::examine(file).1;
     if !problems.is_empty() {
-        output::note(&problems.to_string());
+        output::print_note(&problems.to_string());
     }
     Ok(code)
 }
@@ -117,9 +118,9 @@ impl SettingRow {
             key: format!("{}.{}", part.name, setting.name),
             kind: setting.kind,
             unit: Some(setting.unit()).filter(|unit| !unit.is_empty()),
-            default: setting.otherwise(),
+            default: setting.default_text(),
             example: setting.value.clone(),
-            required: setting.worth == DefaultKind::Required,
+            required: setting.default_kind == DefaultKind::Required,
             environment: part.variable(setting),
             about: setting.about.clone(),
         }
@@ -142,26 +143,27 @@ impl Row for SettingRow {
     }
 }
 
-fn docs(asked: &ConfigDocsArguments, times: Times) -> crate::VerbResult {
-    if asked.toml {
-        output::print(default_file().trim_end())?;
+/// Prints the reference of the settings, as text or as JSON.
+fn print_reference(arguments: &ConfigDocsArguments, times: Times) -> crate::VerbResult {
+    if arguments.toml {
+        output::print(render_default_file().trim_end())?;
         return Ok(ExitCode::SUCCESS);
     }
     let (head, parts) = reference();
-    let wanted = asked.setting.as_deref().unwrap_or_default().trim_matches(['[', ']']);
-    let is_meant = |key: &str, part: &str| wanted.is_empty() || wanted == part || wanted == key;
+    let name = arguments.setting.as_deref().unwrap_or_default().trim_matches(['[', ']']);
+    let is_selected = |key: &str, part: &str| name.is_empty() || name == part || name == key;
     let rows: Vec<SettingRow> = parts
         .iter()
         .flat_map(|part| part.settings.iter().map(|setting| SettingRow::new(part, setting)))
-        .filter(|row| is_meant(&row.key, row.key.split('.').next().unwrap_or_default()))
+        .filter(|row| is_selected(&row.key, row.key.split('.').next().unwrap_or_default()))
         .collect();
     match rows.as_slice() {
         [] => {
-            output::note(&unknown(wanted, &parts));
+            output::print_note(&describe_unknown_setting(name, &parts));
             Ok(ExitCode::from(exit::NO))
         }
-        [one] if one.key == wanted && !asked.output.is_for_programs() => {
-            output::print(&describe(one))?;
+        [row] if row.key == name && !arguments.output.is_for_programs() => {
+            output::print(&describe_setting(row))?;
             Ok(ExitCode::SUCCESS)
         }
         rows => {
@@ -170,7 +172,7 @@ fn docs(asked: &ConfigDocsArguments, times: Times) -> crate::VerbResult {
                 .map(|part| json!({ "table": part.name, "heading": part.heading(), "about": part.about }))
                 .collect();
             List { schema: "oncely.config_docs/1", field: "settings", rows, none: "" }.print_with(
-                asked.output,
+                arguments.output,
                 times,
                 json!({ "about": head, "tables": tables }),
             )
@@ -178,21 +180,23 @@ fn docs(asked: &ConfigDocsArguments, times: Times) -> crate::VerbResult {
     }
 }
 
-/// Returns the error for an unknown setting, with similar names.
-fn unknown(wanted: &str, parts: &[ReferenceTable]) -> String {
+/// Describes an unknown setting, with similar names.
+fn describe_unknown_setting(name: &str, parts: &[ReferenceTable]) -> String {
     let keys = parts.iter().flat_map(|part| {
         let full = part.settings.iter().map(|setting| format!("{}.{}", part.name, setting.name));
         full.chain([part.name.clone()])
     });
-    let is_name = |key: &String| key.rsplit('.').next() == Some(wanted);
+    let is_name = |key: &String| key.rsplit('.').next() == Some(name);
     let keys: Vec<String> = keys.collect();
-    let meant: Vec<&str> = keys.iter().filter(|key| is_name(key)).map(String::as_str).collect();
-    let nearest = keys.iter().min_by_key(|key| strsim::damerau_levenshtein(key, wanted));
-    let meant = if meant.is_empty() { nearest.into_iter().map(String::as_str).collect() } else { meant };
-    format!("there is no setting {}; did you mean {}?", safe(wanted), meant.join(" or "))
+    let candidates: Vec<&str> = keys.iter().filter(|key| is_name(key)).map(String::as_str).collect();
+    let nearest = keys.iter().min_by_key(|key| strsim::damerau_levenshtein(key, name));
+    let candidates =
+        if candidates.is_empty() { nearest.into_iter().map(String::as_str).collect() } else { candidates };
+    format!("there is no setting {}; did you mean {}?", escape(name), candidates.join(" or "))
 }
 
-fn describe(row: &SettingRow) -> String {
+/// Formats a setting of the reference for a terminal.
+fn describe_setting(row: &SettingRow) -> String {
     let mut lines = vec![row.key.clone()];
     let mut fact = |name: &str, value: &str| lines.push(format!("  {name:<12} {value}"));
     match row.unit {

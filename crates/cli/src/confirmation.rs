@@ -52,30 +52,32 @@ pub(super) struct ChangeOptions {
 /// Result of showing a plan.
 pub(super) enum Confirmation {
     Confirmed,
-    /// Nothing is done: a dry run, nothing or too many rows to change, or no confirmation. The message has been printed.
+    /// Nothing is to be done: a dry run, nothing or too many rows to change, or no confirmation. The message has been printed.
     Exit(ExitCode),
 }
 
-/// A plan that is shown and confirmed.
+/// The plan of a change, which is shown and confirmed before the change.
 pub(super) trait ChangePlan {
     /// The rows' name, in the plural.
     const ROWS: &'static str;
     /// The schema of its JSON object.
     const SCHEMA: &'static str;
 
+    /// Returns the verb of the change, as messages name it.
     fn verb(&self) -> &'static str;
 
+    /// Returns the number of rows that the change affects.
     fn count(&self) -> usize;
 
-    /// Formats the plan for the terminal. Values of messages are escaped by [`output::safe`].
+    /// Formats the plan for the terminal. Implementations escape values of messages with [`output::escape`].
     fn describe(&self) -> String;
 
     /// Returns the plan as JSON.
-    fn as_json(&self) -> Value;
+    fn to_json(&self) -> Value;
 
     /// Prints the plan as JSON; `more` has the result.
     fn print_json(&self, dry_run: bool, more: Value) -> anyhow::Result<()> {
-        let mut object = self.as_json();
+        let mut object = self.to_json();
         if let (Value::Object(object), Value::Object(more)) = (&mut object, more) {
             object.insert("dry_run".to_owned(), Value::from(dry_run));
             object.extend(more);
@@ -85,19 +87,20 @@ pub(super) trait ChangePlan {
 }
 
 impl BulkChangeOptions {
-    /// Refuses a change without a selection: changing every row requires `--all`. `named`: whether an id or a filter was given.
-    pub(super) fn require_selection(&self, named: bool, how: &str) -> Option<ExitCode> {
-        if named || self.all {
+    /// Refuses a change without a selection: changing every row requires `--all`. `is_selected`: whether an id or a filter is given.
+    /// `options`: the options that select rows, for the message.
+    pub(super) fn require_selection(&self, is_selected: bool, options: &str) -> Option<ExitCode> {
+        if is_selected || self.all {
             return None;
         }
-        output::note(&format!("nothing is selected: name {how}, or use --all"));
+        output::print_note(&format!("nothing is selected: name {options}, or use --all"));
         Some(ExitCode::from(exit::USAGE))
     }
 
     /// Shows the plan and asks for confirmation.
     pub(super) fn confirm<P: ChangePlan>(&self, plan: &P) -> anyhow::Result<Confirmation> {
         if i64::try_from(plan.count()).unwrap_or(i64::MAX) > self.max {
-            output::note(&format!(
+            output::print_note(&format!(
                 "more than {} {} match: narrow it down, or raise --max",
                 self.max,
                 P::ROWS
@@ -123,42 +126,47 @@ fn confirm<P: ChangePlan>(
     json: bool,
     unchanged: Value,
 ) -> anyhow::Result<Confirmation> {
-    let over = |code: u8| Ok(Confirmation::Exit(ExitCode::from(code)));
+    let exit_with = |code: u8| Ok(Confirmation::Exit(ExitCode::from(code)));
     let count = plan.count();
     if json && (dry_run || count == 0) {
         plan.print_json(true, unchanged)?;
     } else if !json || !yes {
-        output::note(&plan.describe());
+        output::print_note(&plan.describe());
     }
     if count == 0 {
-        output::note(&format!("nothing to {}", plan.verb()));
-        return over(exit::NO);
+        output::print_note(&format!("nothing to {}", plan.verb()));
+        return exit_with(exit::NO);
     }
     if dry_run {
-        output::note("dry run: nothing was changed");
+        output::print_note("dry run: nothing was changed");
         return Ok(Confirmation::Exit(ExitCode::SUCCESS));
     }
-    if agree(yes, &count.to_string())? { Ok(Confirmation::Confirmed) } else { over(exit::REFUSED) }
+    if ask_confirmation(yes, &count.to_string())? {
+        Ok(Confirmation::Confirmed)
+    } else {
+        exit_with(exit::REFUSED)
+    }
 }
 
-/// Rows that a plan shows.
-pub(super) const SAMPLES: usize = 5;
+/// Maximum number of rows that a plan lists.
+pub(super) const MAX_SAMPLES: usize = 5;
 
-/// Returns whether the change is confirmed: by `yes`, or by the user who types a word, such as the number of rows. Without a terminal it is not.
-pub(super) fn agree(yes: bool, word: &str) -> anyhow::Result<bool> {
+/// Confirms a change by `yes`, or by a prompt for a word, such as the number of rows; returns whether it is confirmed. Without a terminal
+/// there is no prompt, and it is not confirmed.
+pub(super) fn ask_confirmation(yes: bool, word: &str) -> anyhow::Result<bool> {
     if yes {
         return Ok(true);
     }
     if !std::io::stdin().is_terminal() {
-        output::note("nothing was changed: confirm with --yes");
+        output::print_note("nothing was changed: confirm with --yes");
         return Ok(false);
     }
-    output::note(&format!("type {word} to confirm"));
+    output::print_note(&format!("type {word} to confirm"));
     let mut answer = String::new();
     std::io::stdin().lock().read_line(&mut answer)?;
-    let agreed = answer.trim() == word;
-    if !agreed {
-        output::note("nothing was changed");
+    let is_confirmed = answer.trim() == word;
+    if !is_confirmed {
+        output::print_note("nothing was changed");
     }
-    Ok(agreed)
+    Ok(is_confirmed)
 }

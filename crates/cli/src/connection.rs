@@ -13,6 +13,6 @@ use oncely_config::Config;
 /// If the configuration is invalid, or PostgreSQL does not answer.
 pub(super) async fn connect(file: &Path, application: &str) -> anyhow::Result<PgConnection> {
     let settings = Config::load_postgres(file)?;
-    let connected = settings.connect(application).await;
-    connected.with_context(|| format!("cannot connect to {}", settings.shown()))
+    let connection = settings.connect(application).await;
+    connection.with_context(|| format!("cannot connect to {}", settings.redacted()))
 }

@@ -35,8 +35,8 @@ pub(super) struct ConsoleArguments {
 }
 
 pub(super) async fn run(file: &Path, arguments: ConsoleArguments) -> crate::VerbResult {
-    let config = Config::load_to_look(file)?;
-    telemetry::start(&config.log);
+    let config = Config::load_read_only(file)?;
+    telemetry::init(&config.log);
     let stop = shutdown::on_signal()?;
     let options = Options {
         listen: arguments.listen,
@@ -50,53 +50,53 @@ pub(super) async fn run(file: &Path, arguments: ConsoleArguments) -> crate::Verb
     };
     let console = Console::open(config, options).await?;
     output::print(&console.address)?;
-    let page = if arguments.open { browse(&console.address) } else { None };
-    let closed = async move {
+    let page = if arguments.open { open_browser(&console.address) } else { None };
+    let deletion = async move {
         // Long enough for a browser to start.
-        tokio::time::sleep(READ).await;
+        tokio::time::sleep(LINK_PAGE_LIFETIME).await;
         drop(page);
     };
-    let closing = tokio::spawn(closed);
+    let deletion_task = tokio::spawn(deletion);
     console.run(stop).await;
-    closing.abort();
+    deletion_task.abort();
     Ok(ExitCode::SUCCESS)
 }
 
 /// Lifetime of the page that leads to the console.
-const READ: Duration = Duration::from_secs(60);
+const LINK_PAGE_LIFETIME: Duration = Duration::from_secs(60);
 
 /// Opens a URL on the desktop, by a page in a folder of this user only: every user of the machine can read the arguments of a process. The
 /// page exists until the returned value is dropped.
-fn browse(address: &str) -> Option<TempDir> {
+fn open_browser(address: &str) -> Option<TempDir> {
     let opener = if cfg!(target_os = "macos") { "open" } else { "xdg-open" };
-    match page(address) {
-        Err(error) => output::note(&format!(
+    match write_page(address) {
+        Err(error) => output::print_note(&format!(
             "no page could be written for the browser ({error}): open the URL yourself"
         )),
         Ok((folder, file)) => {
             let null = std::process::Stdio::null;
-            let opened = std::process::Command::new(opener)
+            let child = std::process::Command::new(opener)
                 .arg(file)
                 .stdin(null())
                 .stdout(null())
                 .stderr(null())
                 .spawn();
-            if opened.is_ok() {
+            if child.is_ok() {
                 return Some(folder);
             }
-            output::note(&format!("{opener} is not there: open the URL yourself"));
+            output::print_note(&format!("{opener} is not there: open the URL yourself"));
         }
     }
     None
 }
 
-/// Writes a page that leads to a URL, readable by this user only.
-fn page(address: &str) -> std::io::Result<(TempDir, PathBuf)> {
-    let named = |folder: &Path| tempfile::Builder::new().prefix("oncely-console-").tempdir_in(folder);
+/// Writes a page that leads to a URL, readable by this user only, into a folder that is deleted when the returned `TempDir` is dropped.
+fn write_page(address: &str) -> std::io::Result<(TempDir, PathBuf)> {
+    let create_folder = |folder: &Path| tempfile::Builder::new().prefix("oncely-console-").tempdir_in(folder);
     let own = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|folder| folder.is_absolute());
-    let folder = match own.map(|folder| named(&folder)) {
+    let folder = match own.map(|folder| create_folder(&folder)) {
         Some(Ok(folder)) => folder,
-        _ => named(&std::env::temp_dir())?,
+        _ => create_folder(&std::env::temp_dir())?,
     };
     std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o700))?;
     let path = folder.path().join("open.html");

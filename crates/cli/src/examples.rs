@@ -8,6 +8,7 @@ const EXAMPLES: &str = include_str!("examples.txt");
 /// Order of the help: description, examples, usage, arguments, notes.
 const TEMPLATE: &str = "{about-with-newline}\n{before-help}{usage-heading} {usage}\n\n{all-args}{after-help}";
 
+/// Returns the examples of a verb.
 fn examples_of(verb: &str) -> impl Iterator<Item = &'static str> {
     let below = EXAMPLES.lines().skip_while(move |line| *line != verb).skip(1);
     below.take_while(|line| line.starts_with(' '))
@@ -26,6 +27,7 @@ pub(super) fn add_for_man(command: Command) -> Command {
     })
 }
 
+/// Adds the examples of a verb and of all verbs below it, by `add`.
 fn add_to_all(command: Command, verb: &str, add: &impl Fn(Command, String) -> Command) -> Command {
     let lines = examples_of(verb).map(|line| format!("\n{line}"));
     let examples = format!("Examples:{}", lines.collect::<String>());

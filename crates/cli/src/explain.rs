@@ -9,11 +9,13 @@ use clap_complete::engine::ArgValueCompleter;
 use serde_json::{Value, json};
 
 use super::completions;
-use super::output::{self, Times, age, counted, safe};
+use super::output::{self, Times, escape, format_age, format_count};
 use oncely_config::Config;
 use oncely_core::decide::KeyStatus;
 use oncely_ops::exit;
-use oncely_ops::story::{KeyStory, RepeatedDecision, event, folded, stories, verdict};
+use oncely_ops::story::{
+    KeyStory, RepeatedDecision, fold_decisions, format_conclusion, format_decision, read_stories,
+};
 use oncely_ops::trail;
 use oncely_postgres::{self as pg, KeyDetails, LeaseStep, LetterRow};
 use oncely_process::preflight::open_session;
@@ -27,7 +29,7 @@ pub(super) struct ExplainArguments {
     #[arg(long)]
     tenant: Option<String>,
     /// Consumer of the message
-    #[arg(long, add = ArgValueCompleter::new(completions::consumers))]
+    #[arg(long, add = ArgValueCompleter::new(completions::complete_consumers))]
     consumer: Option<String>,
     /// Print one JSON object
     #[arg(long)]
@@ -37,30 +39,30 @@ pub(super) struct ExplainArguments {
 pub(super) async fn run(file: &Path, arguments: ExplainArguments, times: Times) -> crate::VerbResult {
     let config = Config::load_without_broker(file)?;
     let mut session = open_session(&config).await?;
-    pg::read_by_index(&mut session.connection).await?;
+    pg::prefer_indexes(&mut session.connection).await?;
     let (tenant, consumer) = (arguments.tenant.as_deref(), arguments.consumer.as_deref());
-    let stories = stories(&config, &mut session, &arguments.key, tenant, consumer).await?;
+    let stories = read_stories(&config, &mut session, &arguments.key, tenant, consumer).await?;
     let now = session.clock.now();
     // For text, only needed if nothing is known.
-    let span = match arguments.json || stories.is_empty() {
-        true => trail::beginning(&mut session.connection).await?,
+    let trail_start = match arguments.json || stories.is_empty() {
+        true => trail::find_beginning(&mut session.connection).await?,
         false => None,
     };
     session.close().await;
     if arguments.json {
-        let stories: Vec<_> = stories.iter().map(as_json).collect();
+        let stories: Vec<_> = stories.iter().map(to_json).collect();
         output::print_json(
             "oncely.explain/1",
-            json!({ "key": arguments.key, "audit_since": span, "identities": stories }),
+            json!({ "key": arguments.key, "audit_since": trail_start, "identities": stories }),
         )?;
     } else if stories.is_empty() {
-        let key = safe(&arguments.key);
-        output::print(&match span {
+        let key = escape(&arguments.key);
+        output::print(&match trail_start {
             Some(since) => format!(
                 "{key}: nothing is known. It was not seen since {}, when the audit trail begins; \
                  or it came before that and was collected, or it is not decided yet: in a queue, or held by a worker that \
                  waits for something (see its log).",
-                times.show(since)
+                times.format_time(since)
             ),
             None => {
                 format!("{key}: nothing is known; the audit trail is empty, so no message was decided yet.")
@@ -69,7 +71,7 @@ pub(super) async fn run(file: &Path, arguments: ExplainArguments, times: Times) 
     } else {
         let texts: Vec<String> = stories
             .iter()
-            .map(|story| describe(story, &arguments.key, config.audit.duplicates, now, times))
+            .map(|story| describe_story(story, &arguments.key, config.audit.duplicates, now, times))
             .collect();
         output::print(&texts.join("\n\n"))?;
     }
@@ -80,8 +82,10 @@ pub(super) async fn run(file: &Path, arguments: ExplainArguments, times: Times) 
 fn describe_steps(steps: &[LeaseStep], times: Times) -> Vec<String> {
     let line = |step: &LeaseStep| {
         let round = if step.round > 0 { format!(", round {}", step.round) } else { String::new() };
-        let at = step.done_at.or(step.started_at).map(|at| times.show(at)).unwrap_or_default();
-        format!("  step       {}: {}{round} {at}", safe(&step.name), safe(&step.state)).trim_end().to_owned()
+        let at = step.done_at.or(step.started_at).map(|at| times.format_time(at)).unwrap_or_default();
+        format!("  step       {}: {}{round} {at}", escape(&step.name), escape(&step.state))
+            .trim_end()
+            .to_owned()
     };
     steps.iter().map(line).collect()
 }
@@ -96,12 +100,12 @@ fn describe_key(story: &KeyStory, details: &KeyDetails, now: DateTime<Utc>, time
             false => "effect",
         };
         let duration = story.timeline.iter().rev().find(|row| row.outcome == "completed").and_then(|row| {
-            Some(format!(", worker {}, {:.1} ms", safe(&row.worker), millis(row.duration_us?)))
+            Some(format!(", worker {}, {:.1} ms", escape(&row.worker), to_millis(row.duration_us?)))
         });
         lines.push(format!(
             "  {what:<11}{} ({} ago){}",
-            times.show(at),
-            age(at, now),
+            times.format_time(at),
+            format_age(at, now),
             duration.unwrap_or_default()
         ));
     }
@@ -115,22 +119,22 @@ fn describe_key(story: &KeyStory, details: &KeyDetails, now: DateTime<Utc>, time
         lines.push(format!("  HTTP       answered with {status}"));
     }
     if let Some(why) = &story.unreadable {
-        lines.push(format!("  encrypted  {}", safe(why)));
+        lines.push(format!("  encrypted  {}", escape(why)));
     } else if let Some(response) = &details.response {
         let compact = serde_json::from_str::<serde_json::Value>(response).map(|value| value.to_string());
-        lines.push(format!("  response   {}", safe(compact.as_deref().unwrap_or(response))));
+        lines.push(format!("  response   {}", escape(compact.as_deref().unwrap_or(response))));
     }
     if let (Some(owner), Some(until)) = (&details.owner, details.not_before) {
-        let over = if until > now { "until" } else { "expired at" };
-        lines.push(format!("  lease      held by {}, {over} {}", safe(owner), times.show(until)));
+        let verb = if until > now { "until" } else { "expired at" };
+        lines.push(format!("  lease      held by {}, {verb} {}", escape(owner), times.format_time(until)));
     }
     if let Some(steps) = &details.steps {
-        lines.extend(describe_steps(&LeaseStep::of_row(steps), times));
+        lines.extend(describe_steps(&LeaseStep::parse_steps(steps), times));
     }
     if let Some(error) = &details.last_error {
-        lines.push(format!("  last error {}", safe(error)));
+        lines.push(format!("  last error {}", escape(error)));
     }
-    lines.push(protection(story, details, now, times));
+    lines.push(describe_protection(story, details, now, times));
     if let Some(mirrored) = story.mirrored {
         let text = if mirrored { "present, of this epoch" } else { "absent; PostgreSQL detects duplicates" };
         lines.push(format!("  mirror     {text}"));
@@ -138,12 +142,15 @@ fn describe_key(story: &KeyStory, details: &KeyDetails, now: DateTime<Utc>, time
     lines
 }
 
-/// Describes for how long duplicates are recognised.
-fn protection(story: &KeyStory, details: &KeyDetails, now: DateTime<Utc>, times: Times) -> String {
+/// Describes until when duplicates of the key are recognised.
+fn describe_protection(story: &KeyStory, details: &KeyDetails, now: DateTime<Utc>, times: Times) -> String {
     match story.protected_until {
-        Some(until) if until > now => format!("  dedupe     protected until {}", times.show(until)),
+        Some(until) if until > now => format!("  dedupe     protected until {}", times.format_time(until)),
         Some(until) => {
-            format!("  dedupe     retention ended {}; collected at the next run of gc", times.show(until))
+            format!(
+                "  dedupe     retention ended {}; collected at the next run of gc",
+                times.format_time(until)
+            )
         }
         None if details.completed_at.is_some() => {
             "  dedupe     no worker has started with this consumer on this database, so its keys are kept"
@@ -156,18 +163,26 @@ fn protection(story: &KeyStory, details: &KeyDetails, now: DateTime<Utc>, times:
     }
 }
 
-fn describe(story: &KeyStory, key: &str, lists_duplicates: bool, now: DateTime<Utc>, times: Times) -> String {
-    let head = format!("{} · tenant {} · key {}", safe(&story.consumer), safe(&story.tenant), safe(key));
-    let mut lines = vec![head, format!("  {}", verdict(story))];
+/// Describes all known facts about a key of one tenant and consumer.
+fn describe_story(
+    story: &KeyStory,
+    key: &str,
+    lists_duplicates: bool,
+    now: DateTime<Utc>,
+    times: Times,
+) -> String {
+    let head =
+        format!("{} · tenant {} · key {}", escape(&story.consumer), escape(&story.tenant), escape(key));
+    let mut lines = vec![head, format!("  {}", format_conclusion(story))];
     if let Some(details) = &story.details {
         lines.extend(describe_key(story, details, now, times));
     }
-    for (index, told) in folded(&story.timeline).into_iter().enumerate() {
+    for (index, decision) in fold_decisions(&story.timeline).into_iter().enumerate() {
         let label = if index == 0 { "timeline" } else { "" };
         lines.push(format!(
             "  {label:<11}{}  {}",
-            times.show(told.first.occurred_at),
-            describe_decision(&told, times)
+            times.format_time(decision.first.occurred_at),
+            describe_decision(&decision, times)
         ));
     }
     for (index, letter) in story.letters.iter().enumerate() {
@@ -181,22 +196,29 @@ fn describe(story: &KeyStory, key: &str, lists_duplicates: bool, now: DateTime<U
 }
 
 /// Describes a decision, and its repetitions.
-fn describe_decision(folded: &RepeatedDecision<'_>, times: Times) -> String {
-    match folded.count {
-        1 => match &folded.first.trace_id {
-            Some(trace) => format!("{}  trace {}", event(folded.first), safe(trace)),
-            None => event(folded.first),
+fn describe_decision(decision: &RepeatedDecision<'_>, times: Times) -> String {
+    match decision.count {
+        1 => match &decision.first.trace_id {
+            Some(trace) => format!("{}  trace {}", format_decision(decision.first), escape(trace)),
+            None => format_decision(decision.first),
         },
-        count => format!("{count} × {}, until {}", event(folded.first), times.show(folded.last.occurred_at)),
+        count => format!(
+            "{count} × {}, until {}",
+            format_decision(decision.first),
+            times.format_time(decision.last.occurred_at)
+        ),
     }
 }
 
 /// Describes the state of a dead letter of the key.
 fn describe_letter(letter: &LetterRow, times: Times) -> String {
     let mut text = format!("{}  {}: {}", letter.id, letter.reason, letter.state);
-    text.push_str(&format!(" since {}", times.show(letter.updated_at)));
+    text.push_str(&format!(" since {}", times.format_time(letter.updated_at)));
     if letter.generation > 1 {
-        text.push_str(&format!(", came back {} after a requeue", counted(letter.generation - 1, "time")));
+        text.push_str(&format!(
+            ", came back {} after a requeue",
+            format_count(letter.generation - 1, "time")
+        ));
     }
     if letter.times > 1 {
         text.push_str(&format!(", dead-lettered {} times", letter.times));
@@ -204,16 +226,16 @@ fn describe_letter(letter: &LetterRow, times: Times) -> String {
     text
 }
 
-fn millis(micros: i64) -> f64 {
+fn to_millis(micros: i64) -> f64 {
     #[allow(clippy::cast_precision_loss)] // shown with one decimal
     let millis = micros as f64 / 1_000.0;
     millis
 }
 
-/// Returns all known facts of one identity as JSON.
-pub(super) fn as_json(story: &KeyStory) -> Value {
+/// Formats all known facts about a key of one tenant and consumer as JSON.
+pub(super) fn to_json(story: &KeyStory) -> Value {
     json!({
-        "tenant": story.tenant, "consumer": story.consumer, "verdict": verdict(story), "key": story.details,
+        "tenant": story.tenant, "consumer": story.consumer, "verdict": format_conclusion(story), "key": story.details,
         "protected_until": story.protected_until, "mirrored": story.mirrored, "timeline": story.timeline,
         "letters": story.letters, "unreadable": story.unreadable,
     })

@@ -29,7 +29,7 @@ pub(super) struct GatewayArguments {
 
 pub(super) async fn run(file: &Path, arguments: GatewayArguments) -> crate::VerbResult {
     let config = load_gateway(file, arguments.upstream.as_deref(), arguments.listen)?;
-    telemetry::start(&config.log);
+    telemetry::init(&config.log);
     let stop = shutdown::on_signal()?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), gateway = config.worker.name, "gateway starts");
     let stopped = Gateway(config).run(stop).await?;

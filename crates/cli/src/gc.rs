@@ -7,13 +7,13 @@ use clap::Subcommand;
 use serde_json::json;
 
 use super::operator;
-use super::output::{self, Times, safe};
+use super::output::{self, Times, escape};
 use oncely_config::Config;
 use oncely_ops::exit;
 use oncely_postgres::{self as pg, CollectionReport, ConsumerCollection};
 use oncely_process::preflight::open_session;
 use oncely_relay::maintenance::{
-    CollectionOutcome, PartitionReport, collect, keep_partitions, plan, refusal,
+    CollectionOutcome, PartitionReport, clock_refusal, collect, maintain_partitions, plan_collection,
 };
 
 #[derive(Debug, Subcommand)]
@@ -45,17 +45,17 @@ pub(super) async fn run(file: &Path, verb: GcCommand, times: Times) -> crate::Ve
     if accept_clock {
         pg::accept_clock(&mut session.connection, &operator::name(), None).await?;
     }
-    let (report, kept) = if dry_run {
-        (plan(&mut session).await?, PartitionReport::default())
+    let (report, partitions) = if dry_run {
+        (plan_collection(&mut session).await?, PartitionReport::default())
     } else {
-        let kept = keep_partitions(&config, &mut session, || false).await?;
-        for problem in kept.notes.iter().chain(&kept.failures) {
-            output::note(&format!("! {problem}"));
+        let partitions = maintain_partitions(&config, &mut session, || false).await?;
+        for problem in partitions.notes.iter().chain(&partitions.failures) {
+            output::print_note(&format!("! {problem}"));
         }
         match collect(&config, &mut session, || false).await? {
-            CollectionOutcome::Done(report) => (report, kept),
+            CollectionOutcome::Done(report) => (report, partitions),
             CollectionOutcome::Busy => {
-                output::note("another collection is at work; nothing to do here");
+                output::print_note("another collection is at work; nothing to do here");
                 if json {
                     output::print_json("oncely.gc/1", json!({ "dry_run": false, "busy": true }))?;
                 }
@@ -63,7 +63,7 @@ pub(super) async fn run(file: &Path, verb: GcCommand, times: Times) -> crate::Ve
             }
             CollectionOutcome::Refused(clock) => {
                 if json {
-                    let why = refusal(&clock);
+                    let why = clock_refusal(&clock);
                     output::print_json(
                         "oncely.gc/1",
                         json!({ "dry_run": false, "busy": false, "refused": why }),
@@ -75,25 +75,26 @@ pub(super) async fn run(file: &Path, verb: GcCommand, times: Times) -> crate::Ve
     };
     session.close().await;
     for consumer in &config.consumers {
-        if !report.consumers.iter().any(|collected| collected.consumer == consumer.name.as_str()) {
-            output::note(&format!(
+        if !report.consumers.iter().any(|collection| collection.consumer == consumer.name.as_str()) {
+            output::print_note(&format!(
                 "! {}: no worker has started with it on this database, so nothing of it is collected",
-                safe(consumer.name.as_str())
+                escape(consumer.name.as_str())
             ));
         }
     }
     for failure in &report.failures {
-        output::note(&format!("! {failure}"));
+        output::print_note(&format!("! {failure}"));
     }
     if json {
-        print_json(dry_run, &report, &kept)?;
+        print_json(dry_run, &report, &partitions)?;
     } else {
         print_table(dry_run, &report, times)?;
     }
     Ok(if report.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn print_json(dry_run: bool, report: &CollectionReport, kept: &PartitionReport) -> anyhow::Result<()> {
+/// Prints the report of a collection and of the partitions as JSON.
+fn print_json(dry_run: bool, report: &CollectionReport, partitions: &PartitionReport) -> anyhow::Result<()> {
     let consumers: Vec<_> = report
         .consumers
         .iter()
@@ -108,21 +109,22 @@ fn print_json(dry_run: bool, report: &CollectionReport, kept: &PartitionReport) 
         "oncely.gc/1",
         json!({
             "dry_run": dry_run, "busy": false, "consumers": consumers, "expired": report.expired,
-            "partitions_made": kept.made, "partitions_dropped": kept.dropped, "seals": kept.seals,
-            "failures": kept.failures.iter().chain(&report.failures).collect::<Vec<_>>(),
-            "notes": kept.notes,
+            "partitions_made": partitions.made, "partitions_dropped": partitions.dropped, "seals": partitions.seals,
+            "failures": partitions.failures.iter().chain(&report.failures).collect::<Vec<_>>(),
+            "notes": partitions.notes,
         }),
     )
 }
 
+/// Prints the collected rows of each consumer as a table; a dry run only counted them.
 fn print_table(dry_run: bool, report: &CollectionReport, times: Times) -> anyhow::Result<()> {
-    let mut table = output::table(&["CONSUMER", "OLDER THAN", "COMPLETED", "FAILED", "IN PROGRESS"]);
+    let mut table = output::new_table(&["CONSUMER", "OLDER THAN", "COMPLETED", "FAILED", "IN PROGRESS"]);
     for ConsumerCollection { consumer, before, deleted: [completed, failed, in_progress] } in
         &report.consumers
     {
         table.add_row([
-            safe(consumer),
-            times.show(*before),
+            escape(consumer),
+            times.format_time(*before),
             completed.to_string(),
             failed.to_string(),
             in_progress.to_string(),
@@ -132,6 +134,6 @@ fn print_table(dry_run: bool, report: &CollectionReport, times: Times) -> anyhow
     if report.expired > 0 {
         output::print(&format!("keys of oncely.claim, past their own end: {}", report.expired))?;
     }
-    output::note(if dry_run { "dry run: nothing was deleted" } else { "deleted" });
+    output::print_note(if dry_run { "dry run: nothing was deleted" } else { "deleted" });
     Ok(())
 }

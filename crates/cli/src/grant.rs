@@ -8,9 +8,9 @@ use serde_json::json;
 use sqlx::Connection as _;
 
 use super::connection::connect;
-use super::output::{self, List, Output, Row, Times, safe};
+use super::output::{self, List, Output, Row, Times, escape};
 use oncely_ops::exit;
-use oncely_postgres::{RightFilter, RightRow, grant_right, revoke_rights, rights};
+use oncely_postgres::{RightFilter, RightRow, grant_right, list_rights, revoke_rights};
 
 #[derive(Debug, Args)]
 pub(super) struct GrantArguments {
@@ -46,8 +46,8 @@ pub(super) struct GrantArguments {
 }
 
 impl GrantArguments {
-    /// Returns the rights that the options name; with `None` if `--emit` has no exchange.
-    fn objects(&self) -> Vec<(&'static str, Option<String>)> {
+    /// Returns the rights that the options name, as verb and object; the object is `None` if `--emit` has no exchange.
+    fn named_rights(&self) -> Vec<(&'static str, Option<String>)> {
         let consumers = self.consumer.iter().map(|name| ("consume", Some(name.clone())));
         let queues = self.queue.iter().map(|name| ("requeue", Some(name.clone())));
         let exchanges = self.exchange.iter().map(|name| ("emit", Some(name.clone())));
@@ -60,10 +60,10 @@ impl GrantArguments {
     }
 
     /// Returns the filters of the rights to show or revoke: any kind if the options name none.
-    fn filters(&self) -> Vec<RightFilter> {
+    fn to_filters(&self) -> Vec<RightFilter> {
         let any =
             RightFilter { login: self.login.clone(), tenant: self.tenant.clone(), ..RightFilter::default() };
-        let objects = self.objects();
+        let objects = self.named_rights();
         match objects.is_empty() {
             true => vec![any],
             false => objects
@@ -77,41 +77,45 @@ impl GrantArguments {
 const SCHEMA: &str = "oncely.grant/1";
 
 pub(super) async fn run(file: &Path, arguments: GrantArguments, times: Times) -> crate::VerbResult {
-    let granting = !arguments.list && !arguments.revoke;
-    let named: Option<Vec<(&str, String)>> =
-        arguments.objects().into_iter().map(|(verb, object)| Some((verb, object?))).collect();
-    let named = named.filter(|named| !named.is_empty());
-    if granting && named.is_none() {
-        output::note("no right is named: use --consumer, --queue, --emit with each --exchange, or --read");
+    let is_grant = !arguments.list && !arguments.revoke;
+    let rights: Option<Vec<(&str, String)>> =
+        arguments.named_rights().into_iter().map(|(verb, object)| Some((verb, object?))).collect();
+    let rights = rights.filter(|rights| !rights.is_empty());
+    if is_grant && rights.is_none() {
+        output::print_note(
+            "no right is named: use --consumer, --queue, --emit with each --exchange, or --read",
+        );
         return Ok(ExitCode::from(exit::USAGE));
     }
-    if granting && arguments.read && arguments.tenant.as_deref() == Some("*") {
-        output::note("a right to read is of one tenant; for all of them: grant oncely_auditor to the login");
+    if is_grant && arguments.read && arguments.tenant.as_deref() == Some("*") {
+        output::print_note(
+            "a right to read is of one tenant; for all of them: grant oncely_auditor to the login",
+        );
         return Ok(ExitCode::from(exit::USAGE));
     }
     let mut connection = connect(file, "oncely grant").await?;
     let mut transaction = connection.begin().await?;
     let login = arguments.login.as_deref().unwrap_or_default();
     let mut changed = 0;
-    if granting {
+    if is_grant {
         let tenant = arguments.tenant.as_deref().unwrap_or_default();
-        for (verb, object) in named.unwrap_or_default() {
+        for (verb, object) in rights.unwrap_or_default() {
             changed += i64::from(grant_right(&mut transaction, login, verb, &object, tenant).await?);
         }
     }
     let mut rows = Vec::new();
-    for filter in arguments.filters() {
+    for filter in arguments.to_filters() {
         if arguments.revoke {
             changed += revoke_rights(&mut transaction, login, &filter).await?;
         } else {
-            rows.extend(rights(&mut transaction, &filter).await?);
+            rows.extend(list_rights(&mut transaction, &filter).await?);
         }
     }
     transaction.commit().await?;
     if arguments.revoke {
         match arguments.output.is_for_programs() {
             true => output::print_json(SCHEMA, json!({ "changed": changed, "rights": [] }))?,
-            false => output::note(&format!("{changed} rights were taken back")),
+            false => output::print_note(&format!("{changed} rights were taken back")),
         }
         return Ok(if changed == 0 { ExitCode::from(exit::NO) } else { ExitCode::SUCCESS });
     }
@@ -120,18 +124,18 @@ pub(super) async fn run(file: &Path, arguments: GrantArguments, times: Times) ->
         times,
         json!({ "changed": changed }),
     )?;
-    for warning in warnings(&rows) {
-        output::note(&warning);
+    for warning in list_warnings(&rows) {
+        output::print_note(&warning);
     }
-    Ok(if granting { ExitCode::SUCCESS } else { code })
+    Ok(if is_grant { ExitCode::SUCCESS } else { code })
 }
 
-/// Returns the obstacles that keep rights from taking effect.
-fn warnings(rows: &[RightRow]) -> Vec<String> {
+/// Describes the logins and memberships that are missing for the rights to take effect.
+fn list_warnings(rows: &[RightRow]) -> Vec<String> {
     let mut warnings: Vec<String> = rows
         .iter()
         .filter_map(|row| {
-            let login = safe(&row.login);
+            let login = escape(&row.login);
             let role = match row.verb.as_str() {
                 "emit" => "oncely_emitter",
                 "read" => "oncely_tenant_auditor",
@@ -168,7 +172,7 @@ impl Row for RightRow {
             self.verb.clone(),
             object,
             self.tenant.clone(),
-            times.show(self.granted_at),
+            times.format_time(self.granted_at),
             self.granted_by.clone(),
         ]
     }

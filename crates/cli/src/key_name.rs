@@ -6,7 +6,7 @@ use clap::Args;
 use clap_complete::engine::ArgValueCompleter;
 
 use super::completions;
-use super::output::{self, safe};
+use super::output::{self, escape};
 use oncely_ops::exit;
 
 #[derive(Debug, Args)]
@@ -17,25 +17,25 @@ pub(super) struct KeyName {
     #[arg(long)]
     pub(super) tenant: Option<String>,
     /// Consumer of the key; required if there are several
-    #[arg(long, add = ArgValueCompleter::new(completions::consumers))]
+    #[arg(long, add = ArgValueCompleter::new(completions::complete_consumers))]
     pub(super) consumer: Option<String>,
 }
 
-/// Returns the only row of a key, if it exists. If there are several, prints each row's tenant and consumer.
+/// Returns the only row of a key, or `None` if there is no row. If there are several, prints each row's tenant and consumer.
 ///
 /// # Errors
 /// The exit code, if there are several.
-pub(super) fn only_row<T>(
+pub(super) fn choose_row<T>(
     mut rows: Vec<T>,
-    ambiguous: impl FnOnce(usize) -> String,
-    name: impl Fn(&T) -> (&str, &str),
+    describe: impl FnOnce(usize) -> String,
+    identity: impl Fn(&T) -> (&str, &str),
 ) -> Result<Option<T>, ExitCode> {
     if rows.len() < 2 {
         return Ok(rows.pop());
     }
-    output::note(&format!("{}; name one:", ambiguous(rows.len())));
-    for (tenant, consumer) in rows.iter().map(name) {
-        output::note(&format!("  --tenant {} --consumer {}", safe(tenant), safe(consumer)));
+    output::print_note(&format!("{}; name one:", describe(rows.len())));
+    for (tenant, consumer) in rows.iter().map(identity) {
+        output::print_note(&format!("  --tenant {} --consumer {}", escape(tenant), escape(consumer)));
     }
     Err(ExitCode::from(exit::USAGE))
 }

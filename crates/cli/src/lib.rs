@@ -197,7 +197,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         OncelyCommand::Worker => worker::run(&config),
         OncelyCommand::Relay => relay::run(&config),
         OncelyCommand::Other(verb) => {
-            runtime::of_command()?.block_on(verb.run(&config, output::Times { utc }))
+            runtime::new_for_command()?.block_on(verb.run(&config, output::Times { utc }))
         }
     }
 }

@@ -28,7 +28,7 @@ pub(super) fn run(arguments: ManArguments) -> crate::VerbResult {
             std::fs::create_dir_all(&folder)
                 .and_then(|()| clap_mangen::generate_to(command, &folder))
                 .with_context(|| format!("cannot write into {}", folder.display()))?;
-            output::note(&format!("wrote man pages into {}", folder.display()));
+            output::print_note(&format!("wrote man pages into {}", folder.display()));
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -9,14 +9,14 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 use sqlx::{Connection as _, PgConnection};
 
-use super::confirmation::agree;
+use super::confirmation::ask_confirmation;
 use super::migration_plan;
 use super::migration_wait::MigrationSessions;
 use super::output::{self, List, Output, Row, Times};
 use oncely_config::Config;
 use oncely_ops::exit;
 use oncely_postgres::{
-    MIGRATOR, MigrationState, PgSettings, migration_state, server_encoding, unfit_encoding,
+    MIGRATOR, MigrationState, PgSettings, describe_unfit_encoding, read_migration_state, read_server_encoding,
 };
 
 #[derive(Debug, Args)]
@@ -28,7 +28,7 @@ use oncely_postgres::{
 )]
 pub(super) struct MigrateArguments {
     #[command(flatten)]
-    patience: LockWaitArguments,
+    lock_wait: LockWaitArguments,
     #[command(subcommand)]
     verb: Option<MigrateCommand>,
 }
@@ -54,7 +54,7 @@ enum MigrateCommand {
 }
 
 /// Default of `--wait`.
-const WAIT: Duration = Duration::from_secs(60);
+const DEFAULT_WAIT: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy, Debug, Args)]
 struct LockWaitArguments {
@@ -93,47 +93,49 @@ impl Row for MigrationRow {
 }
 
 pub(super) async fn run(file: &Path, arguments: MigrateArguments, times: Times) -> crate::VerbResult {
-    let MigrateArguments { patience, verb } = arguments;
-    if patience.wait.is_some() && !matches!(verb, None | Some(MigrateCommand::Run(_))) {
-        output::note("--wait is for `oncely migrate` and `oncely migrate run`");
+    let MigrateArguments { lock_wait, verb } = arguments;
+    if lock_wait.wait.is_some() && !matches!(verb, None | Some(MigrateCommand::Run(_))) {
+        output::print_note("--wait is for `oncely migrate` and `oncely migrate run`");
         return Ok(ExitCode::from(exit::USAGE));
     }
     let settings = Config::load_postgres(file)?;
-    let server = settings.shown();
+    let server = settings.redacted();
     let mut connection =
         settings.connect("oncely migrate").await.with_context(|| format!("cannot connect to {server}"))?;
     if !matches!(verb, Some(MigrateCommand::Info(_) | MigrateCommand::Revert { .. }))
-        && let Some(why) = unfit_encoding(&server_encoding(&mut connection).await?)
+        && let Some(why) = describe_unfit_encoding(&read_server_encoding(&mut connection).await?)
     {
-        output::note(&format!("{server}: {why}"));
+        output::print_note(&format!("{server}: {why}"));
         return Ok(ExitCode::from(exit::CONFIG));
     }
-    let before = migration_state(&mut connection).await?;
+    let state = read_migration_state(&mut connection).await?;
     match verb {
-        Some(MigrateCommand::Info(info)) => return show(&before, info.output, times),
-        Some(MigrateCommand::Revert { yes }) => return revert(&mut connection, &before, &server, yes).await,
+        Some(MigrateCommand::Info(info)) => return print_state(&state, info.output, times),
+        Some(MigrateCommand::Revert { yes }) => {
+            return revert_last(&mut connection, &state, &server, yes).await;
+        }
         None | Some(MigrateCommand::Plan(_) | MigrateCommand::Run(_)) => {}
     }
-    if let Some(why) = refusal(&before) {
-        output::note(&format!("{server}: {why}"));
+    if let Some(why) = describe_refusal(&state) {
+        output::print_note(&format!("{server}: {why}"));
         return Ok(ExitCode::from(exit::REFUSED));
     }
     if let Some(MigrateCommand::Plan(plan)) = verb {
-        return migration_plan::run(&mut connection, &before, plan, times).await;
+        return migration_plan::run(&mut connection, &state, plan, times).await;
     }
-    if before.pending.is_empty() {
-        output::note(&format!("{server}: {}", nothing_to_do(&before)));
+    if state.pending.is_empty() {
+        output::print_note(&format!("{server}: {}", describe_up_to_date(&state)));
         return Ok(ExitCode::SUCCESS);
     }
     let wait = match verb {
-        Some(MigrateCommand::Run(own)) => own.wait.or(patience.wait),
-        _ => patience.wait,
+        Some(MigrateCommand::Run(own)) => own.wait.or(lock_wait.wait),
+        _ => lock_wait.wait,
     };
-    apply(&settings, connection, &before, wait.unwrap_or(WAIT)).await
+    apply_pending(&settings, connection, &state, wait.unwrap_or(DEFAULT_WAIT)).await
 }
 
-/// Returns the reason why this program can't apply migrations here, if any.
-fn refusal(state: &MigrationState) -> Option<String> {
+/// Describes why this program can't apply migrations to the database, if it can't.
+fn describe_refusal(state: &MigrationState) -> Option<String> {
     if !state.changed.is_empty() {
         return Some(format!(
             "migrations {:?} were applied from other files than this program's: use the program that made this database, or make it anew",
@@ -149,35 +151,38 @@ fn refusal(state: &MigrationState) -> Option<String> {
     })
 }
 
-fn nothing_to_do(state: &MigrationState) -> String {
+/// Describes that no migration of this program is pending.
+fn describe_up_to_date(state: &MigrationState) -> String {
     match state.unknown.as_slice() {
         [] => "nothing to do, all migrations are applied".to_owned(),
         newer => format!("nothing to do, a newer Oncely has migrated it ({newer:?} are unknown here)"),
     }
 }
 
-async fn apply(
+/// Applies the missing migrations; each waits for locks for up to `wait`.
+async fn apply_pending(
     settings: &PgSettings,
     mut connection: PgConnection,
-    before: &MigrationState,
+    state: &MigrationState,
     wait: Duration,
 ) -> crate::VerbResult {
-    let server = settings.shown();
-    let migrating = || format!("migrating {server}");
+    let server = settings.redacted();
+    let context = || format!("migrating {server}");
     // Building an index on a large table takes longer than the configured statement timeout.
     sqlx::query("select set_config('statement_timeout', '0', false)").execute(&mut connection).await?;
-    let mut watcher = settings.connect("oncely migrate watch").await.with_context(migrating)?;
-    let mut patient = MigrationSessions { connection: &mut connection, watcher: &mut watcher, wait };
-    for (version, description) in &before.pending {
-        patient.apply(*version, description).await.with_context(migrating)?;
+    let mut watcher = settings.connect("oncely migrate watch").await.with_context(context)?;
+    let mut sessions = MigrationSessions { connection: &mut connection, watcher: &mut watcher, wait };
+    for (version, description) in &state.pending {
+        sessions.apply(*version, description).await.with_context(context)?;
     }
     watcher.close().await?;
     connection.close().await?;
-    output::note(&format!("{server}: applied {} migrations", before.pending.len()));
+    output::print_note(&format!("{server}: applied {} migrations", state.pending.len()));
     Ok(ExitCode::SUCCESS)
 }
 
-fn show(state: &MigrationState, output: Output, times: Times) -> crate::VerbResult {
+/// Prints the applied and the missing migrations.
+fn print_state(state: &MigrationState, output: Output, times: Times) -> crate::VerbResult {
     let own = MIGRATOR.iter().filter(|m| m.migration_type.is_up_migration()).map(|migration| MigrationRow {
         version: migration.version,
         state: match migration.version {
@@ -195,19 +200,19 @@ fn show(state: &MigrationState, output: Output, times: Times) -> crate::VerbResu
     let rows: Vec<MigrationRow> = own.chain(unknown).collect();
     List { schema: "oncely.migrate/1", field: "migrations", rows: &rows, none: "there is no migration" }
         .print(output, times)?;
-    let clean = state.pending.is_empty() && state.changed.is_empty();
-    Ok(if clean { ExitCode::SUCCESS } else { ExitCode::from(exit::NO) })
+    let is_clean = state.pending.is_empty() && state.changed.is_empty();
+    Ok(if is_clean { ExitCode::SUCCESS } else { ExitCode::from(exit::NO) })
 }
 
 /// Reverts the last applied migration.
-async fn revert(
+async fn revert_last(
     connection: &mut PgConnection,
     state: &MigrationState,
     server: &str,
     yes: bool,
 ) -> crate::VerbResult {
     if !state.unknown.is_empty() {
-        output::note(&format!(
+        output::print_note(&format!(
             "{server}: migrations {:?} are unknown to this program: take them back with the one that made them",
             state.unknown
         ));
@@ -219,19 +224,19 @@ async fn revert(
         .filter(|m| state.pending.iter().all(|(version, _)| *version != m.version))
         .collect();
     let Some(last) = applied.last() else {
-        output::note(&format!("{server}: nothing to do, no migration is applied"));
+        output::print_note(&format!("{server}: nothing to do, no migration is applied"));
         return Ok(ExitCode::from(exit::NO));
     };
-    output::note(&format!(
+    output::print_note(&format!(
         "{server}: takes back {} ({}): what it made is dropped, with all its data; stop workers and relays before",
         last.version, last.description
     ));
-    if !agree(yes, &last.version.to_string())? {
+    if !ask_confirmation(yes, &last.version.to_string())? {
         return Ok(ExitCode::from(exit::REFUSED));
     }
     let target = applied.iter().rev().nth(1).map_or(0, |before| before.version);
     sqlx::query("select set_config('statement_timeout', '0', false)").execute(&mut *connection).await?;
     MIGRATOR.undo(&mut *connection, target).await.with_context(|| format!("taking back {}", last.version))?;
-    output::note(&format!("{server}: {} is taken back", last.version));
+    output::print_note(&format!("{server}: {} is taken back", last.version));
     Ok(ExitCode::SUCCESS)
 }

@@ -62,8 +62,8 @@ impl Row for PlanRow {
             Some(BlockedSessions::Writes) => "writes",
             Some(BlockedSessions::Everybody) => "everybody",
         };
-        let about = output::seconds(self.seconds.max(0.1));
-        let lasts = match self.work {
+        let about = output::format_seconds(self.seconds.max(0.1));
+        let duration = match self.work {
             None => dash(),
             Some(LockedWork::Catalogue) => "a moment".to_owned(),
             Some(LockedWork::ReadsAllRows) => format!("about {about}: reads all rows"),
@@ -74,15 +74,15 @@ impl Row for PlanRow {
             self.description.clone(),
             self.table.clone().unwrap_or_else(dash),
             kept_out.to_owned(),
-            lasts,
+            duration,
             self.rows.map_or_else(dash, |rows| rows.to_string()),
-            self.bytes.map_or_else(dash, output::bytes),
+            self.bytes.map_or_else(dash, output::format_bytes),
         ]
     }
 }
 
 /// Longest wait that an upgrade under load should cause, in seconds.
-const LONG: f64 = 1.0;
+const MAX_WAIT_SECONDS: f64 = 1.0;
 
 pub(super) async fn run(
     connection: &mut PgConnection,
@@ -90,26 +90,26 @@ pub(super) async fn run(
     arguments: MigrationPlanArguments,
     times: Times,
 ) -> crate::VerbResult {
-    let mut planned = pg::pending_locks(state)?;
+    let mut planned = pg::list_pending_locks(state)?;
     pg::measure_locked(connection, &mut planned).await?;
     let rows: Vec<PlanRow> = planned.into_iter().map(PlanRow::from).collect();
     let none = "nothing to do, all migrations are applied";
     List { schema: "oncely.migrate.plan/1", field: "locks", rows: &rows, none }
         .print(arguments.output, times)?;
-    let code = verdict(&rows);
+    let code = exit_code(&rows);
     if code == exit::DANGER {
-        output::note(
+        output::print_note(
             "! other sessions wait for longer than a second: pause the consumers meanwhile (oncely consumers pause)",
         );
     }
     Ok(ExitCode::from(code))
 }
 
-/// Returns the exit code of a plan.
-fn verdict(rows: &[PlanRow]) -> u8 {
+/// Returns the exit code of a plan: nothing is pending, migrations are pending, or a session waits for longer than a second.
+fn exit_code(rows: &[PlanRow]) -> u8 {
     match rows {
         [] => 0,
-        some if some.iter().any(|row| row.seconds > LONG) => exit::DANGER,
+        rows if rows.iter().any(|row| row.seconds > MAX_WAIT_SECONDS) => exit::DANGER,
         _ => exit::NO,
     }
 }
@@ -121,8 +121,8 @@ mod tests {
     #[test]
     fn the_exit_code_says_whether_somebody_waits() {
         let row = |seconds| PlanRow { seconds, ..PlanRow::default() };
-        assert_eq!(verdict(&[]), 0);
-        assert_eq!(verdict(&[row(0.0), row(1.0)]), 1);
-        assert_eq!(verdict(&[row(0.0), row(1.1)]), 5);
+        assert_eq!(exit_code(&[]), 0);
+        assert_eq!(exit_code(&[row(0.0), row(1.0)]), 1);
+        assert_eq!(exit_code(&[row(0.0), row(1.1)]), 5);
     }
 }

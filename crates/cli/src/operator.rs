@@ -22,18 +22,19 @@ pub(super) fn parse(name: &str) -> Result<String, String> {
 /// Returns the operator's name for records: the one of the command line. Falls back to the login name in the environment, then to the name
 /// in /etc/passwd, then to the user id.
 pub(super) fn name() -> String {
-    let said = || OPERATOR.get().cloned();
-    let named = || ["SUDO_USER", "USER", "LOGNAME"].iter().find_map(|name| std::env::var(name).ok());
-    let numbered = || {
+    let configured = || OPERATOR.get().cloned();
+    let environment_name =
+        || ["SUDO_USER", "USER", "LOGNAME"].iter().find_map(|name| std::env::var(name).ok());
+    let system_name = || {
         let uid = rustix::process::getuid().as_raw();
         let users = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
-        user_of(&users, uid).unwrap_or_else(|| format!("uid {uid}"))
+        find_user_name(&users, uid).unwrap_or_else(|| format!("uid {uid}"))
     };
-    said().or_else(|| named().filter(|name| !name.is_empty())).unwrap_or_else(numbered)
+    configured().or_else(|| environment_name().filter(|name| !name.is_empty())).unwrap_or_else(system_name)
 }
 
-/// Returns the name of a user's number in the format of /etc/passwd.
-fn user_of(users: &str, uid: u32) -> Option<String> {
+/// Finds the name of a user id in a text with the format of /etc/passwd.
+fn find_user_name(users: &str, uid: u32) -> Option<String> {
     users.lines().find_map(|line| {
         let mut fields = line.split(':');
         let name = fields.next().filter(|name| !name.is_empty())?;
@@ -49,8 +50,8 @@ mod tests {
     #[test]
     fn a_users_number_has_the_name_of_its_line() {
         let users = "root:x:0:0:root:/root:/bin/bash\nbroken\n:x:7:7::/:\noncely:x:999:999::/var/lib/oncely:/usr/sbin/nologin\n";
-        assert_eq!(user_of(users, 999).as_deref(), Some("oncely"));
-        assert_eq!(user_of(users, 0).as_deref(), Some("root"));
-        assert_eq!(user_of(users, 7), None);
+        assert_eq!(find_user_name(users, 999).as_deref(), Some("oncely"));
+        assert_eq!(find_user_name(users, 0).as_deref(), Some("root"));
+        assert_eq!(find_user_name(users, 7), None);
     }
 }

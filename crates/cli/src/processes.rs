@@ -47,17 +47,18 @@ pub(super) struct ForgetArguments {
 pub(super) async fn run(file: &Path, verb: ProcessesCommand) -> crate::VerbResult {
     let ProcessesCommand::Forget(ForgetArguments { host, name, pid, note, json }) = verb;
     let mut connection = connect(file, "oncely processes").await?;
-    let which = (host.as_deref(), name.as_deref(), pid);
-    let gone = pg::forget_processes(&mut connection, which, &operator::name(), note.as_deref())
-        .await
-        .context("forgetting processes (role oncely_operator)")?;
-    output::note(&match gone {
+    let selection = (host.as_deref(), name.as_deref(), pid);
+    let forgotten_count =
+        pg::forget_processes(&mut connection, selection, &operator::name(), note.as_deref())
+            .await
+            .context("forgetting processes (role oncely_operator)")?;
+    output::print_note(&match forgotten_count {
         0 => "nothing was changed: no silent process matches".to_owned(),
         1 => "1 process is forgotten".to_owned(),
-        some => format!("{some} processes are forgotten"),
+        count => format!("{count} processes are forgotten"),
     });
     if json {
-        output::print_json(SCHEMA, json!({ "forgotten": gone }))?;
+        output::print_json(SCHEMA, json!({ "forgotten": forgotten_count }))?;
     }
-    Ok(if gone == 0 { ExitCode::from(exit::NO) } else { ExitCode::SUCCESS })
+    Ok(if forgotten_count == 0 { ExitCode::from(exit::NO) } else { ExitCode::SUCCESS })
 }

@@ -8,7 +8,7 @@ use clap::{Args, Subcommand};
 use clap_complete::engine::ArgValueCompleter;
 use serde_json::json;
 
-use super::output::{self, List, Output, Row, Times, safe};
+use super::output::{self, List, Output, Row, Times, escape};
 use super::{completions, operator};
 use oncely_config::Config;
 use oncely_ops::exit;
@@ -34,7 +34,7 @@ pub(super) enum RetentionCommand {
 #[derive(Debug, Args)]
 pub(super) struct SetRetentionArguments {
     /// Consumer to change
-    #[arg(add = ArgValueCompleter::new(completions::consumers))]
+    #[arg(add = ArgValueCompleter::new(completions::complete_consumers))]
     consumer: String,
     /// The new retention, such as 7d, 12h, 30days
     #[arg(value_parser = humantime::parse_duration)]
@@ -51,24 +51,24 @@ pub(super) struct SetRetentionArguments {
 }
 
 const SCHEMA: &str = "oncely.retention/1";
-const SHORTEST_HORIZON: Duration = Duration::from_secs(1);
-const LONGEST: Duration = Duration::from_secs(3_650 * 86_400);
+const MIN_HORIZON: Duration = Duration::from_secs(1);
+const MAX_RETENTION: Duration = Duration::from_secs(3_650 * 86_400);
 
 pub(super) async fn run(file: &Path, verb: RetentionCommand, times: Times) -> crate::VerbResult {
-    let config = Config::load_to_look(file)?;
+    let config = Config::load_read_only(file)?;
     let mut session = open_session(&config).await?;
-    let known = pg::known_consumers(&mut session.connection).await?;
+    let consumers = pg::list_consumers(&mut session.connection).await?;
     let code = match verb {
         RetentionCommand::List { output } => {
             let none = "no worker has started on this database";
-            List { schema: SCHEMA, field: "consumers", rows: &known, none }.print(output, times)?
+            List { schema: SCHEMA, field: "consumers", rows: &consumers, none }.print(output, times)?
         }
-        RetentionCommand::Set(set) => {
-            let code = change(&config, &mut session, &known, &set).await?;
-            if set.json && code == ExitCode::SUCCESS {
+        RetentionCommand::Set(arguments) => {
+            let code = change_retention(&config, &mut session, &consumers, &arguments).await?;
+            if arguments.json && code == ExitCode::SUCCESS {
                 output::print_json(
                     SCHEMA,
-                    json!({ "consumer": set.consumer, "retention": set.retention.as_secs_f64() }),
+                    json!({ "consumer": arguments.consumer, "retention": arguments.retention.as_secs_f64() }),
                 )?;
             }
             code
@@ -89,75 +89,78 @@ impl Row for KnownConsumer {
             humantime::format_duration(self.retention).to_string(),
             humantime::format_duration(self.redelivery_horizon).to_string(),
             self.fingerprint.clone(),
-            times.show(self.changed_at),
+            times.format_time(self.changed_at),
             self.changed_by.clone(),
         ]
     }
 }
 
-async fn change(
+/// Sets a consumer's retention and redelivery horizon, and prints the effect; otherwise prints the reason of the refusal.
+async fn change_retention(
     config: &Config,
     session: &mut pg::Session,
-    known: &[KnownConsumer],
-    set: &SetRetentionArguments,
+    consumers: &[KnownConsumer],
+    arguments: &SetRetentionArguments,
 ) -> crate::VerbResult {
-    let show = humantime::format_duration;
-    let name = safe(&set.consumer);
-    let Some(before) = known.iter().find(|one| one.consumer == set.consumer) else {
-        output::note(&format!("no worker has started with the consumer {name} on this database"));
+    let format_duration = humantime::format_duration;
+    let name = escape(&arguments.consumer);
+    let Some(current) = consumers.iter().find(|one| one.consumer == arguments.consumer) else {
+        output::print_note(&format!("no worker has started with the consumer {name} on this database"));
         return Ok(ExitCode::from(exit::NO));
     };
-    let horizon = set.redelivery_horizon.unwrap_or(before.redelivery_horizon);
-    if set.retention < horizon || set.retention > LONGEST || horizon < SHORTEST_HORIZON {
-        output::note(&format!(
+    let horizon = arguments.redelivery_horizon.unwrap_or(current.redelivery_horizon);
+    if arguments.retention < horizon || arguments.retention > MAX_RETENTION || horizon < MIN_HORIZON {
+        output::print_note(&format!(
             "nothing was changed: a copy may still come for {} (redelivery_horizon, one second at least), so keys are remembered for \
              that long at least, and for 3650 days at most",
-            show(horizon)
+            format_duration(horizon)
         ));
         return Ok(ExitCode::from(exit::REFUSED));
     }
-    let longest_entry = pg::mirror_ttl(&mut session.connection).await?;
-    if set.retention < longest_entry {
-        output::note(&format!(
+    let mirror_ttl = pg::read_mirror_ttl(&mut session.connection).await?;
+    if arguments.retention < mirror_ttl {
+        output::print_note(&format!(
             "nothing was changed: a mirror entry may live for {} (mirror.ttl), and must not outlive its key; shorten mirror.ttl first, \
              restart the relays, and try again three hours after that time is over",
-            show(longest_entry)
+            format_duration(mirror_ttl)
         ));
         return Ok(ExitCode::from(exit::REFUSED));
     }
     let user = operator::name();
     pg::set_retention(
         &mut session.connection,
-        &set.consumer,
-        set.retention,
-        set.redelivery_horizon,
+        &arguments.consumer,
+        arguments.retention,
+        arguments.redelivery_horizon,
         &user,
-        set.note.as_deref(),
+        arguments.note.as_deref(),
     )
     .await?;
-    output::note(&format!(
+    output::print_note(&format!(
         "keys of {name} are remembered for {}; before for {}",
-        show(set.retention),
-        show(before.retention)
+        format_duration(arguments.retention),
+        format_duration(current.retention)
     ));
-    if horizon != before.redelivery_horizon {
-        output::note(&format!(
+    if horizon != current.redelivery_horizon {
+        output::print_note(&format!(
             "a copy of a message of {name} may come for {}; before for {}",
-            show(horizon),
-            show(before.redelivery_horizon)
+            format_duration(horizon),
+            format_duration(current.redelivery_horizon)
         ));
     }
-    let configured = config.consumers.iter().find(|one| one.name.as_str() == set.consumer);
+    let configured = config.consumers.iter().find(|one| one.name.as_str() == arguments.consumer);
     if let Some(longer) = configured.map(|one| one.horizon()).filter(|longer| *longer > horizon) {
-        output::note(&format!(
+        output::print_note(&format!(
             "! by the configuration a copy may come for {} (redelivery_horizon, or retry.delays and half an hour): the next worker that starts with it lengthens it again",
-            show(longer)
+            format_duration(longer)
         ));
     }
-    if let Some(longer) = configured.map(|one| one.retention).filter(|retention| *retention > set.retention) {
-        output::note(&format!(
+    if let Some(longer) =
+        configured.map(|one| one.retention).filter(|retention| *retention > arguments.retention)
+    {
+        output::print_note(&format!(
             "! the configuration says {}: the next worker that starts with it lengthens it again",
-            show(longer)
+            format_duration(longer)
         ));
     }
     Ok(ExitCode::SUCCESS)

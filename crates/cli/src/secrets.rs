@@ -82,7 +82,7 @@ pub(super) struct RotateArguments {
 
 const SCHEMA: &str = "oncely.secrets/1";
 const DAY: Duration = Duration::from_secs(86_400);
-const SOONEST: Duration = Duration::from_secs(5);
+const MIN_SIGNING_DELAY: Duration = Duration::from_secs(5);
 
 pub(super) async fn run(file: &Path, verb: SecretsCommand, times: Times) -> crate::VerbResult {
     let config = Config::load(file)?;
@@ -95,7 +95,7 @@ pub(super) async fn run(file: &Path, verb: SecretsCommand, times: Times) -> crat
             let none = "there is no key: nothing can be signed";
             List { schema: SCHEMA, field: "secrets", rows: &rows, none }.print(output, times)?
         }
-        SecretsCommand::Rotate(asked) => rotate(&config, &mut session, &asked, times).await?,
+        SecretsCommand::Rotate(arguments) => rotate(&config, &mut session, &arguments, times).await?,
     };
     session.close().await;
     Ok(code)
@@ -111,72 +111,73 @@ impl Row for SecretRow {
             self.purpose.clone(),
             self.id.clone(),
             self.state.clone(),
-            times.show(self.created_at),
-            self.signs_from.map(|from| times.show(from)).unwrap_or_default(),
-            self.accepted_until.map(|until| times.show(until)).unwrap_or_default(),
+            times.format_time(self.created_at),
+            self.signs_from.map(|from| times.format_time(from)).unwrap_or_default(),
+            self.accepted_until.map(|until| times.format_time(until)).unwrap_or_default(),
         ]
     }
 }
 
+/// Adds a key that signs after a delay; older ones stay accepted for a time.
 async fn rotate(
     config: &Config,
     session: &mut pg::Session,
-    asked: &RotateArguments,
+    arguments: &RotateArguments,
     times: Times,
 ) -> crate::VerbResult {
-    if !(SOONEST..=DAY * 30).contains(&asked.signs_in)
-        || asked.accept.is_some_and(|accept| accept > DAY * 3_650)
+    if !(MIN_SIGNING_DELAY..=DAY * 30).contains(&arguments.signs_in)
+        || arguments.accept.is_some_and(|accept| accept > DAY * 3_650)
     {
-        output::note(
+        output::print_note(
             "nothing was changed: a new key signs after 5 seconds at least and 30 days at most, and old ones are accepted for 3650 days \
              at most",
         );
         return Ok(ExitCode::from(exit::REFUSED));
     }
-    let purpose = asked.purpose.as_str();
-    let made = pg::rotate_secret(
+    let purpose = arguments.purpose.as_str();
+    let secret = pg::rotate_secret(
         &mut session.connection,
         purpose,
-        asked.signs_in,
-        asked.accept,
-        asked.note.as_deref(),
+        arguments.signs_in,
+        arguments.accept,
+        arguments.note.as_deref(),
         &operator::name(),
     )
     .await
     .with_context(|| format!("making a new key for {purpose} (role oncely_operator)"))?;
-    output::note(&format!(
+    output::print_note(&format!(
         "the key {} signs for {purpose} from {}; those of before are accepted until {}",
-        made.id,
-        times.show(made.signs_from),
-        times.show(made.accepted_until)
+        secret.id,
+        times.format_time(secret.signs_from),
+        times.format_time(secret.accepted_until)
     ));
-    let has_own = match asked.purpose {
+    let configured_key = match arguments.purpose {
         Purpose::Identity | Purpose::Letter => config.signing_key.is_some().then_some("cell.signing_key"),
         Purpose::Mirror => {
             let key = config.mirror.as_ref().and_then(|mirror| mirror.key.as_ref());
             key.is_some().then_some("mirror.key")
         }
     };
-    match (has_own, asked.purpose) {
-        (Some(setting), _) => output::note(&format!(
+    match (configured_key, arguments.purpose) {
+        (Some(setting), _) => output::print_note(&format!(
             "! this configuration has {setting}: processes that have it go on signing with that one; replace it in their configurations"
         )),
-        (None, Purpose::Letter) => output::note(
+        (None, Purpose::Letter) => output::print_note(
             "dead letters that wait longer than that must be marked anew: `oncely failed sweep`, once the new key signs",
         ),
-        (None, Purpose::Mirror) => output::note(
+        (None, Purpose::Mirror) => output::print_note(
             "from then on entries of before are not found, and PostgreSQL answers: `oncely mirror rebuild` writes them again",
         ),
         (None, Purpose::Identity) => {}
     }
-    if asked.json {
+    if arguments.json {
         output::print_json(
             SCHEMA,
             json!({
                 "purpose": purpose,
-                "id": made.id,
-                "signs_from": made.signs_from,
-                "accepted_until": made.accepted_until,
+                "id": secret.id,
+                "signs_from": secret.signs_from,
+                "accepted_until": secret.accepted_until,
             }),
         )?;
     }

@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 
 use oncely_core::units;
 
-/// Reads a point in time, as [`units::since`] does.
+/// Parses a point in time like [`units::parse_time`], relative to the current time.
 pub(super) fn parse(text: &str) -> Result<DateTime<Utc>, String> {
-    units::since(text, Utc::now())
+    units::parse_time(text, Utc::now())
 }

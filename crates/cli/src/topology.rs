@@ -68,7 +68,7 @@ impl Row for QueueRow {
 
 pub(super) async fn run(file: &Path, verb: TopologyCommand, times: Times) -> crate::VerbResult {
     let config = Config::load(file)?;
-    let server = config.rabbitmq.shown();
+    let server = config.rabbitmq.redacted();
     let connection = connect(&config.rabbitmq, "oncely topology")
         .await
         .with_context(|| format!("cannot connect to {server}"))?;
@@ -91,30 +91,30 @@ pub(super) async fn run(file: &Path, verb: TopologyCommand, times: Times) -> cra
     }
     let mut code = ExitCode::SUCCESS;
     for mut topology in topologies {
-        if let Some(beside) = topology.beside() {
-            match observer_bindings::find(beside, topology.bindings(), &config).await {
+        if let Some(observed) = topology.observed_queue() {
+            match observer_bindings::resolve_bindings(observed, topology.bindings(), &config).await {
                 Ok(bindings) => topology = topology.with_bindings(bindings),
                 Err(why) => {
-                    output::note(&format!("{}: {why}", topology.queue()));
+                    output::print_note(&format!("{}: {why}", topology.queue()));
                     code = ExitCode::from(exit::NO);
                     continue;
                 }
             }
         }
-        let applied = topology
+        let report = topology
             .apply(&connection, limit)
             .await
             .map_err(|(name, error)| anyhow::Error::new(error).context(format!("declaring {name}")))?;
-        output::print(&applied.done.join("\n"))?;
-        if applied.is_unbound {
-            output::note(&format!(
+        output::print(&report.done.join("\n"))?;
+        if report.is_unbound {
+            output::print_note(&format!(
                 "queue {} is new: what was bound to an earlier one of this name is gone; bind it, or name its bindings in the \
                  configuration",
                 topology.queue()
             ));
         }
-        for refused in &applied.refused {
-            output::note(&refusal_text(refused));
+        for object in &report.refused {
+            output::print_note(&describe_refusal(object));
             code = ExitCode::from(exit::NO);
         }
     }
@@ -122,8 +122,8 @@ pub(super) async fn run(file: &Path, verb: TopologyCommand, times: Times) -> cra
 }
 
 /// Describes the broker's refusal, the existing queue or exchange, and the remedies.
-fn refusal_text(RefusedObject { name, error, found }: &RefusedObject) -> String {
-    match found {
+fn describe_refusal(RefusedObject { name, error, existing }: &RefusedObject) -> String {
+    match existing {
         ExistingObject::Same => format!(
             "{name} exists, and can't be declared as configured; it is left as it is: {error}\n  \
              it has other arguments, or the broker does not take one of these for it. Where it is rightly as it is, name its further \

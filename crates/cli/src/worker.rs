@@ -14,11 +14,11 @@ use oncely_worker::worker::Worker;
 /// If the configuration is invalid, or does not match the state of the servers.
 pub fn run(file: &Path) -> anyhow::Result<ExitCode> {
     let config = Config::load(file)?;
-    telemetry::start(&config.log);
-    crate::runtime::with_threads(usize::try_from(config.worker.threads)?)?.block_on(work(config))
+    telemetry::init(&config.log);
+    crate::runtime::with_threads(usize::try_from(config.worker.threads)?)?.block_on(run_worker(config))
 }
 
-async fn work(config: Config) -> anyhow::Result<ExitCode> {
+async fn run_worker(config: Config) -> anyhow::Result<ExitCode> {
     let stop = shutdown::on_signal()?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), worker = config.worker.name, "worker starts");
     let stopped = Worker::builder(config).tell_systemd().build()?.run(stop).await?;

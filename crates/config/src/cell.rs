@@ -38,11 +38,12 @@ pub(crate) struct CellSettings {
 }
 
 impl CellTable {
-    pub(crate) fn settings(self, problems: &mut Problems) -> CellSettings {
+    /// Checks the lengths of the keys, and converts the table.
+    pub(crate) fn into_settings(self, problems: &mut Problems) -> CellSettings {
         let known_keys = self.known_keys.unwrap_or_default();
         for (name, keys) in [("signing_key", self.signing_key.as_slice()), ("known_keys", &known_keys)] {
             if keys.iter().any(|key| is_short(&key.0)) {
-                problems.add(format!("cell.{name}"), SHORT);
+                problems.add(format!("cell.{name}"), KEY_TOO_SHORT);
             }
         }
         let known_keys = known_keys.into_iter().map(|key| key.0).collect();
@@ -51,15 +52,15 @@ impl CellTable {
 }
 
 /// Problem of a key that is too short.
-const SHORT: &str = "must have at least 16 bytes, or be left out";
+const KEY_TOO_SHORT: &str = "must have at least 16 bytes, or be left out";
 
 fn is_short(key: &SecretString) -> bool {
     key.expose_secret().len() < 16
 }
 
-/// Reports an optional key that is too short.
+/// Reports a key, if there is one, that is too short.
 pub(crate) fn check_key(key: Option<&Secret>, place: &str, problems: &mut Problems) {
     if key.is_some_and(|key| is_short(&key.0)) {
-        problems.add(place, SHORT);
+        problems.add(place, KEY_TOO_SHORT);
     }
 }

@@ -78,31 +78,31 @@ impl Network {
         };
         let address: IpAddr = address.parse().ok()?;
         // An IPv4 address is mapped to the end of an IPv6 address.
-        let (before, most) = if address.is_ipv4() { (96, 32) } else { (0, 128) };
-        let bits = bits.unwrap_or(most);
-        (bits <= most).then(|| Self { address: number(address), bits: before + bits })
+        let (prefix_bits, max_bits) = if address.is_ipv4() { (96, 32) } else { (0, 128) };
+        let bits = bits.unwrap_or(max_bits);
+        (bits <= max_bits).then(|| Self { address: to_number(address), bits: prefix_bits + bits })
     }
 
     /// Returns whether the network contains an address.
     #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {
-        let differs = number(address) ^ self.address;
-        self.bits == 0 || differs.leading_zeros() >= self.bits
+        let difference = to_number(address) ^ self.address;
+        self.bits == 0 || difference.leading_zeros() >= self.bits
     }
 
     /// Returns whether the network contains a loopback address, which every local user can use.
     #[must_use]
     pub fn reaches_loopback(&self) -> bool {
-        const OWN: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
+        const LOOPBACK: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
         // 127.0.0.0/8, as an IPv6 socket reports it.
-        let loopback = Self { address: number(OWN[0]), bits: 96 + 8 };
-        let within = (loopback.address ^ self.address).leading_zeros() >= loopback.bits;
-        OWN.iter().any(|own| self.contains(*own)) || within
+        let loopback = Self { address: to_number(LOOPBACK[0]), bits: 96 + 8 };
+        let is_loopback_subnet = (loopback.address ^ self.address).leading_zeros() >= loopback.bits;
+        LOOPBACK.iter().any(|address| self.contains(*address)) || is_loopback_subnet
     }
 }
 
-/// Returns the number of an address; IPv4 addresses in their mapped IPv6 form.
-fn number(address: IpAddr) -> u128 {
+/// Converts an address to its number; IPv4 addresses in their mapped IPv6 form.
+fn to_number(address: IpAddr) -> u128 {
     match address {
         IpAddr::V4(address) => u128::from(address.to_ipv6_mapped()),
         IpAddr::V6(address) => u128::from(address),
@@ -110,7 +110,7 @@ fn number(address: IpAddr) -> u128 {
 }
 
 /// Default listen address: reachable from this machine only.
-const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7420);
+const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7420);
 
 #[derive(Deserialize, Serialize, JsonSchema, Validate)]
 #[serde(default, deny_unknown_fields)]
@@ -153,7 +153,7 @@ pub(crate) struct ConsoleTable {
 impl Default for ConsoleTable {
     fn default() -> Self {
         Self {
-            listen: LISTEN.to_string(),
+            listen: DEFAULT_LISTEN.to_string(),
             url: None,
             tokens: None,
             proxy: None,
@@ -185,17 +185,19 @@ struct ProxySecretTable {
 }
 
 impl ConsoleTable {
-    pub(crate) fn settings(self, problems: &mut Problems) -> ConsoleSettings {
+    /// Checks the table, and converts it; a value with a problem is left out or has its default.
+    pub(crate) fn into_settings(self, problems: &mut Problems) -> ConsoleSettings {
         let listen = self.listen.parse().unwrap_or_else(|_| {
             problems.add("console.listen", "must be an address and a port, like \"127.0.0.1:7420\"");
-            LISTEN
+            DEFAULT_LISTEN
         });
-        let url = self.url.and_then(|text| base_url(&text, problems));
+        let url = self.url.and_then(|text| parse_base_url(&text, problems));
         check_key(self.key.as_ref(), "console.key", problems);
         for (index, pointer) in self.mask.iter().enumerate() {
             if !pointer.starts_with('/') || pointer == "/" {
-                let what = "must be a JSON pointer, like \"/card/number\" (* stands for any name or index)";
-                problems.add(format!("console.mask[{index}]"), what);
+                let message =
+                    "must be a JSON pointer, like \"/card/number\" (* stands for any name or index)";
+                problems.add(format!("console.mask[{index}]"), message);
             }
         }
         if let Some(text) = &self.trace_url
@@ -207,7 +209,7 @@ impl ConsoleTable {
             listen,
             url,
             tokens: self.tokens,
-            proxy: self.proxy.and_then(|proxy| proxy.settings(problems)),
+            proxy: self.proxy.and_then(|proxy| proxy.into_settings(problems)),
             key: self.key.map(|key| key.0),
             session: self.session.0,
             mask: self.mask,
@@ -217,7 +219,8 @@ impl ConsoleTable {
     }
 }
 
-fn base_url(text: &str, problems: &mut Problems) -> Option<url::Url> {
+/// Parses the URL of the console, which has no user, no query and no fragment.
+fn parse_base_url(text: &str, problems: &mut Problems) -> Option<url::Url> {
     match url::Url::parse(text) {
         Ok(url)
             if ["http", "https"].contains(&url.scheme())
@@ -237,24 +240,25 @@ fn base_url(text: &str, problems: &mut Problems) -> Option<url::Url> {
 }
 
 impl ProxyTable {
-    fn settings(self, problems: &mut Problems) -> Option<ProxySettings> {
-        let header = self.header.filter(|text| is_name(text));
+    /// Checks the table, and converts it; `None` if the header or the networks are invalid.
+    fn into_settings(self, problems: &mut Problems) -> Option<ProxySettings> {
+        let header = self.header.filter(|text| is_header_name(text));
         if header.is_none() {
-            let what = "must be the header with a person's name, like \"x-forwarded-user\"";
-            problems.add("console.proxy.header", what);
+            let message = "must be the header with a person's name, like \"x-forwarded-user\"";
+            problems.add("console.proxy.header", message);
         }
         let from: Option<Vec<Network>> = self.from.iter().map(|text| Network::parse(text)).collect();
         let from = from.filter(|networks| !networks.is_empty());
         if from.is_none() {
-            let what = "must list the networks that the proxy is in, like [\"10.1.2.0/24\"]";
-            problems.add("console.proxy.from", what);
+            let message = "must list the networks that the proxy is in, like [\"10.1.2.0/24\"]";
+            problems.add("console.proxy.from", message);
         }
         if self.secret.is_none() && from.iter().flatten().any(Network::reaches_loopback) {
-            let what = "is missing: `from` includes loopback addresses, so every user of this machine could send any \
+            let message = "is missing: `from` includes loopback addresses, so every user of this machine could send any \
                         name. Let the proxy add a header with a secret, and set { header = …, file = … }";
-            problems.add("console.proxy.secret", what);
+            problems.add("console.proxy.secret", message);
         }
-        let secret = self.secret.and_then(|secret| secret.settings(problems));
+        let secret = self.secret.and_then(|secret| secret.into_settings(problems));
         Some(ProxySettings {
             header: header?.to_ascii_lowercase(),
             from: from?,
@@ -265,11 +269,11 @@ impl ProxyTable {
 }
 
 impl ProxySecretTable {
-    fn settings(self, problems: &mut Problems) -> Option<ProxySecret> {
-        let header = self.header.filter(|text| is_name(text));
+    fn into_settings(self, problems: &mut Problems) -> Option<ProxySecret> {
+        let header = self.header.filter(|text| is_header_name(text));
         if header.is_none() {
-            let what = "must be the header with the secret, like \"x-oncely-proxy\"";
-            problems.add("console.proxy.secret.header", what);
+            let message = "must be the header with the secret, like \"x-oncely-proxy\"";
+            problems.add("console.proxy.secret.header", message);
         }
         if self.file.is_none() {
             problems.add("console.proxy.secret.file", "must be the file with the secret");
@@ -278,7 +282,8 @@ impl ProxySecretTable {
     }
 }
 
-fn is_name(text: &str) -> bool {
+/// Returns whether a text may be the name of a header.
+fn is_header_name(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
 }
 

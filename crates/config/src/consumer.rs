@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::Problems;
 use super::consumer_handler::{HandlerTable, Handlers};
 use super::consumer_source::{self, SourceTable};
-use super::events::rising;
+use super::events::check_rising;
 use super::mirror::PrecheckWord;
 use super::queue::{self, QueueArgument, QueueBinding};
 use super::values::{DAY, HOUR, Length, MILLISECOND, MINUTE, SECOND};
@@ -64,7 +64,7 @@ pub enum Mode {
 }
 
 /// Suffix of the names of an observing consumer and its queues: its claims must never count as processed.
-pub const OBSERVER: &str = ".observe";
+pub const OBSERVER_SUFFIX: &str = ".observe";
 
 /// Leases of a consumer with a handler that runs under them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,8 +167,8 @@ pub struct ConsumerSettings {
     pub encrypt_responses: bool,
 }
 
-/// Most bytes of a response: a worker has those of a batch several times in memory (oncely.response_texts).
-const LARGEST_RESPONSE: u32 = 4 << 20;
+/// Maximum size in bytes of a response: a worker has those of a batch several times in memory (oncely.response_texts).
+const MAX_RESPONSE_BYTES: u32 = 4 << 20;
 
 /// RabbitMQ's default consumer timeout: a delivery that is not settled by then is redelivered.
 const CONSUMER_TIMEOUT: Duration = Duration::from_secs(30 * 60);
@@ -180,18 +180,18 @@ impl ConsumerSettings {
         self.redelivery_horizon.max(self.retry.horizon() + CONSUMER_TIMEOUT)
     }
 
-    /// Returns the most bytes of a response as JSON. Also a compressed one is in memory before it is stored.
+    /// Returns the maximum size in bytes of a response as JSON. Also a compressed one is in memory before it is stored.
     #[must_use]
     pub fn largest_response(&self) -> u32 {
         match self.on_large_response {
             LargeResponse::Refuse => self.response_limit,
-            LargeResponse::Compress => LARGEST_RESPONSE,
+            LargeResponse::Compress => MAX_RESPONSE_BYTES,
         }
     }
 
-    /// Returns whether it only observes.
+    /// Returns whether the consumer only observes.
     #[must_use]
-    pub fn observes(&self) -> bool {
+    pub fn is_observer(&self) -> bool {
         self.mode == Mode::Observe
     }
 }
@@ -313,7 +313,7 @@ pub(crate) struct ConsumerTable {
     /// byte for byte. Off by default: each publisher could then have messages written to any queue that the relay's RabbitMQ user may write to.
     replies: bool,
     /// Largest response in bytes, as JSON as PostgreSQL writes it. It is kept with the key as long as that.
-    #[garde(range(min = 1, max = LARGEST_RESPONSE))]
+    #[garde(range(min = 1, max = MAX_RESPONSE_BYTES))]
     response_limit: u32,
     /// Treatment of a larger one: "refuse" (the message is dead-lettered as handler_rejected, nothing of its effect stays) or "compress" (stored up to
     /// 4 MiB; PostgreSQL compresses values over 2 kB).
@@ -364,7 +364,7 @@ impl Default for ConsumerTable {
 /// Part of a message that is compared.
 #[derive(Clone, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-#[schemars(extend("x-kind" = "text or table", "x-advice" = FINGERPRINT))]
+#[schemars(extend("x-kind" = "text or table", "x-advice" = FINGERPRINT_ADVICE))]
 enum FingerprintTable {
     Body,
     CanonicalJson,
@@ -372,7 +372,7 @@ enum FingerprintTable {
     JsonPointers(Vec<String>),
 }
 
-const FINGERPRINT: &str =
+const FINGERPRINT_ADVICE: &str =
     "must be \"body\", \"canonical_json\", \"none\" or { json_pointers = [\"/amount\"] }";
 
 /// Treatment of another payload under a known key.
@@ -429,43 +429,44 @@ impl From<LeaseTable> for LeaseSettings {
     }
 }
 
-/// Checks the name of a consumer.
-fn checked_name(name: Option<&str>, place: &str, problems: &mut Problems) -> Option<IdentityPart> {
+/// Checks the name of a consumer; `None` if it is missing or invalid.
+fn check_name(name: Option<&str>, place: &str, problems: &mut Problems) -> Option<IdentityPart> {
     if name.is_none() && !problems.has(place) {
         problems.add(place.to_owned(), "is missing: it is part of the identity, so choose it once");
     }
-    problems.identity_part(name?, place)
+    problems.parse_identity_part(name?, place)
 }
 
-/// Default of the deadline.
-const DEADLINE: Duration = Duration::from_secs(30);
+/// Default deadline.
+const DEFAULT_DEADLINE: Duration = Duration::from_secs(30);
 
 impl ConsumerTable {
-    /// Checks a consumer. `place`: name of its table.
-    pub(crate) fn settings(
+    /// Checks the table of a consumer, and converts it. `place`: the table's name. Returns `None` if the name, the queues, or the source of
+    /// tenant or key is missing or invalid.
+    pub(crate) fn into_settings(
         self,
         place: &str,
         statement: StatementLimit,
         problems: &mut Problems,
     ) -> Option<ConsumerSettings> {
         let at = |key: &str| format!("{place}.{key}");
-        let name = checked_name(self.name.as_deref(), &at("name"), problems);
-        let mut queues = queues(self.queue, self.queues, &at("queue"), problems);
+        let name = check_name(self.name.as_deref(), &at("name"), problems);
+        let mut queues = check_queues(self.queue, self.queues, &at("queue"), problems);
         let name = match self.mode {
             Mode::Consume => {
-                reserved(name.as_ref(), queues.iter().flatten(), place, problems);
+                check_reserved(name.as_ref(), queues.iter().flatten(), place, problems);
                 name
             }
             Mode::Observe => {
-                queues.iter_mut().flatten().for_each(|queue| queue.push_str(OBSERVER));
-                name.and_then(|name| observer(&name, place, problems))
+                queues.iter_mut().flatten().for_each(|queue| queue.push_str(OBSERVER_SUFFIX));
+                name.and_then(|name| build_observer_name(&name, place, problems))
             }
         };
-        let lease = lease(self.lease, place, problems);
-        let handlers = self.handler.map(|table| table.settings(&at("handler"), lease.max_run, problems));
+        let lease = check_lease(self.lease, place, problems);
+        let handlers = self.handler.map(|table| table.into_settings(&at("handler"), lease.max_run, problems));
         let Handlers { function: handler, http } = handlers.unwrap_or_default();
         let (deadline, statement_timeout) =
-            deadline(self.deadline, handler.is_some(), statement, &at("deadline"), problems);
+            check_deadline(self.deadline, handler.is_some(), statement, &at("deadline"), problems);
         check_encryption(
             self.encrypt_responses,
             handler.is_some(),
@@ -473,29 +474,29 @@ impl ConsumerTable {
             &at("encrypt_responses"),
             problems,
         );
-        let enough = (self.batch * self.lanes).saturating_mul(2).min(u32::from(u16::MAX));
-        let tenant = consumer_source::required(self.tenant, place, "tenant", problems);
-        let key = consumer_source::required(self.key, place, "key", problems);
+        let default_prefetch = (self.batch * self.lanes).saturating_mul(2).min(u32::from(u16::MAX));
+        let tenant = consumer_source::check_required(self.tenant, place, "tenant", problems);
+        let key = consumer_source::check_required(self.key, place, "key", problems);
         let settings = ConsumerSettings {
             mode: self.mode,
             queue_type: self.queue_type,
             declare: self.declare,
-            queue_arguments: queue::arguments(self.queue_arguments, self.declare, place, problems),
-            bindings: queue::bindings(self.bindings, place, problems),
-            fingerprint: fingerprint(self.fingerprint, &at("fingerprint"), problems),
+            queue_arguments: queue::check_arguments(self.queue_arguments, self.declare, place, problems),
+            bindings: queue::check_bindings(self.bindings, place, problems),
+            fingerprint: check_fingerprint(self.fingerprint, &at("fingerprint"), problems),
             on_conflict: self.on_conflict.into(),
             handler,
             http,
             retention: self.retention.0,
             redelivery_horizon: self.redelivery_horizon.0,
-            retry: retry(self.retry, &at("retry"), problems),
+            retry: check_retry(self.retry, &at("retry"), problems),
             deadline,
             statement_timeout,
             batch: self.batch,
             lanes: self.lanes,
             lease,
-            prefetch: u16::try_from(self.prefetch.unwrap_or(enough)).unwrap_or(u16::MAX),
-            lock_order: self.lock_order.map(|source| source.settings(&at("lock_order"), problems)),
+            prefetch: u16::try_from(self.prefetch.unwrap_or(default_prefetch)).unwrap_or(u16::MAX),
+            lock_order: self.lock_order.map(|source| source.into_settings(&at("lock_order"), problems)),
             fair: self.fair,
             buffer: self.buffer,
             max_body: self.max_body,
@@ -523,14 +524,20 @@ impl From<ConflictWord> for OnConflict {
 }
 
 /// Reports encrypted responses that the database would have to read.
-fn check_encryption(encrypts: bool, is_function: bool, replies: bool, place: &str, problems: &mut Problems) {
-    if encrypts && is_function {
+fn check_encryption(
+    is_encrypted: bool,
+    is_function: bool,
+    has_replies: bool,
+    place: &str,
+    problems: &mut Problems,
+) {
+    if is_encrypted && is_function {
         problems.add(
             place,
             "the database makes a SQL function's response, and would see it: use a handler in Rust or an endpoint",
         );
     }
-    if encrypts && replies {
+    if is_encrypted && has_replies {
         problems.add(
             place,
             "replies are made in the database from stored responses, which it can't read then: use one of both",
@@ -540,28 +547,29 @@ fn check_encryption(encrypts: bool, is_function: bool, replies: bool, place: &st
 
 /// Reports names with an observer's suffix: a consumer with such a name would treat observed keys as processed, or an observer's queue as
 /// its own.
-fn reserved<'a>(
+fn check_reserved<'a>(
     name: Option<&IdentityPart>,
     mut queues: impl Iterator<Item = &'a String>,
     place: &str,
     problems: &mut Problems,
 ) {
-    let wrong =
-        format!("must not end with {OBSERVER:?}: such names are those of consumers in mode = \"observe\"");
-    if name.is_some_and(|name| name.as_str().ends_with(OBSERVER)) {
-        problems.add(format!("{place}.name"), &wrong);
+    let message = format!(
+        "must not end with {OBSERVER_SUFFIX:?}: such names are those of consumers in mode = \"observe\""
+    );
+    if name.is_some_and(|name| name.as_str().ends_with(OBSERVER_SUFFIX)) {
+        problems.add(format!("{place}.name"), &message);
     }
-    if queues.any(|queue| queue.ends_with(OBSERVER)) {
-        problems.add(format!("{place}.queue"), &wrong);
+    if queues.any(|queue| queue.ends_with(OBSERVER_SUFFIX)) {
+        problems.add(format!("{place}.queue"), &message);
     }
 }
 
-/// Returns the name of a consumer's observer.
-fn observer(name: &IdentityPart, place: &str, problems: &mut Problems) -> Option<IdentityPart> {
-    let name = IdentityPart::new(format!("{}{OBSERVER}", name.as_str()).as_bytes());
+/// Builds the name of a consumer's observer; `None` if it is too long, which is reported.
+fn build_observer_name(name: &IdentityPart, place: &str, problems: &mut Problems) -> Option<IdentityPart> {
+    let name = IdentityPart::new(format!("{}{OBSERVER_SUFFIX}", name.as_str()).as_bytes());
     let name = name.map_err(|error| {
-        let what = format!("with {OBSERVER:?} behind it (mode = \"observe\") it {error}");
-        problems.add(format!("{place}.name"), what);
+        let message = format!("with {OBSERVER_SUFFIX:?} behind it (mode = \"observe\") it {error}");
+        problems.add(format!("{place}.name"), message);
     });
     name.ok()
 }
@@ -573,8 +581,8 @@ pub(crate) struct StatementLimit {
     pub(crate) is_set: bool,
 }
 
-/// Returns the deadline, and the statement timeout that a lane's session needs for it: a function is one statement.
-fn deadline(
+/// Checks the deadline; returns it with the statement timeout that a lane's session needs for it: a function is one statement.
+fn check_deadline(
     deadline: Option<Length>,
     is_function: bool,
     statement: StatementLimit,
@@ -583,7 +591,7 @@ fn deadline(
 ) -> (Duration, Duration) {
     let StatementLimit { timeout, is_set } = statement;
     // A handler in Rust runs many statements.
-    let default = if is_function { DEADLINE.min(timeout) } else { DEADLINE };
+    let default = if is_function { DEFAULT_DEADLINE.min(timeout) } else { DEFAULT_DEADLINE };
     let deadline = deadline.map_or(default, Duration::from);
     if deadline <= timeout {
         return (deadline, timeout);
@@ -593,18 +601,19 @@ fn deadline(
         return (deadline, deadline + SECOND.0);
     }
     if is_function {
-        let what = format!(
+        let message = format!(
             "{} is longer than postgres.statement_timeout = {}, which would cut the function off; lengthen that, or leave it out: it follows \
              from the deadline then",
             Length(deadline),
             Length(timeout)
         );
-        problems.add(place, what);
+        problems.add(place, message);
     }
     (deadline, timeout)
 }
 
-fn queues(
+/// Checks the names of the queues, which one of the two settings holds; `None` if they are missing or invalid.
+fn check_queues(
     one: Option<String>,
     many: Option<Vec<String>>,
     place: &str,
@@ -632,28 +641,31 @@ fn queues(
     Some(queues)
 }
 
-fn fingerprint(table: FingerprintTable, place: &str, problems: &mut Problems) -> FingerprintPolicy {
+/// Checks the pointers of the policy, and converts it.
+fn check_fingerprint(table: FingerprintTable, place: &str, problems: &mut Problems) -> FingerprintPolicy {
     match table {
         FingerprintTable::Body => FingerprintPolicy::Body,
         FingerprintTable::CanonicalJson => FingerprintPolicy::CanonicalJson,
         FingerprintTable::None => FingerprintPolicy::None,
         FingerprintTable::JsonPointers(pointers) => {
             if pointers.is_empty() || pointers.iter().any(|pointer| !pointer.starts_with('/')) {
-                problems.add(place, FINGERPRINT);
+                problems.add(place, FINGERPRINT_ADVICE);
             }
             FingerprintPolicy::JsonPointers(pointers)
         }
     }
 }
 
-fn lease(table: LeaseTable, place: &str, problems: &mut Problems) -> LeaseSettings {
+/// Checks that a run may be as long as a lease, and converts the table.
+fn check_lease(table: LeaseTable, place: &str, problems: &mut Problems) -> LeaseSettings {
     if table.max_run < table.time {
         problems.add(format!("{place}.lease.max_run"), "must not be shorter than lease.time");
     }
     table.into()
 }
 
-fn retry(table: RetryTable, place: &str, problems: &mut Problems) -> RetryPolicy {
+/// Checks delays and attempts, and converts the table.
+fn check_retry(table: RetryTable, place: &str, problems: &mut Problems) -> RetryPolicy {
     let place = format!("{place}.delays");
     let fallback = if table.delays.is_empty() { 1 } else { RetryPolicy::default().max_attempts };
     let max_attempts = table.max_attempts.unwrap_or(fallback);
@@ -661,7 +673,7 @@ fn retry(table: RetryTable, place: &str, problems: &mut Problems) -> RetryPolicy
         problems.add(&place, "is empty, so max_attempts must be 1: without a delay a retry is a hot loop");
     }
     RetryPolicy {
-        delays: rising(table.delays, &place, problems),
+        delays: check_rising(table.delays, &place, problems),
         max_attempts,
         max_crashes: table.max_crashes,
     }

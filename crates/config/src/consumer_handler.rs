@@ -11,11 +11,11 @@ use url::Url;
 
 use super::Problems;
 use super::tls::TlsTable;
-use super::traces::headers;
+use super::traces::check_headers;
 use super::values::{DAY, Length, MILLISECOND, SECOND, Secret};
 use oncely_handler::{HttpEndpoint, JsonPolicy, SqlFunction};
 use oncely_lease::Repeat;
-use oncely_net::tls::of_scheme;
+use oncely_net::tls::tls_for_scheme;
 
 /// A SQL function or an endpoint. The first three settings belong to a function, the others to an endpoint.
 #[derive(Clone, Default, Deserialize, Serialize, JsonSchema, Validate)]
@@ -47,15 +47,15 @@ enum JsonWord {
 /// Rule for a call that may have happened.
 #[derive(Clone, Copy, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-#[schemars(extend("x-kind" = "text or table", "x-advice" = REPEAT))]
+#[schemars(extend("x-kind" = "text or table", "x-advice" = REPEAT_ADVICE))]
 enum RepeatRule {
     Always,
     Never,
     Within(Length),
 }
 
-/// The rules. There is no default, as no rule fits all endpoints.
-const REPEAT: &str = "says what is done where an earlier call may have happened: \"always\" (called again: repeating does no harm), \"never\" \
+/// Advice for a missing or invalid rule. There is no default, as no rule fits all endpoints.
+const REPEAT_ADVICE: &str = "says what is done where an earlier call may have happened: \"always\" (called again: repeating does no harm), \"never\" \
                       (dead-lettered as outcome_unknown) or { within = \"24h\" } (called again by the same Idempotency-Key, as long as the \
                       endpoint knows it again)";
 
@@ -67,16 +67,17 @@ pub(super) struct Handlers {
 }
 
 impl HandlerTable {
-    /// Checks the handler. `place`: name of its table; `max_run`: limit of a run under a lease, and of its call.
-    pub(super) fn settings(self, place: &str, max_run: Duration, problems: &mut Problems) -> Handlers {
+    /// Checks the handler's settings, and converts them. `place`: name of the table; `max_run`: limit of a run under a lease and its call.
+    pub(super) fn into_settings(self, place: &str, max_run: Duration, problems: &mut Problems) -> Handlers {
         match self.http.is_some() {
             true => Handlers { function: None, http: self.into_http(place, max_run, problems) },
             false => Handlers { function: self.into_function(place, problems), http: None },
         }
     }
 
+    /// Checks the settings of a SQL function, and converts them.
     fn into_function(self, place: &str, problems: &mut Problems) -> Option<SqlFunction> {
-        let of_endpoint = [
+        let endpoint_settings = [
             ("repeat", self.repeat.is_some()),
             ("timeout", self.timeout.is_some()),
             ("headers", self.headers.is_some()),
@@ -84,7 +85,7 @@ impl HandlerTable {
             ("tls", self.tls.is_some()),
             ("allow_plaintext", self.allow_plaintext.is_some()),
         ];
-        for (name, _) in of_endpoint.iter().filter(|(_, is_set)| *is_set) {
+        for (name, _) in endpoint_settings.iter().filter(|(_, is_set)| *is_set) {
             problems.add(format!("{place}.{name}"), "belongs to an endpoint: { http = … }");
         }
         let batch = self.batch.unwrap_or_default();
@@ -96,13 +97,14 @@ impl HandlerTable {
         match self.function {
             Some(name) if SqlFunction::is_qualified_name(&name) => Some(SqlFunction { name, batch, json }),
             _ => {
-                let what = "must be a schema and a name, like \"app.capture_payment\"";
-                problems.add(format!("{place}.function"), what);
+                let message = "must be a schema and a name, like \"app.capture_payment\"";
+                problems.add(format!("{place}.function"), message);
                 None
             }
         }
     }
 
+    /// Checks the settings of an HTTP endpoint, and converts them; `None` if the URL or `repeat` is missing or invalid.
     fn into_http(self, place: &str, max_run: Duration, problems: &mut Problems) -> Option<HttpEndpoint> {
         use secrecy::ExposeSecret as _;
 
@@ -110,46 +112,47 @@ impl HandlerTable {
         if !cfg!(feature = "http-handler") {
             problems.add(at("http"), "this program is built without the feature `http-handler`");
         }
-        let of_function = [
+        let function_settings = [
             ("function", self.function.is_some()),
             ("batch", self.batch.is_some()),
             ("json", self.json.is_some()),
         ];
-        for (name, _) in of_function.iter().filter(|(_, is_set)| *is_set) {
+        for (name, _) in function_settings.iter().filter(|(_, is_set)| *is_set) {
             problems.add(at(name), "belongs to a SQL function, and http is set, too; use one of them");
         }
-        let url = self.http.and_then(|url| endpoint(url.0.expose_secret(), &at("http"), problems));
-        let given = self.tls.map(|tls| tls.settings(&at("tls"), problems));
-        let allowed = self.allow_plaintext.unwrap_or_default();
-        let meant =
-            url.as_ref().map(|url| of_scheme(url, "https", given.as_ref(), allowed, "consumers.handler"));
-        let tls = match meant {
+        let url = self.http.and_then(|url| parse_endpoint(url.0.expose_secret(), &at("http"), problems));
+        let configured_tls = self.tls.map(|tls| tls.into_settings(&at("tls"), problems));
+        let allow_plaintext = self.allow_plaintext.unwrap_or_default();
+        let effective_tls = url.as_ref().map(|url| {
+            tls_for_scheme(url, "https", configured_tls.as_ref(), allow_plaintext, "consumers.handler")
+        });
+        let tls = match effective_tls {
             Some(Err(error)) => {
                 problems.add(at("http"), error.to_string());
                 None
             }
-            Some(Ok(None)) if given.is_some() => {
-                let what = "configures TLS, but the URL does not use it: write https://";
-                problems.add(at("tls"), what);
+            Some(Ok(None)) if configured_tls.is_some() => {
+                let message = "configures TLS, but the URL does not use it: write https://";
+                problems.add(at("tls"), message);
                 None
             }
             Some(Ok(tls)) => tls,
             None => None,
         };
-        let repeat = self.repeat.and_then(|rule| rule.settings(&at("repeat"), problems));
+        let repeat = self.repeat.and_then(|rule| rule.into_settings(&at("repeat"), problems));
         if self.repeat.is_none() && !problems.has(&at("repeat")) {
-            problems.add(at("repeat"), format!("is missing: it {REPEAT}"));
+            problems.add(at("repeat"), format!("is missing: it {REPEAT_ADVICE}"));
         }
         let timeout = self.timeout.unwrap_or(SECOND.times(30)).0;
         if timeout >= max_run {
             problems.add(at("timeout"), "must be shorter than lease.max_run, which ends the call");
         }
-        let headers = headers(self.headers.unwrap_or_default(), &at("headers"), problems);
+        let headers = check_headers(self.headers.unwrap_or_default(), &at("headers"), problems);
         if self.token_file.is_some() && headers.keys().any(|name| name.eq_ignore_ascii_case("authorization"))
         {
             problems.add(at("token_file"), "is set, and headers.authorization too; use one of them");
         }
-        for name in headers.keys().filter(|name| is_ours(name)) {
+        for name in headers.keys().filter(|name| is_own_header(name)) {
             problems.add(at("headers"), format!("{name:?} is set by Oncely"));
         }
         Some(HttpEndpoint { url: url?, repeat: repeat?, timeout, headers, token_file: self.token_file, tls })
@@ -157,7 +160,8 @@ impl HandlerTable {
 }
 
 impl RepeatRule {
-    fn settings(self, place: &str, problems: &mut Problems) -> Option<Repeat> {
+    /// Checks the length of the window, and converts the rule.
+    fn into_settings(self, place: &str, problems: &mut Problems) -> Option<Repeat> {
         match self {
             Self::Always => Some(Repeat::Always),
             Self::Never => Some(Repeat::Never),
@@ -173,7 +177,7 @@ impl RepeatRule {
 }
 
 /// Returns whether Oncely sets this header itself: it identifies the call, or defines how the message is read.
-fn is_ours(name: &str) -> bool {
+fn is_own_header(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     name.starts_with("oncely-")
         || [
@@ -189,7 +193,7 @@ fn is_ours(name: &str) -> bool {
 }
 
 /// Parses the endpoint's URL. Problems don't quote it, as it may hold a password.
-fn endpoint(text: &str, place: &str, problems: &mut Problems) -> Option<Url> {
+fn parse_endpoint(text: &str, place: &str, problems: &mut Problems) -> Option<Url> {
     let Ok(url) = Url::parse(text) else {
         problems.add(place, "is not a URL like https://payments.internal/charges");
         return None;

@@ -18,7 +18,7 @@ pub(super) enum SourceTable {
     BodyHash,
     Property(PropertyName),
     Header(String),
-    #[schemars(extend("x-advice" = WORD))]
+    #[schemars(extend("x-advice" = WORD_ADVICE))]
     RoutingKey(u32),
     JsonPointer(String),
     Fixed(String),
@@ -35,12 +35,12 @@ pub(super) enum PropertyName {
     Type,
 }
 
-const WORD: &str = "must be the number of a word of the routing key, counted from 1";
+const WORD_ADVICE: &str = "must be the number of a word of the routing key, counted from 1";
 
 impl SourceTable {
-    /// Checks the source. `place`: name of the setting.
-    pub(super) fn settings(self, place: &str, problems: &mut Problems) -> Source {
-        let mut wrong = |key: &str, what: &str| problems.add(format!("{place}.{key}"), what);
+    /// Checks the source, and converts it. `place`: name of the setting.
+    pub(super) fn into_settings(self, place: &str, problems: &mut Problems) -> Source {
+        let mut report = |key: &str, message: &str| problems.add(format!("{place}.{key}"), message);
         match self {
             Self::UserId => Source::Property(Property::UserId),
             Self::Queue => Source::Queue,
@@ -48,25 +48,25 @@ impl SourceTable {
             Self::Property(name) => Source::Property(name.into()),
             Self::Header(name) => {
                 if name.is_empty() {
-                    wrong("header", "must be the name of a header");
+                    report("header", "must be the name of a header");
                 }
                 Source::Header(name)
             }
             Self::RoutingKey(word) => {
                 if !(1..=128).contains(&word) {
-                    wrong("routing_key", WORD);
+                    report("routing_key", WORD_ADVICE);
                 }
                 Source::RoutingKey(usize::try_from(word).unwrap_or(usize::MAX))
             }
             Self::JsonPointer(pointer) => {
                 if !pointer.starts_with('/') {
-                    wrong("json_pointer", "must be an RFC 6901 pointer like \"/order/id\"");
+                    report("json_pointer", "must be an RFC 6901 pointer like \"/order/id\"");
                 }
                 Source::JsonPointer(pointer)
             }
             Self::Fixed(text) => {
                 if IdentityPart::new(text.as_bytes()).is_err() {
-                    wrong("fixed", "must be a text of 1 to 255 bytes without NUL");
+                    report("fixed", "must be a text of 1 to 255 bytes without NUL");
                 }
                 Source::Fixed(text)
             }
@@ -86,8 +86,8 @@ impl From<PropertyName> for Property {
     }
 }
 
-/// Checks a required source.
-pub(super) fn required(
+/// Checks a source that is required, and converts it.
+pub(super) fn check_required(
     source: Option<SourceTable>,
     place: &str,
     key: &str,
@@ -99,5 +99,5 @@ pub(super) fn required(
         problems
             .add(&place, format!("is missing; write {key} = {{ header = \"…\" }} or another of {others}"));
     }
-    source.map(|source| source.settings(&place, problems))
+    source.map(|source| source.into_settings(&place, problems))
 }

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 /// Settings that are secret, hold a secret, or differ between processes.
-const NOT_DIGESTED: [(&str, &[&str]); 9] = [
+const EXCLUDED_SETTINGS: [(&str, &[&str]); 9] = [
     ("cell", &["signing_key", "known_keys"]),
     ("postgres", &["url", "url_file"]),
     ("rabbitmq", &["url", "url_file", "management"]),
@@ -15,18 +15,18 @@ const NOT_DIGESTED: [(&str, &[&str]); 9] = [
     ("console", &["key"]),
 ];
 
-/// Returns the digest of the values, without those that must stay secret.
-pub(crate) fn digest(values: &Map<String, Value>) -> String {
+/// Computes the digest of the values, without those that are secret or differ between processes.
+pub(crate) fn compute_digest(values: &Map<String, Value>) -> String {
     let mut values = Value::Object(values.clone());
-    for (name, keys) in NOT_DIGESTED {
+    for (name, keys) in EXCLUDED_SETTINGS {
         if let Some(table) = values.get_mut(name).and_then(Value::as_object_mut) {
             table.retain(|key, _| !keys.contains(&key.as_str()));
             // A table that is empty now counts as absent; except [redis], which enables the mirror.
             if table.is_empty()
                 && name != "redis"
-                && let Some(all) = values.as_object_mut()
+                && let Some(root) = values.as_object_mut()
             {
-                all.remove(name);
+                root.remove(name);
             }
         }
     }

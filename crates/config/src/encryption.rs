@@ -23,12 +23,13 @@ pub struct EncryptionSettings {
 }
 
 impl EncryptionSettings {
-    /// Uses the program's own cipher.
+    /// Creates settings with the program's own cipher.
     #[must_use]
     pub fn with_cipher(cipher: Arc<dyn Cipher>) -> Self {
         Self { keys: None, ids: Vec::new(), cipher }
     }
 
+    /// Reads a file of keys.
     fn read(path: &Path) -> Result<Self, String> {
         let text = std::fs::read_to_string(path)
             .map_err(|error| format!("{} can't be read: {}", path.display(), error.kind()))?;
@@ -56,11 +57,12 @@ pub(crate) struct EncryptionTable {
 }
 
 impl EncryptionTable {
-    pub(crate) fn settings(self, problems: &mut Problems) -> Option<EncryptionSettings> {
+    /// Reads the file of keys, if one is named.
+    pub(crate) fn into_settings(self, problems: &mut Problems) -> Option<EncryptionSettings> {
         match EncryptionSettings::read(&self.keys?) {
             Ok(settings) => Some(settings),
-            Err(what) => {
-                problems.add("encryption.keys", what);
+            Err(message) => {
+                problems.add("encryption.keys", message);
                 None
             }
         }
@@ -75,7 +77,7 @@ mod tests {
     fn a_file_of_keys_is_read_and_nothing_of_a_key_is_told() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("keys.toml");
-        let told = |settings: &EncryptionSettings| format!("{settings:?}");
+        let debug_text = |settings: &EncryptionSettings| format!("{settings:?}");
         assert!(
             EncryptionSettings::read(&path)
                 .unwrap_err()
@@ -85,7 +87,7 @@ mod tests {
         std::fs::write(&path, format!("[[keys]]\nid = \"a\"\nkey = \"{key}\"")).unwrap();
         let settings = EncryptionSettings::read(&path).unwrap();
         assert_eq!(settings.ids, ["a"]);
-        assert!(!told(&settings).contains("5e5e"), "{}", told(&settings));
+        assert!(!debug_text(&settings).contains("5e5e"), "{}", debug_text(&settings));
         std::fs::write(&path, format!("[[keys]]\nid = \"a\"\nkey = \"{}\"", &key[2..])).unwrap();
         let error = EncryptionSettings::read(&path).unwrap_err();
         assert!(

@@ -10,7 +10,7 @@ use super::Problems;
 use super::values::{DAY, Length, MILLISECOND, MINUTE, SECOND};
 use oncely_core::retry::RetryPolicy;
 
-/// How the relay publishes events.
+/// Publishing of events by the relay.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct EventSettings {
@@ -27,11 +27,11 @@ pub struct EventSettings {
 impl EventSettings {
     /// Returns the delay after the `attempt`-th failure (counted from 1), or `None` if the event is parked.
     #[must_use]
-    pub fn after(&self, attempt: u32, reply: bool) -> Option<Duration> {
-        if reply && attempt >= self.max_reply_attempts {
+    pub fn delay_after(&self, attempt: u32, is_reply: bool) -> Option<Duration> {
+        if is_reply && attempt >= self.max_reply_attempts {
             return None;
         }
-        self.retry.after(attempt)
+        self.retry.delay_after(attempt)
     }
 }
 
@@ -79,20 +79,21 @@ impl Default for EventRetryTable {
 }
 
 impl EventsTable {
-    pub(crate) fn settings(self, problems: &mut Problems) -> EventSettings {
-        const DELAYS: &str = "events.retry.delays";
+    /// Checks the delays, and converts the table.
+    pub(crate) fn into_settings(self, problems: &mut Problems) -> EventSettings {
+        const DELAYS_SETTING: &str = "events.retry.delays";
         let Self { batch, lanes, retry: EventRetryTable { delays, max_attempts }, max_reply_attempts } = self;
         if delays.is_empty() {
-            problems.add(DELAYS, "is empty: without a delay a retry is a hot loop");
+            problems.add(DELAYS_SETTING, "is empty: without a delay a retry is a hot loop");
         }
-        let delays = rising(delays, DELAYS, problems);
+        let delays = check_rising(delays, DELAYS_SETTING, problems);
         let retry = RetryPolicy { delays, max_attempts, ..RetryPolicy::default() };
         EventSettings { batch, lanes, retry, max_reply_attempts }
     }
 }
 
-/// Checks that delays don't fall.
-pub(crate) fn rising(delays: Vec<Length>, place: &str, problems: &mut Problems) -> Vec<Duration> {
+/// Checks that delays don't decrease, and converts them.
+pub(crate) fn check_rising(delays: Vec<Length>, place: &str, problems: &mut Problems) -> Vec<Duration> {
     if delays.windows(2).any(|pair| pair[0] > pair[1]) {
         problems.add(place, "must not decrease");
     }
@@ -106,11 +107,11 @@ mod tests {
     #[test]
     fn a_reply_is_given_up_sooner_than_an_event() {
         let mut problems = Problems::default();
-        let settings = EventsTable::default().settings(&mut problems);
+        let settings = EventsTable::default().into_settings(&mut problems);
         assert!(problems.is_empty());
-        assert_eq!(settings.after(2, true), Some(Duration::from_secs(5)));
-        assert_eq!(settings.after(3, true), None);
-        assert_eq!(settings.after(11, false), Some(Duration::from_secs(600)));
-        assert_eq!(settings.after(12, false), None);
+        assert_eq!(settings.delay_after(2, true), Some(Duration::from_secs(5)));
+        assert_eq!(settings.delay_after(3, true), None);
+        assert_eq!(settings.delay_after(11, false), Some(Duration::from_secs(600)));
+        assert_eq!(settings.delay_after(12, false), None);
     }
 }

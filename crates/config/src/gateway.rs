@@ -10,10 +10,10 @@ use url::Url;
 
 use super::Problems;
 use super::console::Network;
-use super::tasks::listen;
+use super::tasks::parse_listen_address;
 use super::tls::{ServedTlsTable, TlsTable};
 use super::values::{DAY, HOUR, Length, MILLISECOND, MINUTE, SECOND};
-use oncely_net::tls::{TlsSettings, of_scheme};
+use oncely_net::tls::{TlsSettings, tls_for_scheme};
 
 /// Settings of the gateway.
 #[derive(Clone, Debug)]
@@ -83,7 +83,7 @@ pub enum UnknownOutcomePolicy {
 }
 
 /// Default listen address: reachable from this machine only.
-const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7430);
+const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7430);
 
 #[derive(Deserialize, Serialize, JsonSchema, Validate)]
 #[serde(default, deny_unknown_fields)]
@@ -148,7 +148,7 @@ pub(crate) struct GatewayTable {
     unknown: UnknownOutcomePolicy,
     /// Statuses by which the service says that nothing was done, from 400 to 599, like `[503]`: a retry is sent on. 401, 403 to 407, 409, 411 to 417, 421, 423
     /// to 426, 428, 429, 431, 501 and 505 say so anyway; the other 4xx but 408 are final.
-    #[schemars(extend("x-advice" = STATUSES))]
+    #[schemars(extend("x-advice" = STATUSES_ADVICE))]
     #[garde(custom(check_error_statuses))]
     not_done: Vec<u16>,
     /// Concurrent connections of clients, of which one address has nine tenths at most. The next one displaces an idle one; without one, it gets
@@ -163,7 +163,7 @@ pub(crate) struct GatewayTable {
 impl Default for GatewayTable {
     fn default() -> Self {
         Self {
-            listen: LISTEN.to_string(),
+            listen: DEFAULT_LISTEN.to_string(),
             listen_tls: None,
             upstream: None,
             tls: None,
@@ -198,38 +198,42 @@ enum TenantSource {
     Header(String),
 }
 
-const STATUSES: &str = "must list statuses from 400 to 599, like [503]";
+const STATUSES_ADVICE: &str = "must list statuses from 400 to 599, like [503]";
 
+/// Checks that all statuses are those of errors.
 fn check_error_statuses(statuses: &[u16], _: &()) -> garde::Result {
     match statuses.iter().all(|status| (400..600).contains(status)) {
         true => Ok(()),
-        false => Err(garde::Error::new(STATUSES)),
+        false => Err(garde::Error::new(STATUSES_ADVICE)),
     }
 }
 
 impl GatewayTable {
-    pub(crate) fn settings(self, problems: &mut Problems) -> GatewaySettings {
+    /// Checks the table, and converts it; a value with a problem is left out or has its default.
+    pub(crate) fn into_settings(self, problems: &mut Problems) -> GatewaySettings {
         let address = self.listen.parse().unwrap_or_else(|_| {
             problems.add("gateway.listen", "must be an address and a port, like \"127.0.0.1:7430\"");
-            LISTEN
+            DEFAULT_LISTEN
         });
-        let upstream = self.upstream.and_then(|text| origin(&text, "gateway.upstream", problems));
-        let listen_tls = self.listen_tls.map(|tls| tls.settings("gateway.listen_tls", problems));
-        let given = self.tls.map(|tls| tls.settings("gateway.tls", problems));
-        let allowed = self.allow_plaintext;
-        if !address.ip().is_loopback() && listen_tls.is_none() && !allowed {
-            let what = format!(
+        let upstream = self.upstream.and_then(|text| parse_origin(&text, "gateway.upstream", problems));
+        let listen_tls = self.listen_tls.map(|tls| tls.into_settings("gateway.listen_tls", problems));
+        let configured_tls = self.tls.map(|tls| tls.into_settings("gateway.tls", problems));
+        let allow_plaintext = self.allow_plaintext;
+        if !address.ip().is_loopback() && listen_tls.is_none() && !allow_plaintext {
+            let message = format!(
                 "{address} is reached from other machines, in plaintext: write listen_tls, put something that has TLS in front of it on this machine, \
                  or write allow_plaintext = true in [gateway] if nobody else is on the way"
             );
-            problems.add("gateway.listen", what);
+            problems.add("gateway.listen", message);
         }
-        let meant = upstream.as_ref().map(|url| of_scheme(url, "https", given.as_ref(), allowed, "gateway"));
-        if given.is_some() && matches!(meant, Some(Ok(None))) {
-            let what = "configures TLS, but upstream does not use it: write https://";
-            problems.add("gateway.tls", what);
+        let effective_tls = upstream
+            .as_ref()
+            .map(|url| tls_for_scheme(url, "https", configured_tls.as_ref(), allow_plaintext, "gateway"));
+        if configured_tls.is_some() && matches!(effective_tls, Some(Ok(None))) {
+            let message = "configures TLS, but upstream does not use it: write https://";
+            problems.add("gateway.tls", message);
         }
-        let tls = match meant {
+        let tls = match effective_tls {
             Some(Ok(tls)) => tls,
             Some(Err(error)) => {
                 problems.add("gateway.upstream", error.to_string());
@@ -240,16 +244,16 @@ impl GatewayTable {
         if self.methods.is_empty() || self.methods.iter().any(|method| !METHODS.contains(&method.as_str())) {
             problems.add("gateway.methods", format!("must name some of {}", METHODS.join(", ")));
         }
-        problems.identity_part(&self.consumer, "gateway.consumer");
+        problems.parse_identity_part(&self.consumer, "gateway.consumer");
         GatewaySettings {
             listen: address,
             listen_tls,
             upstream,
             tls,
-            metrics: listen(self.metrics, "gateway.metrics", problems),
+            metrics: parse_listen_address(self.metrics, "gateway.metrics", problems),
             consumer: self.consumer,
-            tenant: tenant(self.tenant, problems),
-            principal: self.principal.map(|names| principal(names, problems)),
+            tenant: check_tenant(self.tenant, problems),
+            principal: self.principal.map(|names| check_principal(names, problems)),
             methods: self.methods,
             required: self.required,
             wait: self.wait.0,
@@ -262,13 +266,13 @@ impl GatewayTable {
             unknown: self.unknown,
             not_done: self.not_done,
             connections: self.connections,
-            trusted_proxies: networks(&self.trusted_proxies, problems),
+            trusted_proxies: parse_networks(&self.trusted_proxies, problems),
         }
     }
 }
 
 /// Parses the service's origin. Problems don't quote it, as it may hold a password.
-fn origin(text: &str, place: &str, problems: &mut Problems) -> Option<Url> {
+fn parse_origin(text: &str, place: &str, problems: &mut Problems) -> Option<Url> {
     let Ok(url) = Url::parse(text) else {
         problems.add(place, "is not a URL like http://127.0.0.1:8080");
         return None;
@@ -286,10 +290,11 @@ fn origin(text: &str, place: &str, problems: &mut Problems) -> Option<Url> {
     Some(url)
 }
 
-fn tenant(source: TenantSource, problems: &mut Problems) -> GatewayTenant {
+/// Checks the source of the tenant, and converts it.
+fn check_tenant(source: TenantSource, problems: &mut Problems) -> GatewayTenant {
     match source {
         TenantSource::Fixed(text) => {
-            problems.identity_part(&text, "gateway.tenant");
+            problems.parse_identity_part(&text, "gateway.tenant");
             GatewayTenant::Fixed(text)
         }
         TenantSource::Header(name) => {
@@ -301,7 +306,8 @@ fn tenant(source: TenantSource, problems: &mut Problems) -> GatewayTenant {
     }
 }
 
-fn principal(names: Vec<String>, problems: &mut Problems) -> Vec<String> {
+/// Checks the names of headers, and converts them to lower case.
+fn check_principal(names: Vec<String>, problems: &mut Problems) -> Vec<String> {
     for name in names.iter().filter(|name| !is_header_name(name)) {
         problems.add("gateway.principal", format!("{name:?} can't be the name of a header"));
     }
@@ -317,7 +323,8 @@ fn is_header_name(text: &str) -> bool {
 /// Allowed methods; the others are safe to repeat, or no requests to a service.
 const METHODS: [&str; 4] = ["POST", "PATCH", "PUT", "DELETE"];
 
-fn networks(texts: &[String], problems: &mut Problems) -> Vec<Network> {
+/// Parses networks; returns none of them if one is invalid.
+fn parse_networks(texts: &[String], problems: &mut Problems) -> Vec<Network> {
     let networks: Option<Vec<Network>> = texts.iter().map(|text| Network::parse(text)).collect();
     networks.unwrap_or_else(|| {
         problems.add("gateway.trusted_proxies", "must list networks, like [\"10.1.2.0/24\"]");
@@ -334,8 +341,11 @@ mod tests {
     fn read(text: &str) -> (GatewaySettings, Vec<String>) {
         let mut problems = Problems::default();
         let merged = MergedValues::read(&format!("[gateway]\n{text}"), false).unwrap();
-        let settings = read_file(&merged.values, &mut problems).gateway.settings(&mut problems);
-        (settings, problems.list().iter().map(|one| format!("{}: {}", one.place, one.message)).collect())
+        let settings = read_file(&merged.values, &mut problems).gateway.into_settings(&mut problems);
+        (
+            settings,
+            problems.list().iter().map(|problem| format!("{}: {}", problem.place, problem.message)).collect(),
+        )
     }
 
     #[test]
@@ -345,7 +355,7 @@ mod tests {
              principal = [\"a b\"]\nmethods = [\"GET\"]\nnot_done = [200]\ntrusted_proxies = [\"10.0.0.0/33\"]\nunknown = \"guess\"\n\
              lease = \"1ms\"\nconsumer = \"\"\nmax_rum = \"1s\"\nlisten_tls = { cert = \"/nowhere/cert.pem\" }",
         );
-        let told = problems.join("\n");
+        let report = problems.join("\n");
         for part in [
             "gateway.listen_tls.key: is missing",
             "gateway.listen_tls.cert: /nowhere/cert.pem: can't be read",
@@ -362,9 +372,9 @@ mod tests {
             "gateway.consumer: ",
             "gateway.max_rum: unknown key; did you mean max_run?",
         ] {
-            assert!(told.contains(part), "{part}: {told}");
+            assert!(report.contains(part), "{part}: {report}");
         }
-        assert!(!told.contains("S3CR3T"), "{told}");
+        assert!(!report.contains("S3CR3T"), "{report}");
     }
 
     #[test]

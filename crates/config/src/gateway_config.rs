@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::Value;
 use url::Url;
 
-use super::digest::digest;
+use super::digest::compute_digest;
 use super::gateway::GatewaySettings;
 use super::merged::MergedValues;
 use super::problems::Problems;
@@ -35,8 +35,8 @@ pub struct GatewayConfig {
     pub upstream: Url,
 }
 
-/// Reads a gateway's settings from `file`, which may be missing, and the environment. The command line takes precedence over both. Tables of
-/// other processes may have problems.
+/// Reads a gateway's settings from `file`, which may be missing, and the environment. The command line takes precedence over both. Tables
+/// of other processes may have problems.
 ///
 /// # Errors
 /// All problems, at once.
@@ -61,32 +61,35 @@ pub fn load(
             return Err(problems);
         }
     };
-    let given = [("upstream", upstream.map(str::to_owned)), ("listen", listen.map(|at| at.to_string()))];
-    for (key, given) in given {
-        let Some(given) = given else { continue };
-        merged.set(&format!("gateway.{key}"), &format!("--{key}"), Value::from(given));
+    let options = [("upstream", upstream.map(str::to_owned)), ("listen", listen.map(|at| at.to_string()))];
+    for (key, value) in options {
+        let Some(value) = value else { continue };
+        merged.set(&format!("gateway.{key}"), &format!("--{key}"), Value::from(value));
     }
-    match gateway_config(merged, &mut problems) {
-        Some(config) => problems.or(config),
+    match check_gateway_settings(merged, &mut problems) {
+        Some(config) => problems.into_result(config),
         None => Err(problems),
     }
 }
 
-/// Tables that a gateway reads. It signs nothing: the keys of `[cell]` are not checked.
-const TABLES: [&str; 5] = ["cell", "postgres", "worker", "log", "gateway"];
+/// Names of the tables that a gateway reads. It signs nothing: the keys of `[cell]` are not checked.
+const GATEWAY_TABLES: [&str; 5] = ["cell", "postgres", "worker", "log", "gateway"];
 
-fn gateway_config(mut merged: MergedValues, problems: &mut Problems) -> Option<GatewayConfig> {
-    let digest = digest(&merged.values);
-    let known = schema::names(schema::schema()).unwrap_or_default();
-    merged.values.retain(|name, _| TABLES.contains(&name.as_str()) || !known.contains(&name.as_str()));
+/// Checks the settings that a gateway reads, and leaves the others unread. `None` without the service's origin.
+fn check_gateway_settings(mut merged: MergedValues, problems: &mut Problems) -> Option<GatewayConfig> {
+    let digest = compute_digest(&merged.values);
+    let table_names = schema::names(schema::schema()).unwrap_or_default();
+    merged
+        .values
+        .retain(|name, _| GATEWAY_TABLES.contains(&name.as_str()) || !table_names.contains(&name.as_str()));
     let file = read(&merged.values, problems);
-    let postgres = file.postgres.settings(problems);
-    let worker = file.worker.settings(problems);
-    let log = file.log.settings(problems);
-    let gateway = file.gateway.settings(problems);
+    let postgres = file.postgres.into_settings(problems);
+    let worker = file.worker.into_settings(problems);
+    let log = file.log.into_settings(problems);
+    let gateway = file.gateway.into_settings(problems);
     // No default: without the header that distinguishes clients, one of them could get another's answer.
-    let is_well = problems.is_empty();
-    if gateway.principal.is_none() && is_well {
+    let is_valid = problems.is_empty();
+    if gateway.principal.is_none() && is_valid {
         problems.add(
             "gateway.principal",
             "is missing: name the headers that identify the sender, such as [\"authorization\"], [\"cookie\"] or \
@@ -94,7 +97,7 @@ fn gateway_config(mut merged: MergedValues, problems: &mut Problems) -> Option<G
              other's answers",
         );
     }
-    if gateway.upstream.is_none() && is_well {
+    if gateway.upstream.is_none() && is_valid {
         problems.add(
             "gateway.upstream",
             "is missing: set it here or with --upstream, like http://127.0.0.1:8080",

@@ -34,20 +34,20 @@ use secrecy::{ExposeSecret as _, SecretString};
 use serde_json::{Map, Value};
 
 pub use console::{ConsoleSettings, Network, ProxySecret, ProxySettings};
-pub use consumer::OBSERVER;
+pub use consumer::OBSERVER_SUFFIX;
 pub use consumer::{ConsumerSettings, InFlightPolicy, LargeResponse, LeaseSettings, Mode, QueueType};
 pub use encryption::EncryptionSettings;
 pub use events::EventSettings;
 pub use gateway::{GatewaySettings, GatewayTenant, UnknownOutcomePolicy};
 pub use gateway_config::{GatewayConfig, load as load_gateway};
 pub use mirror::MirrorSettings;
-pub use origin::{EffectiveSetting, effective_settings};
+pub use origin::{EffectiveSetting, read_effective_settings};
 pub use problems::{Problem, Problems};
 pub use queue::{QueueArgument, QueueBinding};
 pub use rabbitmq::RabbitSettings;
-pub use reference::{DefaultKind, ReferenceSetting, ReferenceTable, default_file, reference};
+pub use reference::{DefaultKind, ReferenceSetting, ReferenceTable, reference, render_default_file};
 pub use schema::schema;
-pub use tasks::host;
+pub use tasks::host_name;
 pub use tasks::{
     AuditSettings, DeadLetterSettings, GcSettings, LogFormat, LogSettings, RelaySettings, WorkerSettings,
 };
@@ -55,12 +55,12 @@ pub use traces::{SpanAttributes, SpanParent, TraceSettings};
 
 use cell::CellSettings;
 use consumer::StatementLimit;
-use digest::digest;
+use digest::compute_digest;
 use merged::MergedValues;
 use oncely_core::encryption::Cipher;
 use oncely_core::signing::{SigningKeys, SigningSecrets};
-pub use oncely_net::server_url::masked;
-pub use oncely_net::server_url::without_logins;
+pub use oncely_net::server_url::mask_logins;
+pub use oncely_net::server_url::mask_url;
 pub use oncely_net::tls::TlsSettings;
 use oncely_postgres::PgSettings;
 
@@ -126,7 +126,7 @@ impl Config {
     pub fn load(file: &Path) -> Result<Self, Problems> {
         let (config, problems) = Self::examine(file);
         match config {
-            Some(config) => problems.or(config),
+            Some(config) => problems.into_result(config),
             None => Err(problems),
         }
     }
@@ -146,8 +146,8 @@ impl Config {
         }
     }
 
-    /// Reads a configuration as [`Config::load`] does, for commands that use no broker. Without a broker only gateways run, and the file may
-    /// be missing.
+    /// Reads a configuration as [`Config::load`] does, for commands that use no broker. Without a broker only gateways run, and the file
+    /// may be missing.
     ///
     /// # Errors
     /// All problems, at once.
@@ -158,7 +158,7 @@ impl Config {
         let mut has_broker = true;
         let config = match MergedValues::read(&text, true) {
             Ok(mut merged) => {
-                let is_set = |key| value_of(&merged.values, "rabbitmq", key).is_some();
+                let is_set = |key| find_value(&merged.values, "rabbitmq", key).is_some();
                 if !is_set("url") && !is_set("url_file") {
                     // Never connected to.
                     has_broker = false;
@@ -172,7 +172,7 @@ impl Config {
             }
         };
         match config {
-            Some(config) => problems.or(Self { has_broker, ..config }),
+            Some(config) => problems.into_result(Self { has_broker, ..config }),
             None => Err(problems),
         }
     }
@@ -183,7 +183,7 @@ impl Config {
     /// # Errors
     /// All problems, at once.
     #[doc(hidden)]
-    pub fn load_to_look(file: &Path) -> Result<Self, Problems> {
+    pub fn load_read_only(file: &Path) -> Result<Self, Problems> {
         match Self::load_without_broker(file) {
             Ok(config) if !config.has_broker && config.consumers.is_empty() => Ok(config),
             _ => Self::load(file),
@@ -196,8 +196,8 @@ impl Config {
     /// All problems of `[postgres]`.
     pub fn load_postgres(file: &Path) -> Result<PgSettings, Problems> {
         let mut problems = Problems::default();
-        let settings = read_table("postgres", file, &mut problems).postgres.settings(&mut problems);
-        problems.or(settings)
+        let settings = read_table("postgres", file, &mut problems).postgres.into_settings(&mut problems);
+        problems.into_result(settings)
     }
 
     /// Reads only the encryption of stored bodies. The file may be missing.
@@ -207,8 +207,8 @@ impl Config {
     #[doc(hidden)]
     pub fn load_encryption(file: &Path) -> Result<Option<Arc<dyn Cipher>>, Problems> {
         let mut problems = Problems::default();
-        let settings = read_table("encryption", file, &mut problems).encryption.settings(&mut problems);
-        problems.or(settings.map(|settings| settings.cipher))
+        let settings = read_table("encryption", file, &mut problems).encryption.into_settings(&mut problems);
+        problems.into_result(settings.map(|settings| settings.cipher))
     }
 
     /// Returns the cipher of stored bodies, if one is configured.
@@ -223,7 +223,7 @@ impl Config {
     /// All problems, at once.
     pub fn parse(text: &str) -> Result<Self, Problems> {
         match Self::read(text, "configuration", false) {
-            (Some(config), problems) => problems.or(config),
+            (Some(config), problems) => problems.into_result(config),
             (None, problems) => Err(problems),
         }
     }
@@ -252,7 +252,7 @@ impl Config {
         let mut problems = Problems::default();
         match serde_json::to_value(value) {
             Ok(Value::Object(values)) => match Self::from_values(&values, &mut problems) {
-                Some(config) => problems.or(config),
+                Some(config) => problems.into_result(config),
                 None => Err(problems),
             },
             Ok(_) | Err(_) => {
@@ -271,30 +271,31 @@ impl Config {
     /// Returns the names of the consumers with keys in the mirror: all but observers.
     #[doc(hidden)]
     pub fn mirrored_consumers(&self) -> Vec<String> {
-        let working = self.consumers.iter().filter(|consumer| !consumer.observes());
-        working.map(|consumer| consumer.name.as_str().to_owned()).collect()
+        let consumers = self.consumers.iter().filter(|consumer| !consumer.is_observer());
+        consumers.map(|consumer| consumer.name.as_str().to_owned()).collect()
     }
 
-    /// Returns the unchecked values of `file` and the environment, including secrets; `None` if the file is not TOML.
+    /// Reads the unchecked values of `file` and the environment, including secrets; `None` if the file is not TOML.
     #[doc(hidden)]
-    pub fn written(file: &Path) -> Option<Value> {
+    pub fn read_unchecked(file: &Path) -> Option<Value> {
         let text = std::fs::read_to_string(file).ok()?;
         MergedValues::read(&text, true).ok().map(|merged| Value::Object(merged.values))
     }
 
-    /// Returns the keys that sign identities and mark letters, including the database's.
+    /// Combines the configured keys that sign identities and mark letters with those of the database.
     #[doc(hidden)]
     pub fn signing_keys(&self, stored: &SigningSecrets) -> SigningKeys {
         let bytes = |key: &SecretString| key.expose_secret().as_bytes().to_vec();
-        let known: Vec<_> = self.known_keys.iter().map(bytes).collect();
-        let known: Vec<&[u8]> = known.iter().map(Vec::as_slice).collect();
+        let accepted: Vec<_> = self.known_keys.iter().map(bytes).collect();
+        let accepted: Vec<&[u8]> = accepted.iter().map(Vec::as_slice).collect();
         let signing = self.signing_key.as_ref().map(bytes);
-        SigningKeys::new(signing.as_deref(), &known, stored)
+        SigningKeys::new(signing.as_deref(), &accepted, stored)
     }
 
-    fn read(text: &str, name: &str, environment: bool) -> (Option<Self>, Problems) {
+    /// Reads a configuration from a text, and from the environment if `has_environment`; `name`: place of an error of the syntax.
+    fn read(text: &str, name: &str, has_environment: bool) -> (Option<Self>, Problems) {
         let mut problems = Problems::default();
-        let config = match MergedValues::read(text, environment) {
+        let config = match MergedValues::read(text, has_environment) {
             Ok(merged) => Self::from_values(&merged.values, &mut problems),
             Err(error) => {
                 problems.add(name, error);
@@ -304,32 +305,35 @@ impl Config {
         (config, problems)
     }
 
+    /// Checks all tables, and converts them; `None` if the schedule of the collection is invalid.
     fn from_values(values: &Map<String, Value>, problems: &mut Problems) -> Option<Self> {
-        let is_set = value_of(values, "postgres", "statement_timeout").is_some();
+        let is_set = find_value(values, "postgres", "statement_timeout").is_some();
         let file = read::read(values, problems);
-        let CellSettings { name: cell, signing_key, known_keys } = file.cell.settings(problems);
-        let postgres = file.postgres.settings(problems);
+        let CellSettings { name: cell, signing_key, known_keys } = file.cell.into_settings(problems);
+        let postgres = file.postgres.into_settings(problems);
         let statement = StatementLimit { timeout: postgres.statement_timeout, is_set };
-        let rabbitmq = file.rabbitmq.settings(problems);
-        let mirror = mirror::mirror(file.redis, file.mirror, problems);
-        let worker = file.worker.settings(problems);
-        let relay = file.relay.settings(problems);
-        let events = file.events.settings(problems);
-        let gc = file.gc.settings(problems);
+        let rabbitmq = file.rabbitmq.into_settings(problems);
+        let mirror = mirror::into_settings(file.redis, file.mirror, problems);
+        let worker = file.worker.into_settings(problems);
+        let relay = file.relay.into_settings(problems);
+        let events = file.events.into_settings(problems);
+        let gc = file.gc.into_settings(problems);
         let audit = file.audit.into();
         let dead_letters = file.dead_letters.into();
-        let encryption = file.encryption.settings(problems);
-        let log = file.log.settings(problems);
-        let traces = file.traces.settings(problems);
-        let console = file.console.settings(problems);
-        let gateway = file.gateway.settings(problems);
+        let encryption = file.encryption.into_settings(problems);
+        let log = file.log.into_settings(problems);
+        let traces = file.traces.into_settings(problems);
+        let console = file.console.into_settings(problems);
+        let gateway = file.gateway.into_settings(problems);
         let consumers = file.consumers.into_iter().enumerate();
         let consumers: Vec<ConsumerSettings> = consumers
-            .filter_map(|(index, table)| table.settings(&format!("consumers[{index}]"), statement, problems))
+            .filter_map(|(index, table)| {
+                table.into_settings(&format!("consumers[{index}]"), statement, problems)
+            })
             .collect();
-        contradictions(&consumers, mirror.as_ref(), &audit, problems);
+        check_contradictions(&consumers, mirror.as_ref(), &audit, problems);
         Some(Self {
-            digest: digest(values),
+            digest: compute_digest(values),
             cell,
             signing_key,
             known_keys,
@@ -353,7 +357,7 @@ impl Config {
     }
 }
 
-fn value_of<'a>(values: &'a Map<String, Value>, table: &str, key: &str) -> Option<&'a Value> {
+fn find_value<'a>(values: &'a Map<String, Value>, table: &str, key: &str) -> Option<&'a Value> {
     values.get(table)?.get(key)
 }
 
@@ -372,14 +376,14 @@ fn read_table(table: &str, file: &Path, problems: &mut Problems) -> file::File {
     }
 }
 
-/// Reports values that are valid on their own and conflict with each other.
-fn contradictions(
+/// Checks for values that are valid on their own and conflict with each other.
+fn check_contradictions(
     consumers: &[ConsumerSettings],
     mirror: Option<&MirrorSettings>,
     audit: &AuditSettings,
     problems: &mut Problems,
 ) {
-    let show = humantime::format_duration;
+    let format_duration = humantime::format_duration;
     let mut queues = std::collections::BTreeMap::new();
     let mut names = std::collections::BTreeSet::new();
     for consumer in consumers {
@@ -403,8 +407,8 @@ fn contradictions(
                     format!(
                         "{} is shorter than the redelivery horizon {}: a copy that comes back later would run again; \
                          lengthen retention, or shorten redelivery_horizon or retry.delays if no copy can be that old",
-                        show(consumer.retention),
-                        show(consumer.horizon())
+                        format_duration(consumer.retention),
+                        format_duration(consumer.horizon())
                     ),
                 );
         }
@@ -415,9 +419,9 @@ fn contradictions(
                 "mirror.ttl",
                 format!(
                     "{} is longer than the retention of {} ({}): a mirror entry must not outlive its key",
-                    show(mirror.ttl),
+                    format_duration(mirror.ttl),
                     consumer.name,
-                    show(consumer.retention)
+                    format_duration(consumer.retention)
                 ),
             );
         }
@@ -426,9 +430,9 @@ fn contradictions(
                 "audit.retention",
                 format!(
                     "{} is shorter than the retention of {} ({}): the trail must outlive the keys",
-                    show(audit.retention),
+                    format_duration(audit.retention),
                     consumer.name,
-                    show(consumer.retention)
+                    format_duration(consumer.retention)
                 ),
             );
         }

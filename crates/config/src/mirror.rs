@@ -16,8 +16,8 @@ use super::given_url::{GivenUrl, UrlSetting};
 use super::tls::{TlsTable, report_refused_connection};
 use super::values::{DAY, HOUR, Length, MILLISECOND, SECOND, Secret, Urls};
 use oncely_core::decide::PrecheckMode;
-use oncely_net::server_url::{masked, split_urls};
-use oncely_net::tls::{TlsError, TlsSettings, of_scheme, refused};
+use oncely_net::server_url::{mask_url, split_urls};
+use oncely_net::tls::{TlsError, TlsSettings, plaintext_refusal, tls_for_scheme};
 use oncely_net::url_file::{self, UrlFileError};
 
 #[derive(Default, Deserialize, Serialize, JsonSchema)]
@@ -129,9 +129,9 @@ pub struct MirrorSettings {
 }
 
 impl MirrorSettings {
-    /// Returns settings for the Redis at this URL, with defaults otherwise.
+    /// Creates settings for the Redis at this URL, with defaults otherwise.
     #[doc(hidden)]
-    pub fn at(url: SecretString) -> Self {
+    pub fn from_url(url: SecretString) -> Self {
         Self {
             url,
             url_file: None,
@@ -147,17 +147,20 @@ impl MirrorSettings {
         }
     }
 
-    /// Returns the settings with the current URLs from the files, if any.
+    /// Reads the URLs from their files again, and returns the settings with them; unchanged settings without files.
+    ///
+    /// # Errors
+    /// If a file can't be read.
     #[doc(hidden)]
-    pub fn current(&self) -> Result<Cow<'_, Self>, UrlFileError> {
-        let mut now = Cow::Borrowed(self);
+    pub fn reread_urls(&self) -> Result<Cow<'_, Self>, UrlFileError> {
+        let mut settings = Cow::Borrowed(self);
         if let Some(file) = &self.url_file {
-            now.to_mut().url = url_file::read(file)?;
+            settings.to_mut().url = url_file::read(file)?;
         }
         if let Some(file) = &self.sentinels_file {
-            now.to_mut().sentinels = split_urls(url_file::read(file)?.expose_secret());
+            settings.to_mut().sentinels = split_urls(url_file::read(file)?.expose_secret());
         }
-        Ok(now)
+        Ok(settings)
     }
 
     /// Returns the TLS settings for the server; `None` for a plaintext connection.
@@ -166,10 +169,10 @@ impl MirrorSettings {
         match Url::parse(self.url.expose_secret()) {
             // The Sentinels may name a master on another machine.
             Ok(url) if !self.sentinels.is_empty() && url.scheme() != "rediss" && !self.allow_plaintext => {
-                let whom = format!("the master {}", url.host_str().unwrap_or_default());
-                Err(TlsError::Refused(refused(&whom, "rediss://", "redis")))
+                let master = format!("the master {}", url.host_str().unwrap_or_default());
+                Err(TlsError::Refused(plaintext_refusal(&master, "rediss://", "redis")))
             }
-            Ok(url) => of_scheme(&url, "rediss", self.tls.as_ref(), self.allow_plaintext, "redis"),
+            Ok(url) => tls_for_scheme(&url, "rediss", self.tls.as_ref(), self.allow_plaintext, "redis"),
             // Reported elsewhere.
             Err(_) => Ok(None),
         }
@@ -178,21 +181,21 @@ impl MirrorSettings {
     /// Returns the TLS settings for a Sentinel, which is addressed by the host of its own URL and must have that name.
     #[doc(hidden)]
     pub fn sentinel_tls(&self, url: &SecretString) -> Result<Option<TlsSettings>, TlsError> {
-        let own = self.tls.clone().map(|tls| TlsSettings { server_name: None, ..tls });
+        let tls = self.tls.clone().map(|tls| TlsSettings { server_name: None, ..tls });
         match Url::parse(url.expose_secret()) {
-            Ok(url) => of_scheme(&url, "rediss", own.as_ref(), self.allow_plaintext, "redis"),
+            Ok(url) => tls_for_scheme(&url, "rediss", tls.as_ref(), self.allow_plaintext, "redis"),
             Err(_) => Ok(None),
         }
     }
 
-    /// Returns Redis's location, without passwords.
+    /// Returns the URLs of Redis and its Sentinels without passwords, for output.
     #[doc(hidden)]
-    pub fn shown(&self) -> String {
-        let url = masked(&self.url);
+    pub fn redacted(&self) -> String {
+        let url = mask_url(&self.url);
         match self.sentinels.is_empty() {
             true => url,
             false => {
-                let sentinels: Vec<String> = self.sentinels.iter().map(masked).collect();
+                let sentinels: Vec<String> = self.sentinels.iter().map(mask_url).collect();
                 format!("{url}, as {} say", sentinels.join(" "))
             }
         }
@@ -217,8 +220,8 @@ const SENTINELS: UrlSetting<'_> = UrlSetting {
     has_several: true,
 };
 
-/// Returns the settings of the mirror; `None` without a Redis. They are read also then, so that they stay valid.
-pub(crate) fn mirror(
+/// Checks the two tables, and converts them; `None` without a Redis. They are checked also then, so that they stay valid.
+pub(crate) fn into_settings(
     redis: RedisTable,
     table: MirrorTable,
     problems: &mut Problems,
@@ -227,7 +230,7 @@ pub(crate) fn mirror(
     let has_sentinels = redis.sentinels.is_some() || redis.sentinels_file.is_some();
     let sentinels = has_sentinels.then(|| SENTINELS.read(redis.sentinels, redis.sentinels_file, problems));
     let url = redis.url.map(|url| Urls::Text(url.0));
-    let given = match (has_url, has_sentinels) {
+    let given_url = match (has_url, has_sentinels) {
         (_, true) => {
             let by_name = UrlSetting { example: "redis://:password@mymaster/0", ..URL };
             by_name.read(url, redis.url_file, problems)
@@ -238,11 +241,11 @@ pub(crate) fn mirror(
     let sentinels = sentinels.unwrap_or_default();
     check_key(table.key.as_ref(), "mirror.key", problems);
     let settings = MirrorSettings {
-        url: given.url,
-        url_file: given.file,
+        url: given_url.url,
+        url_file: given_url.file,
         sentinels: std::iter::once(sentinels.url).chain(sentinels.others).filter(|_| has_sentinels).collect(),
         sentinels_file: sentinels.file,
-        tls: redis.tls.map(|tls| tls.settings("redis.tls", problems)),
+        tls: redis.tls.map(|tls| tls.into_settings("redis.tls", problems)),
         allow_plaintext: redis.allow_plaintext,
         ttl: table.ttl.0,
         budget: table.budget.0,
@@ -250,41 +253,42 @@ pub(crate) fn mirror(
         precheck: table.precheck.into(),
         key: table.key.map(|key| key.0),
     };
-    let meant = given.is_sound.then(|| settings.redis_tls());
-    let asked: Vec<_> = match sentinels.is_sound {
+    let redis_tls = given_url.is_valid.then(|| settings.redis_tls());
+    let sentinel_tls: Vec<_> = match sentinels.is_valid {
         true => settings.sentinels.iter().map(|url| settings.sentinel_tls(url)).collect(),
         false => Vec::new(),
     };
-    let is_without = |meant: &Result<Option<TlsSettings>, TlsError>| matches!(meant, Ok(None));
+    let is_plaintext = |tls: &Result<Option<TlsSettings>, TlsError>| matches!(tls, Ok(None));
     if settings.tls.is_some()
-        && meant.as_ref().is_some_and(is_without)
-        && asked.iter().all(is_without)
-        && (!has_sentinels || sentinels.is_sound)
+        && redis_tls.as_ref().is_some_and(is_plaintext)
+        && sentinel_tls.iter().all(is_plaintext)
+        && (!has_sentinels || sentinels.is_valid)
     {
         problems.add("redis.tls", "configures TLS, but no URL uses it: write rediss://");
     }
-    report_refused_connection(meant, &given.place, problems);
-    for meant in asked {
-        report_refused_connection(Some(meant), &sentinels.place, problems);
+    report_refused_connection(redis_tls, &given_url.place, problems);
+    for tls in sentinel_tls {
+        report_refused_connection(Some(tls), &sentinels.place, problems);
     }
-    if given.is_sound && sentinels.is_sound {
-        by_name(&settings, &given.place, &sentinels.place, problems);
+    if given_url.is_valid && sentinels.is_valid {
+        check_master_name(&settings, &given_url.place, &sentinels.place, problems);
     }
     has_url.then_some(settings)
 }
 
-/// Checks URLs with Sentinels: the URL's host is a name, and the Sentinels' URLs end with the port.
-fn by_name(settings: &MirrorSettings, place: &str, of_sentinels: &str, problems: &mut Problems) {
+/// Checks that the URL's host is the name of a master, which has no port, and that the Sentinels' URLs end with the port.
+fn check_master_name(settings: &MirrorSettings, place: &str, sentinels_place: &str, problems: &mut Problems) {
     let port = |url: &SecretString| Url::parse(url.expose_secret()).ok().and_then(|url| url.port());
     if port(&settings.url).is_some() {
-        let what = "has a port: with sentinels its host is the name of the master, and they give its address";
-        problems.add(place, format!("{what} (redis://:password@mymaster/0)"));
+        let message =
+            "has a port: with sentinels its host is the name of the master, and they give its address";
+        problems.add(place, format!("{message} (redis://:password@mymaster/0)"));
     }
-    let has_more = |url: &SecretString| {
+    let has_path = |url: &SecretString| {
         Url::parse(url.expose_secret())
             .is_ok_and(|url| !["", "/"].contains(&url.path()) || url.query().is_some())
     };
-    if settings.sentinels.iter().any(has_more) {
-        problems.add(of_sentinels, "has a database or options behind a host: a Sentinel has none");
+    if settings.sentinels.iter().any(has_path) {
+        problems.add(sentinels_place, "has a database or options behind a host: a Sentinel has none");
     }
 }

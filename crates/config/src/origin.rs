@@ -5,9 +5,9 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::Problems;
-use super::merged::{MergedValues, toml_text};
+use super::merged::{MergedValues, format_toml};
 use super::reference::{DefaultKind, ReferenceSetting, ReferenceTable, reference};
-use oncely_net::server_url::{masked_all, without_logins};
+use oncely_net::server_url::{mask_logins, mask_urls};
 
 /// An effective value, with secrets masked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,51 +23,60 @@ pub struct EffectiveSetting {
     pub source: String,
 }
 
-/// Lists the effective values by table and setting; with `defaults` also those that are not set.
+/// Reads the effective values by table and setting; if `has_defaults`, also the defaults of those that are not set.
 ///
 /// # Errors
 /// If the file can't be read, or is not TOML. Nothing else is checked.
-pub fn effective_settings(file: &Path, defaults: bool) -> Result<Vec<EffectiveSetting>, Problems> {
+pub fn read_effective_settings(file: &Path, has_defaults: bool) -> Result<Vec<EffectiveSetting>, Problems> {
     let name = file.display().to_string();
-    let refused = |message: String| {
+    let to_problems = |message: String| {
         let mut problems = Problems::default();
         problems.add(&name, message);
         problems
     };
-    let text = std::fs::read_to_string(file).map_err(|error| refused(format!("cannot be read ({error})")))?;
-    let merged = MergedValues::read(&text, true).map_err(refused)?;
+    let text =
+        std::fs::read_to_string(file).map_err(|error| to_problems(format!("cannot be read ({error})")))?;
+    let merged = MergedValues::read(&text, true).map_err(to_problems)?;
     let source = |key: &str| merged.variable(key).unwrap_or(&name).to_owned();
     let (_, tables) = reference();
-    let mut found = Vec::new();
+    let mut settings = Vec::new();
     for table in &tables {
-        for (place, values) in tables_of(table, &merged.values) {
+        for (place, values) in find_tables(table, &merged.values) {
             let origin = |key: &str| source(if table.is_list { &table.name } else { key });
             for setting in &table.settings {
                 let key = format!("{place}.{}", setting.name);
                 if let Some(value) = values.and_then(|values| values.get(&setting.name)) {
-                    let value = masked_value(&format!("{}.{}", table.name, setting.name), setting, value);
-                    found.push(EffectiveSetting { source: origin(&key), key, value });
-                } else if defaults && setting.worth != DefaultKind::Required {
-                    let value = setting.otherwise().unwrap_or_default();
-                    found.push(EffectiveSetting { key, value, source: "default".to_owned() });
+                    let value = mask_value(&format!("{}.{}", table.name, setting.name), setting, value);
+                    settings.push(EffectiveSetting { source: origin(&key), key, value });
+                } else if has_defaults && setting.default_kind != DefaultKind::Required {
+                    let value = setting.default_text().unwrap_or_default();
+                    settings.push(EffectiveSetting { key, value, source: "default".to_owned() });
                 }
             }
             for name in values.into_iter().flat_map(Map::keys) {
                 if !table.settings.iter().any(|setting| setting.name == *name) {
                     let key = format!("{place}.{name}");
-                    found.push(EffectiveSetting { source: origin(&key), key, value: UNKNOWN.to_owned() });
+                    settings.push(EffectiveSetting {
+                        source: origin(&key),
+                        key,
+                        value: UNKNOWN_VALUE.to_owned(),
+                    });
                 }
             }
         }
     }
     for name in merged.values.keys().filter(|name| !tables.iter().any(|table| table.name == **name)) {
-        found.push(EffectiveSetting { key: name.clone(), value: UNKNOWN.to_owned(), source: source(name) });
+        settings.push(EffectiveSetting {
+            key: name.clone(),
+            value: UNKNOWN_VALUE.to_owned(),
+            source: source(name),
+        });
     }
-    Ok(found)
+    Ok(settings)
 }
 
-/// Returns the written tables of a name, with their places; of a table that is not written, its place alone.
-fn tables_of<'a>(
+/// Finds the written tables of a name, with their places; for a table that is not written, returns its place alone.
+fn find_tables<'a>(
     table: &ReferenceTable,
     values: &'a Map<String, Value>,
 ) -> Vec<(String, Option<&'a Map<String, Value>>)> {
@@ -83,24 +92,24 @@ fn tables_of<'a>(
     }
 }
 
-const UNKNOWN: &str = "(unknown: not shown)";
+const UNKNOWN_VALUE: &str = "(unknown: not shown)";
 
 fn is_url(setting: &str) -> bool {
     [".url", ".management", ".sentinels"].iter().any(|name| setting.ends_with(name))
 }
 
-/// Returns a value with its secrets masked.
-fn masked_value(key: &str, setting: &ReferenceSetting, value: &Value) -> String {
+/// Formats a value as TOML, with its secrets masked.
+fn mask_value(key: &str, setting: &ReferenceSetting, value: &Value) -> String {
     match value {
-        Value::String(text) if is_url(key) => toml_text(&Value::from(masked_all(text))),
+        Value::String(text) if is_url(key) => format_toml(&Value::from(mask_urls(text))),
         Value::Array(urls) if is_url(key) => {
             format!(
                 "[{}]",
-                urls.iter().map(|url| masked_value(key, setting, url)).collect::<Vec<_>>().join(", ")
+                urls.iter().map(|url| mask_value(key, setting, url)).collect::<Vec<_>>().join(", ")
             )
         }
         // An unknown value that is not a URL.
-        _ if is_url(key) => UNKNOWN.to_owned(),
+        _ if is_url(key) => UNKNOWN_VALUE.to_owned(),
         _ if setting.is_secret => "***".to_owned(),
         // Headers hold tokens, and so may the path of a webhook.
         Value::Object(table) if key == "consumers.handler" => {
@@ -110,15 +119,16 @@ fn masked_value(key: &str, setting: &ReferenceSetting, value: &Value) -> String 
             }
             if let Some(http) = table.get_mut("http") {
                 let origin = http.as_str().and_then(|text| url::Url::parse(text).ok());
-                *http = Value::from(origin.map_or_else(|| "***".to_owned(), |url| origin_of(&url)));
+                *http = Value::from(origin.map_or_else(|| "***".to_owned(), |url| format_origin(&url)));
             }
-            without_logins(&toml_text(&Value::Object(table)), "***")
+            mask_logins(&format_toml(&Value::Object(table)), "***")
         }
-        value => without_logins(&toml_text(value), "***"),
+        value => mask_logins(&format_toml(value), "***"),
     }
 }
 
-fn origin_of(url: &url::Url) -> String {
+/// Formats a URL with its path and query masked.
+fn format_origin(url: &url::Url) -> String {
     match url.path() {
         "/" if url.query().is_none() => url.origin().ascii_serialization(),
         _ => format!("{}/***", url.origin().ascii_serialization()),

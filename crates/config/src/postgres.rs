@@ -12,7 +12,7 @@ use super::tls::TlsTable;
 use super::values::{HOUR, Length, MILLISECOND, SECOND, Urls};
 use oncely_net::server_url::differ_by_host_alone;
 use oncely_net::tls::TlsSettings;
-use oncely_postgres::{Address, AddressError, HostState, PgSettings, files_of_url};
+use oncely_postgres::{Address, AddressError, HostState, PgSettings, parse_url_files};
 
 #[derive(Deserialize, Serialize, JsonSchema, Validate)]
 #[serde(default, deny_unknown_fields)]
@@ -71,40 +71,41 @@ const URL: UrlSetting<'_> = UrlSetting {
 };
 
 impl PostgresTable {
-    pub(crate) fn settings(self, problems: &mut Problems) -> PgSettings {
-        let given = URL.read(self.url, self.url_file, problems);
+    /// Checks the table, and converts it.
+    pub(crate) fn into_settings(self, problems: &mut Problems) -> PgSettings {
+        let given_url = URL.read(self.url, self.url_file, problems);
         let settings = PgSettings {
-            url: given.url,
-            other_hosts: given.others,
-            url_file: given.file,
-            tls: self.tls.map(|tls| tls.settings("postgres.tls", problems)),
+            url: given_url.url,
+            other_hosts: given_url.others,
+            url_file: given_url.file,
+            tls: self.tls.map(|tls| tls.into_settings("postgres.tls", problems)),
             allow_plaintext: self.allow_plaintext,
             connect_timeout: self.connect_timeout.0,
             statement_timeout: self.statement_timeout.0,
             lock_timeout: self.lock_timeout.0,
-            turn: HostState::default(),
+            host_state: HostState::default(),
         };
         if settings.lock_timeout > settings.statement_timeout {
             problems.add("postgres.lock_timeout", "must not be longer than statement_timeout");
         }
         if settings.tls.as_ref().is_some_and(|tls| tls.server_name.is_some()) {
-            let what = "is not for PostgreSQL: its driver verifies the host of the URL; call the server by a name that is in its certificate";
-            problems.add("postgres.tls.server_name", what);
+            let message = "is not for PostgreSQL: its driver verifies the host of the URL; call the server by a name that is in its certificate";
+            problems.add("postgres.tls.server_name", message);
         }
-        if given.is_sound {
+        if given_url.is_valid {
             if !differ_by_host_alone(std::iter::once(&settings.url).chain(&settings.other_hosts)) {
-                let what = "has URLs that differ in more than host and port: they must be a primary and its standbys, with the same user, \
+                let message = "has URLs that differ in more than host and port: they must be a primary and its standbys, with the same user, \
                             password, database and options";
-                problems.add(&given.place, what);
+                problems.add(&given_url.place, message);
             }
-            reachable(&settings, &given.place, problems);
+            check_hosts(&settings, &given_url.place, problems);
         }
         settings
     }
 }
 
 /// Checks that the connection to each host is completely specified.
-fn reachable(settings: &PgSettings, place: &str, problems: &mut Problems) {
+fn check_hosts(settings: &PgSettings, place: &str, problems: &mut Problems) {
     for host in settings.each_host() {
         match Address::from_settings(&host) {
             Ok(_) => {}
@@ -114,33 +115,38 @@ fn reachable(settings: &PgSettings, place: &str, problems: &mut Problems) {
             Err(AddressError::Tls(error)) => return problems.add(place, error.to_string()),
         }
     }
-    named_by_url(files_of_url(&settings.url), settings.tls.as_ref(), place, problems);
+    check_url_files(parse_url_files(&settings.url), settings.tls.as_ref(), place, problems);
 }
 
 /// Checks the files that the URL names (`sslrootcert`, `sslcert`, `sslkey`); those of `tls` are checked elsewhere.
-fn named_by_url(mut named: TlsSettings, said: Option<&TlsSettings>, place: &str, problems: &mut Problems) {
-    if named.cert.is_some() != named.key.is_some() {
+fn check_url_files(
+    mut url_files: TlsSettings,
+    table_files: Option<&TlsSettings>,
+    place: &str,
+    problems: &mut Problems,
+) {
+    if url_files.cert.is_some() != url_files.key.is_some() {
         problems.add(place, "names one of sslcert and sslkey: each is of no use without the other");
     }
-    if let Some(said) = said {
-        for (option, named, said) in [
-            ("sslrootcert", &mut named.ca, &said.ca),
-            ("sslcert", &mut named.cert, &said.cert),
-            ("sslkey", &mut named.key, &said.key),
+    if let Some(table_files) = table_files {
+        for (option, url_file, table_file) in [
+            ("sslrootcert", &mut url_files.ca, &table_files.ca),
+            ("sslcert", &mut url_files.cert, &table_files.cert),
+            ("sslkey", &mut url_files.key, &table_files.key),
         ] {
-            match (named.take(), said) {
-                (Some(one), Some(other)) if one != *other => {
-                    let what = format!(
+            match (url_file.take(), table_file) {
+                (Some(file), Some(other)) if file != *other => {
+                    let message = format!(
                         "names another file by {option} than postgres.tls does: leave one of them out"
                     );
-                    problems.add(place, what);
+                    problems.add(place, message);
                 }
-                (one, None) => *named = one,
+                (file, None) => *url_file = file,
                 _ => {}
             }
         }
     }
-    for wrong in oncely_net::tls::problems(&named) {
-        problems.add(place, wrong.to_string());
+    for error in oncely_net::tls::check_files(&url_files) {
+        problems.add(place, error.to_string());
     }
 }

@@ -31,14 +31,16 @@ impl Problems {
     }
 
     /// Parses a part of an identity; adds a problem if it is invalid.
-    pub(crate) fn identity_part(&mut self, text: &str, place: &str) -> Option<IdentityPart> {
+    pub(crate) fn parse_identity_part(&mut self, text: &str, place: &str) -> Option<IdentityPart> {
         IdentityPart::new(text.as_bytes()).map_err(|error| self.add(place, error.to_string())).ok()
     }
 
     /// Returns whether a place, or a part of it, has a problem.
     pub(crate) fn has(&self, place: &str) -> bool {
-        let is_part = |found: &str| {
-            found.strip_prefix(place).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+        let is_part = |other: &str| {
+            other
+                .strip_prefix(place)
+                .is_some_and(|remainder| remainder.is_empty() || remainder.starts_with(['.', '[']))
         };
         self.0.iter().any(|problem| is_part(&problem.place))
     }
@@ -55,11 +57,11 @@ impl Problems {
         &self.0
     }
 
-    /// Returns `value` if there is no problem.
+    /// Converts to a result: `value` if there is no problem.
     ///
     /// # Errors
     /// These problems, if there are any.
-    pub fn or<T>(self, value: T) -> Result<T, Self> {
+    pub fn into_result<T>(self, value: T) -> Result<T, Self> {
         if self.is_empty() { Ok(value) } else { Err(self) }
     }
 }

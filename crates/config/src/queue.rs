@@ -31,7 +31,7 @@ pub struct QueueBinding {
 }
 
 /// Arguments that Oncely sets itself, or that delete an unused queue with its messages.
-const NOT_ALLOWED: [&str; 7] = [
+const FORBIDDEN_ARGUMENTS: [&str; 7] = [
     "x-queue-type",
     "x-dead-letter-exchange",
     "x-dead-letter-routing-key",
@@ -41,8 +41,8 @@ const NOT_ALLOWED: [&str; 7] = [
     "x-expires",
 ];
 
-/// Checks the further arguments. `place`: name of the consumer's table.
-pub(super) fn arguments(
+/// Checks the further arguments of a queue, and returns the allowed ones. `place`: name of the consumer's table.
+pub(super) fn check_arguments(
     arguments: BTreeMap<String, QueueArgument>,
     declare: bool,
     place: &str,
@@ -53,27 +53,27 @@ pub(super) fn arguments(
         problems.add(&place, "has no effect with declare = false: Oncely does not declare the queue");
     }
     let is_allowed = |(name, _): &(String, QueueArgument)| {
-        let is_allowed = !NOT_ALLOWED.contains(&name.as_str());
+        let is_allowed = !FORBIDDEN_ARGUMENTS.contains(&name.as_str());
         if !is_allowed {
-            let what =
+            let message =
                 "is not allowed: Oncely sets it (queue_type, dead letters), or it loses messages (x-expires)";
-            problems.add(format!("{place}.{name}"), what);
+            problems.add(format!("{place}.{name}"), message);
         }
         is_allowed
     };
     arguments.into_iter().filter(is_allowed).collect()
 }
 
-/// Checks the bindings.
-pub(super) fn bindings(
+/// Checks that each binding names an exchange, and returns all of them.
+pub(super) fn check_bindings(
     bindings: Vec<QueueBinding>,
     place: &str,
     problems: &mut Problems,
 ) -> Vec<QueueBinding> {
     for (index, QueueBinding { exchange, routing_key }) in bindings.iter().enumerate() {
         if exchange.is_empty() || exchange.len() > 255 || routing_key.len() > 255 {
-            let what = "must name an exchange: every queue is bound to the default one; names and keys have up to 255 bytes";
-            problems.add(format!("{place}.bindings[{index}].exchange"), what);
+            let message = "must name an exchange: every queue is bound to the default one; names and keys have up to 255 bytes";
+            problems.add(format!("{place}.bindings[{index}].exchange"), message);
         }
     }
     bindings

@@ -14,8 +14,10 @@ use super::Problems;
 use super::given_url::UrlSetting;
 use super::tls::{TlsTable, report_refused_connection};
 use super::values::{Length, SECOND, Secret, Urls};
-use oncely_net::server_url::{AMBIGUOUS, differ_by_host_alone, hides_its_password, masked, split_urls};
-use oncely_net::tls::{TlsError, TlsSettings, of_scheme};
+use oncely_net::server_url::{
+    AMBIGUOUS_PASSWORD, differ_by_host_alone, is_password_ambiguous, mask_url, split_urls,
+};
+use oncely_net::tls::{TlsError, TlsSettings, tls_for_scheme};
 use oncely_net::url_file::{self, UrlFileError};
 
 #[derive(Deserialize, Serialize, JsonSchema, Validate)]
@@ -85,9 +87,12 @@ pub struct RabbitSettings {
 }
 
 impl RabbitSettings {
-    /// Returns the settings with the current URLs from the file, if any.
+    /// Reads the URLs from their file again, and returns the settings with them; unchanged settings without a file.
+    ///
+    /// # Errors
+    /// If the file can't be read.
     #[doc(hidden)]
-    pub fn current(&self) -> Result<Cow<'_, Self>, UrlFileError> {
+    pub fn reread_urls(&self) -> Result<Cow<'_, Self>, UrlFileError> {
         let Some(file) = &self.url_file else { return Ok(Cow::Borrowed(self)) };
         let mut urls = split_urls(url_file::read(file)?.expose_secret()).into_iter();
         let url = urls.next().unwrap_or_default();
@@ -97,40 +102,40 @@ impl RabbitSettings {
     /// Returns the settings of each node alone, with the URLs at the start.
     #[doc(hidden)]
     pub fn each_node(&self) -> impl Iterator<Item = Self> + '_ {
-        let alone =
+        let to_single_node =
             move |url: &SecretString| Self { url: url.clone(), other_nodes: Vec::new(), ..self.clone() };
-        self.urls().map(alone)
+        self.urls().map(to_single_node)
     }
 
     fn urls(&self) -> impl Iterator<Item = &SecretString> {
         std::iter::once(&self.url).chain(&self.other_nodes)
     }
 
-    /// Returns RabbitMQ's locations, without passwords.
+    /// Returns the URLs of RabbitMQ's nodes without passwords, for output.
     #[doc(hidden)]
-    pub fn shown(&self) -> String {
-        self.urls().map(masked).collect::<Vec<_>>().join(" ")
+    pub fn redacted(&self) -> String {
+        self.urls().map(mask_url).collect::<Vec<_>>().join(" ")
     }
 
     /// Returns the TLS settings for AMQP; `None` for plaintext connections.
     #[doc(hidden)]
     pub fn amqp_tls(&self) -> Result<Option<TlsSettings>, TlsError> {
         // All nodes use the same scheme.
-        let others = self.other_nodes.iter().map(|url| self.tls_of_url(url, "amqps"));
-        others.fold(self.tls_of_url(&self.url, "amqps"), |meant, other| {
-            meant.and_then(|meant| other.map(|_| meant))
+        let others = self.other_nodes.iter().map(|url| self.tls_for_url(url, "amqps"));
+        others.fold(self.tls_for_url(&self.url, "amqps"), |first, next| {
+            first.and_then(|first| next.map(|_| first))
         })
     }
 
     /// Returns the TLS settings for the HTTP API, if it is configured.
     #[doc(hidden)]
     pub fn management_tls(&self) -> Result<Option<TlsSettings>, TlsError> {
-        self.management.as_ref().map_or(Ok(None), |url| self.tls_of_url(url, "https"))
+        self.management.as_ref().map_or(Ok(None), |url| self.tls_for_url(url, "https"))
     }
 
-    fn tls_of_url(&self, url: &SecretString, with_tls: &str) -> Result<Option<TlsSettings>, TlsError> {
+    fn tls_for_url(&self, url: &SecretString, tls_scheme: &str) -> Result<Option<TlsSettings>, TlsError> {
         match Url::parse(url.expose_secret()) {
-            Ok(url) => of_scheme(&url, with_tls, self.tls.as_ref(), self.allow_plaintext, "rabbitmq"),
+            Ok(url) => tls_for_scheme(&url, tls_scheme, self.tls.as_ref(), self.allow_plaintext, "rabbitmq"),
             // Reported elsewhere.
             Err(_) => Ok(None),
         }
@@ -146,58 +151,60 @@ const URL: UrlSetting<'_> = UrlSetting {
 };
 
 impl RabbitTable {
-    pub(crate) fn settings(self, problems: &mut Problems) -> RabbitSettings {
-        let given = URL.read(self.url, self.url_file, problems);
-        let before = problems.list().len();
+    /// Checks the table, and converts it.
+    pub(crate) fn into_settings(self, problems: &mut Problems) -> RabbitSettings {
+        let given_url = URL.read(self.url, self.url_file, problems);
+        let problem_count = problems.list().len();
         let management = self.management.map(|url| url.0);
         if let Some(url) = &management {
             check_management(url, problems);
         }
-        let management_is_sound = problems.list().len() == before;
+        let is_management_valid = problems.list().len() == problem_count;
         let settings = RabbitSettings {
-            url: given.url,
-            other_nodes: given.others,
-            url_file: given.file,
+            url: given_url.url,
+            other_nodes: given_url.others,
+            url_file: given_url.file,
             management,
-            tls: self.tls.map(|tls| tls.settings("rabbitmq.tls", problems)),
+            tls: self.tls.map(|tls| tls.into_settings("rabbitmq.tls", problems)),
             allow_plaintext: self.allow_plaintext,
             heartbeat: self.heartbeat.0,
             timeout: self.timeout.0,
         };
-        let is_one_cluster = given.is_sound && of_one_cluster(&settings, &given.place, problems);
+        let is_one_cluster = given_url.is_valid && check_one_cluster(&settings, &given_url.place, problems);
         let amqp = is_one_cluster.then(|| settings.amqp_tls());
-        let http = management_is_sound.then(|| settings.management_tls());
+        let http = is_management_valid.then(|| settings.management_tls());
         if settings.tls.is_some() && matches!((&amqp, &http), (Some(Ok(None)), Some(Ok(None)))) {
-            let what = "configures TLS, but no URL uses it: write amqps:// (and https:// for management)";
-            problems.add("rabbitmq.tls", what);
+            let message = "configures TLS, but no URL uses it: write amqps:// (and https:// for management)";
+            problems.add("rabbitmq.tls", message);
         }
-        report_refused_connection(amqp, &given.place, problems);
-        report_refused_connection(http, MANAGEMENT, problems);
+        report_refused_connection(amqp, &given_url.place, problems);
+        report_refused_connection(http, MANAGEMENT_SETTING, problems);
         settings
     }
 }
 
-const MANAGEMENT: &str = "rabbitmq.management";
+const MANAGEMENT_SETTING: &str = "rabbitmq.management";
 
-/// Reports URLs that differ by more than host and port: nodes of one cluster don't.
-fn of_one_cluster(settings: &RabbitSettings, place: &str, problems: &mut Problems) -> bool {
+/// Checks that the URLs differ by host and port only, as those of one cluster's nodes do; returns whether they do.
+fn check_one_cluster(settings: &RabbitSettings, place: &str, problems: &mut Problems) -> bool {
     let is_one = differ_by_host_alone(settings.urls());
     if !is_one {
-        let what = "has URLs that differ in more than host and port: they must be nodes of one cluster, with the same user, password, \
+        let message = "has URLs that differ in more than host and port: they must be nodes of one cluster, with the same user, password, \
                     virtual host and scheme";
-        problems.add(place, what);
+        problems.add(place, message);
     }
     is_one
 }
 
+/// Checks the URL of the HTTP API. Problems don't quote it, as it may hold a password.
 fn check_management(url: &SecretString, problems: &mut Problems) {
     let text = url.expose_secret();
     let schemes: &[&str] = if cfg!(feature = "tls") { &["http", "https"] } else { &["http"] };
-    let is_fit = Url::parse(text).is_ok_and(|url| schemes.contains(&url.scheme()) && url.has_host());
-    if hides_its_password(text) {
-        problems.add(MANAGEMENT, format!("has an '@' where none can be; {AMBIGUOUS}"));
-    } else if !is_fit {
-        let more = if cfg!(feature = "tls") { "" } else { " (https:// needs the feature `tls`)" };
-        problems.add(MANAGEMENT, format!("is not a URL like http://user:password@host:15672{more}"));
+    let is_valid = Url::parse(text).is_ok_and(|url| schemes.contains(&url.scheme()) && url.has_host());
+    if is_password_ambiguous(text) {
+        problems.add(MANAGEMENT_SETTING, format!("has an '@' where none can be; {AMBIGUOUS_PASSWORD}"));
+    } else if !is_valid {
+        let hint = if cfg!(feature = "tls") { "" } else { " (https:// needs the feature `tls`)" };
+        problems.add(MANAGEMENT_SETTING, format!("is not a URL like http://user:password@host:15672{hint}"));
     }
 }

@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 
 use super::consumer::ConsumerTable;
 use super::file::File;
-use super::merged::toml_text;
+use super::merged::format_toml;
 use super::schema;
 
 /// A table of the configuration.
@@ -36,7 +36,7 @@ pub struct ReferenceSetting {
     #[doc(hidden)]
     pub value: String,
     #[doc(hidden)]
-    pub worth: DefaultKind,
+    pub default_kind: DefaultKind,
     /// Type of the value, in words.
     #[doc(hidden)]
     pub kind: &'static str,
@@ -85,49 +85,52 @@ impl<'de> Deserialize<'de> for Entries {
     }
 }
 
-fn entries(text: &str) -> Vec<(String, Box<RawValue>)> {
+/// Parses the entries of a JSON object; empty for any other text.
+fn parse_entries(text: &str) -> Vec<(String, Box<RawValue>)> {
     serde_json::from_str::<Entries>(text).map(|entries| entries.0).unwrap_or_default()
 }
 
-/// Returns the description of the file, and its tables.
+/// Returns the description of the file, and the descriptions of its tables.
 pub fn reference() -> (String, Vec<ReferenceTable>) {
     let file = File { consumers: vec![ConsumerTable::default()], ..File::default() };
     let text = serde_json::to_string(&file).unwrap_or_default();
-    let tables = entries(&text).into_iter().map(|(name, defaults)| {
+    let tables = parse_entries(&text).into_iter().map(|(name, defaults)| {
         let is_list = defaults.get().starts_with('[');
         let defaults = defaults.get().trim_start_matches('[').trim_end_matches(']');
         let place = if is_list { format!("{name}[0]") } else { name.clone() };
-        let settings = entries(defaults).into_iter();
-        let settings = settings.map(|(name, default)| setting(&place, name, default.get())).collect();
-        let about = schema::at(&name).map(about).unwrap_or_default();
+        let settings = parse_entries(defaults).into_iter();
+        let settings =
+            settings.map(|(name, default)| describe_setting(&place, name, default.get())).collect();
+        let about = schema::node_at(&name).map(description).unwrap_or_default();
         ReferenceTable { name, is_list, about, settings }
     });
-    (about(schema::schema()), tables.collect())
+    (description(schema::schema()), tables.collect())
 }
 
-fn setting(place: &str, name: String, default: &str) -> ReferenceSetting {
-    let node = schema::at(&format!("{place}.{name}")).unwrap_or(&Value::Null);
+/// Describes a setting from its schema and its default in JSON.
+fn describe_setting(place: &str, name: String, default: &str) -> ReferenceSetting {
+    let node = schema::node_at(&format!("{place}.{name}")).unwrap_or(&Value::Null);
     let default = match node.get("x-default") {
         Some(shown) => shown.clone(),
         None => serde_json::from_str(default).unwrap_or_default(),
     };
-    let (value, worth) = match (default, node.get("x-example")) {
-        (_, Some(example)) if node["x-required"] == true => (toml_text(example), DefaultKind::Required),
-        (Value::Null, Some(example)) => (toml_text(example), DefaultKind::Example),
-        (default, _) => (toml_text(&default), DefaultKind::Default),
+    let (value, default_kind) = match (default, node.get("x-example")) {
+        (_, Some(example)) if node["x-required"] == true => (format_toml(example), DefaultKind::Required),
+        (Value::Null, Some(example)) => (format_toml(example), DefaultKind::Example),
+        (default, _) => (format_toml(&default), DefaultKind::Default),
     };
     ReferenceSetting {
         value,
-        worth,
+        default_kind,
         kind: schema::kind(node),
         is_secret: schema::is_secret(node),
-        about: about(node),
+        about: description(node),
         name,
     }
 }
 
-/// Returns a description, with one line for each paragraph and each item of a list.
-fn about(node: &'static Value) -> String {
+/// Returns the description of a value in the schema, with one line for each paragraph and each item of a list.
+fn description(node: &'static Value) -> String {
     let mut lines: Vec<String> = Vec::new();
     let mut is_new = true;
     for line in node["description"].as_str().unwrap_or_default().lines().map(str::trim) {
@@ -174,36 +177,37 @@ impl ReferenceSetting {
 
     /// Returns the default in words; `None` if it has no default.
     #[doc(hidden)]
-    pub fn otherwise(&self) -> Option<String> {
-        match self.worth {
+    pub fn default_text(&self) -> Option<String> {
+        match self.default_kind {
             DefaultKind::Default => Some(self.value.clone()),
             DefaultKind::Required => None,
             // A default that depends on other settings is described in the text.
             DefaultKind::Example => {
-                let rest = self.about.split_once("y default ").map(|(_, rest)| rest)?;
-                rest.split(['.', ';', ')', ',']).next().map(str::to_owned)
+                let remainder = self.about.split_once("y default ").map(|(_, remainder)| remainder)?;
+                remainder.split(['.', ';', ')', ',']).next().map(str::to_owned)
             }
         }
     }
 }
 
-/// Longest line of the file of defaults.
-const WIDTH: usize = 120;
+/// Maximum length in characters of a comment line of the file of defaults.
+const MAX_LINE_WIDTH: usize = 120;
 
-/// Returns the file of commented defaults.
+/// Renders the file of commented defaults.
 #[must_use]
-pub fn default_file() -> String {
+pub fn render_default_file() -> String {
     let (head, tables) = reference();
     let mut text = String::new();
-    comment(&head, &mut text);
+    write_comment(&head, &mut text);
     for table in tables {
         text.push('\n');
-        comment(&table.about, &mut text);
+        write_comment(&table.about, &mut text);
         text.push_str(&format!("{}\n", table.heading()));
         for setting in table.settings {
-            comment(&setting.about, &mut text);
+            write_comment(&setting.about, &mut text);
             // The one table that a file of defaults needs to be valid.
-            let is_shown = setting.worth == DefaultKind::Default || table.is_list && setting.is_shown();
+            let is_shown =
+                setting.default_kind == DefaultKind::Default || table.is_list && setting.is_shown();
             let sign = if is_shown { "" } else { "# " };
             text.push_str(&format!("{sign}{} = {}\n", setting.name, setting.value));
         }
@@ -214,17 +218,17 @@ pub fn default_file() -> String {
 impl ReferenceSetting {
     /// Returns whether the file of defaults sets it although it is an example: a consumer needs it.
     fn is_shown(&self) -> bool {
-        self.worth == DefaultKind::Required || self.name == "handler"
+        self.default_kind == DefaultKind::Required || self.name == "handler"
     }
 }
 
-/// Adds a comment, with lines of up to [`WIDTH`] characters.
-fn comment(about: &str, text: &mut String) {
+/// Writes a comment to `text`, with lines of up to [`MAX_LINE_WIDTH`] characters.
+fn write_comment(about: &str, text: &mut String) {
     for paragraph in about.lines() {
         let indent = if paragraph.starts_with("* ") { "#   " } else { "# " };
         let mut line = String::from("#");
         for word in paragraph.split_whitespace() {
-            if line.chars().count() + 1 + word.chars().count() > WIDTH {
+            if line.chars().count() + 1 + word.chars().count() > MAX_LINE_WIDTH {
                 text.push_str(&line);
                 text.push('\n');
                 line = indent.trim_end().to_owned() + &" ".repeat(indent.len() - 2);
@@ -243,7 +247,7 @@ mod tests {
 
     #[test]
     fn the_file_of_defaults_has_each_setting_once_and_in_order() {
-        let text = default_file();
+        let text = render_default_file();
         let (head, tables) = reference();
         assert!(head.starts_with("Oncely's configuration:"), "{head}");
         let settings: usize = tables.iter().map(|table| table.settings.len()).sum();
@@ -258,7 +262,7 @@ mod tests {
             }
         }
         let is_example = |line: &str| line.starts_with("# ") && line.contains(" = ");
-        let is_short = |line: &str| line.chars().count() <= WIDTH;
+        let is_short = |line: &str| line.chars().count() <= MAX_LINE_WIDTH;
         assert!(text.lines().all(|line| is_short(line) || is_example(line) || !line.starts_with('#')));
     }
 
@@ -266,10 +270,10 @@ mod tests {
     fn kinds_units_and_defaults_are_those_of_the_types() {
         let (_, tables) = reference();
         let of = |table: &str, name: &str| {
-            let table = tables.iter().find(|one| one.name == table).unwrap();
-            table.settings.iter().find(|one| one.name == name).unwrap().clone()
+            let table = tables.iter().find(|entry| entry.name == table).unwrap();
+            table.settings.iter().find(|entry| entry.name == name).unwrap().clone()
         };
-        for (table, name, kind, unit, otherwise) in [
+        for (table, name, kind, unit, default) in [
             ("mirror", "key", "text", "", Some("the database's own")),
             ("mirror", "ttl", "duration", "ms, s, m, h, d", Some("\"1h\"")),
             ("gc", "load", "whole number", "percent", Some("20")),
@@ -285,11 +289,11 @@ mod tests {
             ("cell", "signing_key", "text", "", Some("the database's own keys")),
         ] {
             let setting = of(table, name);
-            let found = (setting.kind, setting.unit(), setting.otherwise());
-            assert_eq!(found, (kind, unit, otherwise.map(str::to_owned)), "{table}.{name}");
+            let found = (setting.kind, setting.unit(), setting.default_text());
+            assert_eq!(found, (kind, unit, default.map(str::to_owned)), "{table}.{name}");
         }
-        assert_eq!(of("postgres", "url").worth, DefaultKind::Required);
-        assert_eq!(of("consumers", "handler").worth, DefaultKind::Example);
+        assert_eq!(of("postgres", "url").default_kind, DefaultKind::Required);
+        assert_eq!(of("consumers", "handler").default_kind, DefaultKind::Example);
         assert!(of("mirror", "key").is_secret && of("cell", "known_keys").is_secret);
         assert!(of("traces", "headers").is_secret && !of("consumers", "key").is_secret);
     }

@@ -16,24 +16,25 @@ pub fn schema() -> &'static Value {
     })
 }
 
-/// Returns the description of a value, by its path, such as `consumers[0].retry.delays`.
-pub(crate) fn at(path: &str) -> Option<&'static Value> {
-    steps(path).into_iter().try_fold(schema(), |node, step| inner(node, &step))
+/// Returns the schema of a value by its path, such as `consumers[0].retry.delays`.
+pub(crate) fn node_at(path: &str) -> Option<&'static Value> {
+    split_path(path).into_iter().try_fold(schema(), |node, step| find_inner(node, &step))
 }
 
 /// Splits a path into keys; an index is a step of its own.
-pub(crate) fn steps(path: &str) -> Vec<String> {
+pub(crate) fn split_path(path: &str) -> Vec<String> {
     path.split(['.', '[', ']']).filter(|step| !step.is_empty()).map(str::to_owned).collect()
 }
 
-/// Returns the description itself and its alternatives (`anyOf`, `oneOf`).
+/// Returns the schema itself and its alternatives (`anyOf`, `oneOf`).
 fn choices(node: &'static Value) -> std::vec::IntoIter<&'static Value> {
     let others = ["anyOf", "oneOf"].into_iter().filter_map(|of| node[of].as_array()).flatten();
     let all: Vec<_> = std::iter::once(node).chain(others.flat_map(choices)).collect();
     all.into_iter()
 }
 
-fn inner(node: &'static Value, step: &str) -> Option<&'static Value> {
+/// Finds the schema of a table's key or a list's item.
+fn find_inner(node: &'static Value, step: &str) -> Option<&'static Value> {
     choices(node).find_map(|node| {
         let of_name = node["properties"].get(step);
         let of_index = || step.parse::<usize>().ok().and_then(|_| node.get("items"));
@@ -46,7 +47,8 @@ pub(crate) fn names(node: &'static Value) -> Option<Vec<&'static str>> {
     let tables: Vec<_> = choices(node).filter(|node| node["properties"].is_object()).collect();
     let is_open = choices(node).any(|node| node["additionalProperties"].is_object());
     let names = tables.iter().filter_map(|node| node["properties"].as_object());
-    (!tables.is_empty() && !is_open).then(|| names.flat_map(|all| all.keys().map(String::as_str)).collect())
+    (!tables.is_empty() && !is_open)
+        .then(|| names.flat_map(|properties| properties.keys().map(String::as_str)).collect())
 }
 
 fn has_type(node: &'static Value, name: &str) -> bool {
@@ -64,8 +66,9 @@ pub(crate) fn is_text(node: &'static Value) -> bool {
 
 /// Returns whether a value must not be shown.
 pub(crate) fn is_secret(node: &'static Value) -> bool {
-    let hides = |node: &'static Value| node["writeOnly"] == true || node["items"]["writeOnly"] == true;
-    choices(node).any(|node| hides(node) || hides(&node["additionalProperties"]))
+    let is_write_only =
+        |node: &'static Value| node["writeOnly"] == true || node["items"]["writeOnly"] == true;
+    choices(node).any(|node| is_write_only(node) || is_write_only(&node["additionalProperties"]))
 }
 
 /// Returns the words that a text may be; empty if it may be any.
@@ -101,7 +104,7 @@ pub(crate) fn advice(node: &'static Value) -> String {
         (None, "whole number") => {
             let limit = |name: &str| choices(node).find_map(|node| node[name].as_i64());
             match (limit("minimum"), limit("maximum")) {
-                (Some(least), Some(most)) => format!("must be a whole number from {least} to {most}"),
+                (Some(min), Some(max)) => format!("must be a whole number from {min} to {max}"),
                 _ => "must be a whole number".to_owned(),
             }
         }

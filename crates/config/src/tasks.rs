@@ -78,6 +78,7 @@ pub struct DeadLetterSettings {
 }
 
 impl DeadLetterSettings {
+    /// Returns the limits of a tenant without limits of its own.
     #[doc(hidden)]
     pub fn quota(&self) -> Quota {
         Quota { letters: self.tenant_letters.into(), bytes: self.tenant_bytes.into() }
@@ -139,19 +140,23 @@ impl Default for WorkerTable {
 }
 
 impl WorkerTable {
-    pub(crate) fn settings(self, problems: &mut Problems) -> WorkerSettings {
+    pub(crate) fn into_settings(self, problems: &mut Problems) -> WorkerSettings {
         WorkerSettings {
             name: self.name.unwrap_or_else(process_name),
             shutdown: self.shutdown.0,
             watchdog: self.watchdog.0,
             threads: self.threads,
-            listen: listen(self.listen, "worker.listen", problems),
+            listen: parse_listen_address(self.listen, "worker.listen", problems),
         }
     }
 }
 
-/// Parses the listen address for metrics and health.
-pub(crate) fn listen(text: Option<String>, place: &str, problems: &mut Problems) -> Option<SocketAddr> {
+/// Parses the listen address for metrics and health; `None` if it is not set or invalid.
+pub(crate) fn parse_listen_address(
+    text: Option<String>,
+    place: &str,
+    problems: &mut Problems,
+) -> Option<SocketAddr> {
     let text = text?;
     if !cfg!(feature = "listener") {
         problems.add(place, "this program is built without the feature `listener`");
@@ -167,11 +172,11 @@ pub(crate) fn listen(text: Option<String>, place: &str, problems: &mut Problems)
 
 /// Returns `<host>-<process id>`, which is unique among the processes that run at the same time.
 pub(crate) fn process_name() -> String {
-    format!("{}-{}", host().unwrap_or_else(|| "worker".to_owned()), std::process::id())
+    format!("{}-{}", host_name().unwrap_or_else(|| "worker".to_owned()), std::process::id())
 }
 
 /// Returns the name of this machine.
-pub fn host() -> Option<String> {
+pub fn host_name() -> Option<String> {
     std::env::var("HOSTNAME")
         .ok()
         .or_else(|| std::fs::read_to_string("/proc/sys/kernel/hostname").ok())
@@ -202,17 +207,17 @@ impl Default for RelayTable {
 }
 
 impl RelayTable {
-    pub(crate) fn settings(self, problems: &mut Problems) -> RelaySettings {
+    pub(crate) fn into_settings(self, problems: &mut Problems) -> RelaySettings {
         RelaySettings {
             batch: self.batch,
             poll: self.poll.0,
-            listen: listen(self.listen, "relay.listen", problems),
+            listen: parse_listen_address(self.listen, "relay.listen", problems),
         }
     }
 }
 
-/// The first night hour at an odd minute, so that the tasks of different systems don't coincide.
-const NIGHTLY: &str = "17 3 * * *";
+/// Default schedule of the garbage collection: at night and at an odd minute, so that the tasks of different systems don't coincide.
+const DEFAULT_SCHEDULE: &str = "17 3 * * *";
 
 #[derive(Deserialize, Serialize, JsonSchema, Validate)]
 #[serde(default, deny_unknown_fields)]
@@ -232,12 +237,13 @@ pub(crate) struct GcTable {
 
 impl Default for GcTable {
     fn default() -> Self {
-        Self { schedule: NIGHTLY.to_owned(), batch: 5_000, load: 20 }
+        Self { schedule: DEFAULT_SCHEDULE.to_owned(), batch: 5_000, load: 20 }
     }
 }
 
 impl GcTable {
-    pub(crate) fn settings(self, problems: &mut Problems) -> Option<GcSettings> {
+    /// Checks the schedule, and converts the table; `None` if the schedule is invalid or never matches.
+    pub(crate) fn into_settings(self, problems: &mut Problems) -> Option<GcSettings> {
         let expression = self.schedule;
         let schedule = expression.parse::<Cron>().map_err(|error| error.to_string()).and_then(|cron| {
             // Some expressions parse but never match, such as 31 February.
@@ -247,10 +253,10 @@ impl GcTable {
             }
         });
         if let Err(error) = &schedule {
-            let what = format!(
-                "is not a cron expression like {NIGHTLY:?} (minute hour day month weekday, UTC): {error}"
+            let message = format!(
+                "is not a cron expression like {DEFAULT_SCHEDULE:?} (minute hour day month weekday, UTC): {error}"
             );
-            problems.add("gc.schedule", what);
+            problems.add("gc.schedule", message);
         }
         Some(GcSettings { schedule: schedule.ok()?, expression, batch: self.batch, load: self.load })
     }
@@ -331,10 +337,11 @@ impl Default for LogTable {
 }
 
 impl LogTable {
-    pub(crate) fn settings(self, problems: &mut Problems) -> LogSettings {
+    pub(crate) fn into_settings(self, problems: &mut Problems) -> LogSettings {
         if self.level.parse::<tracing_subscriber::filter::targets::Targets>().is_err() {
-            let what = "must be a level (error, warn, info, debug, trace) or a filter like oncely=debug,info";
-            problems.add("log.level", what);
+            let message =
+                "must be a level (error, warn, info, debug, trace) or a filter like oncely=debug,info";
+            problems.add("log.level", message);
         }
         LogSettings { format: self.format, level: self.level, server_errors: self.server_errors }
     }

@@ -33,8 +33,8 @@ pub(crate) struct ServedTlsTable {
 }
 
 impl TlsTable {
-    /// Checks the files. `place`: name of the table.
-    pub(crate) fn settings(self, place: &str, problems: &mut Problems) -> TlsSettings {
+    /// Checks the files and the server's name, and converts the table. `place`: name of the table.
+    pub(crate) fn into_settings(self, place: &str, problems: &mut Problems) -> TlsSettings {
         let Self { ca, cert, key, server_name } = self;
         let settings = TlsSettings { ca, cert, key, server_name };
         if !cfg!(feature = "tls") {
@@ -50,7 +50,7 @@ impl TlsTable {
             _ => {}
         }
         if let Some(name) = &settings.server_name
-            && !is_name(name)
+            && !is_server_name(name)
         {
             problems
                 .add(format!("{place}.server_name"), "is not the name of a machine, as certificates have it");
@@ -61,8 +61,8 @@ impl TlsTable {
 }
 
 impl ServedTlsTable {
-    /// Checks the files. `place`: name of the table.
-    pub(crate) fn settings(self, place: &str, problems: &mut Problems) -> TlsSettings {
+    /// Checks the files, both of which are required, and converts the table. `place`: name of the table.
+    pub(crate) fn into_settings(self, place: &str, problems: &mut Problems) -> TlsSettings {
         let settings = TlsSettings { cert: self.cert, key: self.key, ..TlsSettings::default() };
         if !cfg!(feature = "tls") {
             problems.add(place, NOT_BUILT);
@@ -81,23 +81,24 @@ impl ServedTlsTable {
 }
 
 fn check_files(settings: &TlsSettings, place: &str, problems: &mut Problems) {
-    for wrong in tls::problems(settings) {
-        problems.add(format!("{place}.{}", wrong.setting), wrong.to_string());
+    for error in tls::check_files(settings) {
+        problems.add(format!("{place}.{}", error.setting), error.to_string());
     }
 }
 
-/// Reports why a connection with the URL at `place` is not allowed; reports nothing if it is no URL.
+/// Reports the error of a connection with the URL at `place` that is not allowed. `tls` is `None` if the URL is invalid.
 pub(super) fn report_refused_connection<T>(
-    meant: Option<Result<T, TlsError>>,
+    tls: Option<Result<T, TlsError>>,
     place: &str,
     problems: &mut Problems,
 ) {
-    if let Some(Err(error)) = meant {
+    if let Some(Err(error)) = tls {
         problems.add(place, error.to_string());
     }
 }
 
-fn is_name(name: &str) -> bool {
+/// Returns whether a text may be the name of a server in a certificate.
+fn is_server_name(name: &str) -> bool {
     #[cfg(feature = "tls")]
     return rustls::pki_types::ServerName::try_from(name).is_ok();
     #[cfg(not(feature = "tls"))]

@@ -12,7 +12,7 @@ use url::Url;
 use super::Problems;
 use super::tls::TlsTable;
 use super::values::{DAY, Length, MILLISECOND, SECOND, Secret};
-use oncely_net::tls::{TlsSettings, of_scheme};
+use oncely_net::tls::{TlsSettings, tls_for_scheme};
 
 #[derive(Deserialize, Serialize, JsonSchema, Validate)]
 #[serde(default, deny_unknown_fields)]
@@ -118,29 +118,31 @@ pub struct SpanAttributes {
     pub routing_key: bool,
 }
 
-const PATH: &str = "/v1/traces";
+const TRACES_PATH: &str = "/v1/traces";
 
 impl TracesTable {
-    pub(crate) fn settings(self, problems: &mut Problems) -> Option<TraceSettings> {
-        const PLACE: &str = "traces.endpoint";
-        let endpoint = self.endpoint.and_then(|text| endpoint_of(&text, PLACE, problems));
-        let given = self.tls.map(|tls| tls.settings("traces.tls", problems));
-        let allowed = self.allow_plaintext;
-        let meant =
-            endpoint.as_ref().map(|endpoint| of_scheme(endpoint, "https", given.as_ref(), allowed, "traces"));
-        if given.is_some() && matches!(meant, Some(Ok(None))) {
-            let what = "configures TLS, but the endpoint does not use it: write https://";
-            problems.add("traces.tls", what);
+    /// Checks the table, and converts it; `None` without a valid endpoint.
+    pub(crate) fn into_settings(self, problems: &mut Problems) -> Option<TraceSettings> {
+        const ENDPOINT_SETTING: &str = "traces.endpoint";
+        let endpoint = self.endpoint.and_then(|text| parse_endpoint(&text, ENDPOINT_SETTING, problems));
+        let configured_tls = self.tls.map(|tls| tls.into_settings("traces.tls", problems));
+        let allow_plaintext = self.allow_plaintext;
+        let effective_tls = endpoint.as_ref().map(|endpoint| {
+            tls_for_scheme(endpoint, "https", configured_tls.as_ref(), allow_plaintext, "traces")
+        });
+        if configured_tls.is_some() && matches!(effective_tls, Some(Ok(None))) {
+            let message = "configures TLS, but the endpoint does not use it: write https://";
+            problems.add("traces.tls", message);
         }
-        let tls = match meant {
+        let tls = match effective_tls {
             Some(Ok(tls)) => tls,
             Some(Err(error)) => {
-                problems.add(PLACE, error.to_string());
+                problems.add(ENDPOINT_SETTING, error.to_string());
                 None
             }
             None => None,
         };
-        let headers = headers(self.headers.unwrap_or_default(), "traces.headers", problems);
+        let headers = check_headers(self.headers.unwrap_or_default(), "traces.headers", problems);
         let mut attributes = SpanAttributes::default();
         for attribute in self.attributes {
             match attribute {
@@ -163,9 +165,9 @@ impl TracesTable {
     }
 }
 
-/// Returns the endpoint with OTLP's path of traces, as `OTEL_EXPORTER_OTLP_ENDPOINT` is read. Problems don't quote it, as it may hold a
-/// password.
-fn endpoint_of(text: &str, place: &str, problems: &mut Problems) -> Option<Url> {
+/// Parses the endpoint, and adds OTLP's path of traces, as `OTEL_EXPORTER_OTLP_ENDPOINT` is read. Problems don't quote it, as it may
+/// hold a password.
+fn parse_endpoint(text: &str, place: &str, problems: &mut Problems) -> Option<Url> {
     if !cfg!(feature = "otel") {
         problems.add(place, "this program is built without the feature `otel`");
     }
@@ -183,15 +185,15 @@ fn endpoint_of(text: &str, place: &str, problems: &mut Problems) -> Option<Url> 
     if url.query().is_some() || url.fragment().is_some() {
         problems.add(place, "must end with its path");
     }
-    if !url.path().ends_with(PATH) {
-        let path = format!("{}{PATH}", url.path().trim_end_matches('/'));
+    if !url.path().ends_with(TRACES_PATH) {
+        let path = format!("{}{TRACES_PATH}", url.path().trim_end_matches('/'));
         url.set_path(&path);
     }
     Some(url)
 }
 
-/// Checks `headers = { name = "value" }`; the values may be secrets.
-pub(super) fn headers(
+/// Checks `headers = { name = "value" }`, and returns the valid ones. Problems don't quote the values, which may be secrets.
+pub(super) fn check_headers(
     values: BTreeMap<String, Secret>,
     place: &str,
     problems: &mut Problems,
@@ -225,7 +227,7 @@ mod tests {
         let mut problems = Problems::default();
         let merged = MergedValues::read(&format!("[traces]\n{text}"), false).unwrap();
         let file = read::read(&merged.values, &mut problems);
-        (file.traces.settings(&mut problems), problems)
+        (file.traces.into_settings(&mut problems), problems)
     }
 
     #[test]
@@ -266,8 +268,8 @@ mod tests {
     fn what_is_told_of_messages_is_asked_for_by_name() {
         let (settings, problems) =
             read("endpoint = \"http://[::1]\"\nattributes = [\"tenant\", \"message_id\", \"payload\"]");
-        let told = SpanAttributes { tenant: true, message_id: true, ..SpanAttributes::default() };
-        assert_eq!(settings.unwrap().attributes, told);
+        let expected = SpanAttributes { tenant: true, message_id: true, ..SpanAttributes::default() };
+        assert_eq!(settings.unwrap().attributes, expected);
         let advice =
             "traces.attributes[2]: must be one of \"tenant\", \"key\", \"message_id\", \"routing_key\"";
         assert!(problems.to_string().contains(advice), "{problems}");

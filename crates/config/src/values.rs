@@ -21,6 +21,7 @@ pub(crate) const HOUR: Length = Length(Duration::from_secs(3_600));
 pub(crate) const DAY: Length = Length(Duration::from_secs(86_400));
 
 impl Length {
+    /// Multiplies the length, up to the maximum of the type.
     pub(crate) const fn times(self, count: u32) -> Self {
         match self.0.checked_mul(count) {
             Some(product) => Self(product),

@@ -5,33 +5,33 @@ use chrono::{DateTime, Duration, Utc};
 use oncely_postgres::ActionRow;
 
 /// Maximum time between two steps of one action.
-const APART: Duration = Duration::minutes(5);
+const MAX_STEP_INTERVAL: Duration = Duration::minutes(5);
 
-/// Merges the steps of each action, and keeps the newest `most`. `actions`: the newest first.
-pub(super) fn merge_steps(actions: Vec<ActionRow>, most: usize) -> Vec<ActionRow> {
+/// Merges the steps of each action, and keeps the newest `limit` actions. `actions`: the newest first.
+pub(super) fn merge_steps(actions: Vec<ActionRow>, limit: usize) -> Vec<ActionRow> {
     // With the time of the oldest step so far.
-    let mut all: Vec<(ActionRow, DateTime<Utc>)> = Vec::new();
+    let mut merged: Vec<(ActionRow, DateTime<Utc>)> = Vec::new();
     for action in actions {
-        let same = all.iter_mut().find(|(known, oldest)| {
-            (&known.actor, &known.verb, &known.filter, &known.reason)
+        let earlier = merged.iter_mut().find(|(merged_action, oldest)| {
+            (&merged_action.actor, &merged_action.verb, &merged_action.filter, &merged_action.reason)
                 == (&action.actor, &action.verb, &action.filter, &action.reason)
-                && *oldest - action.occurred_at < APART
+                && *oldest - action.occurred_at < MAX_STEP_INTERVAL
         });
-        match same {
-            Some((known, oldest)) => {
-                known.count = known.count.saturating_add(action.count);
-                if known.tenant != action.tenant {
-                    known.tenant.clear();
+        match earlier {
+            Some((merged_action, oldest)) => {
+                merged_action.count = merged_action.count.saturating_add(action.count);
+                if merged_action.tenant != action.tenant {
+                    merged_action.tenant.clear();
                 }
                 *oldest = action.occurred_at;
             }
             None => {
                 let at = action.occurred_at;
-                all.push((action, at));
+                merged.push((action, at));
             }
         }
     }
-    all.into_iter().take(most).map(|(action, _)| action).collect()
+    merged.into_iter().take(limit).map(|(action, _)| action).collect()
 }
 
 #[cfg(test)]
@@ -57,9 +57,9 @@ mod tests {
             action(700, "requeue", "{1}", "acme"),
             action(0, "requeue", "{1}", "acme"),
         ];
-        let told = merge_steps(all, 3);
-        let short: Vec<_> = told.iter().map(|a| (a.verb.as_str(), a.filter.as_str(), a.count)).collect();
+        let merged = merge_steps(all, 3);
+        let short: Vec<_> = merged.iter().map(|a| (a.verb.as_str(), a.filter.as_str(), a.count)).collect();
         assert_eq!(short, [("requeue", "{1}", 300), ("requeue", "{2}", 100), ("discard", "{1}", 100)]);
-        assert_eq!((told[0].tenant.as_str(), told[0].occurred_at.timestamp()), ("", 1_800_000_900));
+        assert_eq!((merged[0].tenant.as_str(), merged[0].occurred_at.timestamp()), ("", 1_800_000_900));
     }
 }

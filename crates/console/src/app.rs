@@ -14,7 +14,7 @@ use super::watch::{StatusView, StatusWatch};
 use oncely_config::Config;
 use oncely_core::mask::Masks;
 
-/// The console.
+/// A console's state.
 pub(crate) struct App {
     pub(crate) config: Config,
     pub(crate) access: Access,
@@ -26,9 +26,10 @@ pub(crate) struct App {
     pub(crate) checkup: Arc<CheckRunner>,
     /// Followers of the trail.
     pub(crate) tails: Arc<StreamLimiter>,
-    /// Downloads of files; they share one session.
+    /// Downloads of files.
     pub(crate) exports: Arc<StreamLimiter>,
-    pub(crate) exporting: tokio::sync::Mutex<()>,
+    /// Held during each query of a download: all of them together use one session.
+    pub(crate) export_lock: tokio::sync::Mutex<()>,
     /// Cancelled when the console stops, which ends streams.
     pub(crate) stop: CancellationToken,
     /// Shows a message to the user who started the console, such as another one-time link.
@@ -39,14 +40,14 @@ pub(crate) struct App {
 pub(crate) type SharedApp = Arc<App>;
 
 impl App {
-    /// Returns the current state of the system.
-    pub(crate) async fn view(self: &Arc<Self>) -> Arc<StatusView> {
+    /// Queries the state of the system, or returns a recent one. The query goes on if the caller stops waiting.
+    pub(crate) async fn query_status(self: &Arc<Self>) -> Arc<StatusView> {
         // In a task of its own: a caller that stops waiting does not cancel the queries, which serve all callers.
         let app = Arc::clone(self);
-        let asking = tokio::spawn(async move { app.watch.view(&app.config, &app.pool).await });
-        match asking.await {
+        let query = tokio::spawn(async move { app.watch.query(&app.config, &app.pool).await });
+        match query.await {
             Ok(view) => view,
-            Err(_) => Arc::new(StatusView::broken_off()),
+            Err(_) => Arc::new(StatusView::from_failed_query()),
         }
     }
 }

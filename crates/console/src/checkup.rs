@@ -9,19 +9,19 @@ use oncely_config::Config;
 use oncely_doctor::{self as doctor, Report};
 
 /// Age of the last run after which a request for the page begins another one.
-const OLD: Duration = Duration::from_secs(3_600);
+const MAX_AGE: Duration = Duration::from_secs(3_600);
 /// Minimum time between the starts of two runs: each opens connections to all servers.
-const PAUSE: Duration = Duration::from_secs(10);
+const MIN_PAUSE: Duration = Duration::from_secs(10);
 
 /// A completed run.
 #[derive(Debug)]
 pub(crate) struct FinishedCheckRun {
     pub(crate) at: DateTime<Utc>,
-    pub(crate) took: Duration,
+    pub(crate) duration: Duration,
     pub(crate) report: Report,
 }
 
-/// The current state.
+/// State of the checks: whether a run is in progress, and the last completed one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CheckRunnerStatus {
     pub(crate) is_running: bool,
@@ -30,8 +30,8 @@ pub(crate) struct CheckRunnerStatus {
 
 #[derive(Debug, Default)]
 struct CheckRunnerState {
-    seen: CheckRunnerStatus,
-    begun: Option<Instant>,
+    status: CheckRunnerStatus,
+    started_at: Option<Instant>,
 }
 
 /// Runs the checks for all users, one run at a time.
@@ -39,32 +39,32 @@ struct CheckRunnerState {
 pub(crate) struct CheckRunner(Mutex<CheckRunnerState>);
 
 impl CheckRunner {
-    /// Returns the current state; begins a run if the last one is too old.
-    pub(crate) fn status(self: &Arc<Self>, config: &Config) -> CheckRunnerStatus {
-        let is_old = self.lock().begun.is_none_or(|begun| begun.elapsed() >= OLD);
+    /// Begins a run if the last one is too old; returns the current status.
+    pub(crate) fn refresh(self: &Arc<Self>, config: &Config) -> CheckRunnerStatus {
+        let is_old = self.lock().started_at.is_none_or(|at| at.elapsed() >= MAX_AGE);
         if is_old {
             self.begin(config);
         }
-        self.lock().seen.clone()
+        self.lock().status.clone()
     }
 
-    /// Begins a run, unless one is running or has just begun.
+    /// Begins a run in the background, unless one is running or has just begun.
     pub(crate) fn begin(self: &Arc<Self>, config: &Config) {
         let mut state = self.lock();
-        if state.seen.is_running || state.begun.is_some_and(|begun| begun.elapsed() < PAUSE) {
+        if state.status.is_running || state.started_at.is_some_and(|at| at.elapsed() < MIN_PAUSE) {
             return;
         }
-        state.seen.is_running = true;
-        let begun = Instant::now();
-        state.begun = Some(begun);
+        state.status.is_running = true;
+        let started_at = Instant::now();
+        state.started_at = Some(started_at);
         drop(state);
         let (checkup, config) = (Arc::clone(self), config.clone());
         tokio::spawn(async move {
             // The next run can begin however this one ends.
-            let _ended = CheckRunGuard(&checkup);
+            let _guard = CheckRunGuard(&checkup);
             let report = doctor::run(&config).await;
-            let done = FinishedCheckRun { at: Utc::now(), took: begun.elapsed(), report };
-            checkup.lock().seen.last = Some(Arc::new(done));
+            let run = FinishedCheckRun { at: Utc::now(), duration: started_at.elapsed(), report };
+            checkup.lock().status.last = Some(Arc::new(run));
         });
     }
 
@@ -78,6 +78,6 @@ struct CheckRunGuard<'a>(&'a CheckRunner);
 
 impl Drop for CheckRunGuard<'_> {
     fn drop(&mut self) {
-        self.0.lock().seen.is_running = false;
+        self.0.lock().status.is_running = false;
     }
 }

@@ -1,4 +1,4 @@
-//! Reasons why a page can't be shown.
+//! Errors of pages.
 
 use axum::http::StatusCode;
 use maud::html;
@@ -7,7 +7,7 @@ use super::page::Page;
 use oncely_postgres as pg;
 use oncely_postgres::PgSettings;
 
-/// The reason.
+/// The reason why a page can't be shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PageError {
     /// The query takes longer than the page's time limit.
@@ -49,6 +49,7 @@ impl From<sqlx::Error> for PageError {
 }
 
 impl PageError {
+    /// Returns the HTTP status of the page.
     pub(crate) fn status(&self) -> StatusCode {
         match self {
             Self::TooWide | Self::Away(_) => StatusCode::SERVICE_UNAVAILABLE,
@@ -60,9 +61,9 @@ impl PageError {
         }
     }
 
-    /// Returns the page that replaces the requested one.
-    pub(crate) fn page(&self, postgres: &PgSettings) -> Page {
-        let (title, said) = match self {
+    /// Builds the page that replaces the requested one.
+    pub(crate) fn to_page(&self, postgres: &PgSettings) -> Page {
+        let (title, message) = match self {
             Self::TooWide => (
                 "Too wide: narrow the time",
                 html! {
@@ -86,7 +87,7 @@ impl PageError {
             Self::Away(why) => (
                 "PostgreSQL does not answer",
                 html! {
-                    p { "Asked: " code { (postgres.shown()) } ". It said: " (why) "." }
+                    p { "Asked: " code { (postgres.redacted()) } ". It said: " (why) "." }
                     p {
                         "Workers wait for it: no message is lost, and no attempt is spent. Do not purge queues. \
                          Reload this page later."
@@ -100,6 +101,6 @@ impl PageError {
                 ("This page failed", html! { p { (why) } p { "The console's log has the same line." } })
             }
         };
-        Page::notice(self.status(), title, said)
+        Page::notice(self.status(), title, message)
     }
 }

@@ -5,17 +5,17 @@ use maud::{Markup, Render, html};
 use url::form_urlencoded;
 
 use oncely_core::shown;
-use oncely_core::units::{age, bytes as size};
+use oncely_core::units::{format_age, format_bytes as size};
 
 /// Formats an untrusted text: no markup, no hidden characters, and isolated text direction.
 pub(crate) fn text(value: &str) -> Markup {
-    html! { bdi { (shown::value(value)) } }
+    html! { bdi { (shown::escape_value(value)) } }
 }
 
 /// Formats an untrusted text that may be empty.
-pub(crate) fn text_or(value: &str, otherwise: &str) -> Markup {
+pub(crate) fn text_or(value: &str, placeholder: &str) -> Markup {
     if value.is_empty() {
-        html! { span.quiet { (otherwise) } }
+        html! { span.quiet { (placeholder) } }
     } else {
         text(value)
     }
@@ -23,29 +23,29 @@ pub(crate) fn text_or(value: &str, otherwise: &str) -> Markup {
 
 /// Formats a name or key in a monospaced font.
 pub(crate) fn code(value: &str) -> Markup {
-    html! { code { bdi { (shown::value(value)) } } }
+    html! { code { bdi { (shown::escape_value(value)) } } }
 }
 
 /// Formats a time. The browser shows it in its own zone, if it can.
 pub(crate) fn time(at: DateTime<Utc>) -> Markup {
-    let machine = at.to_rfc3339_opts(SecondsFormat::Millis, true);
-    html! { time datetime=(machine) { (at.format("%Y-%m-%d %H:%M:%SZ")) } }
+    let timestamp = at.to_rfc3339_opts(SecondsFormat::Millis, true);
+    html! { time datetime=(timestamp) { (at.format("%Y-%m-%d %H:%M:%SZ")) } }
 }
 
 /// Formats a time to the millisecond.
 pub(crate) fn exact_time(at: DateTime<Utc>) -> Markup {
-    let machine = at.to_rfc3339_opts(SecondsFormat::Millis, true);
-    html! { time datetime=(machine) data-form="exact" { (at.format("%Y-%m-%d %H:%M:%S%.3fZ")) } }
+    let timestamp = at.to_rfc3339_opts(SecondsFormat::Millis, true);
+    html! { time datetime=(timestamp) data-form="exact" { (at.format("%Y-%m-%d %H:%M:%S%.3fZ")) } }
 }
 
 /// Formats how long ago a time was, with the time itself as tooltip.
 pub(crate) fn ago(at: DateTime<Utc>, now: DateTime<Utc>) -> Markup {
-    let machine = at.to_rfc3339_opts(SecondsFormat::Millis, true);
-    html! { time datetime=(machine) data-form="age" title=(at.format("%Y-%m-%d %H:%M:%SZ")) { (age(at, now)) " ago" } }
+    let timestamp = at.to_rfc3339_opts(SecondsFormat::Millis, true);
+    html! { time datetime=(timestamp) data-form="age" title=(at.format("%Y-%m-%d %H:%M:%SZ")) { (format_age(at, now)) " ago" } }
 }
 
 /// Formats 1234567 as `1,234,567`.
-pub(crate) fn count(number: impl Into<i128>) -> String {
+pub(crate) fn format_number(number: impl Into<i128>) -> String {
     let number: i128 = number.into();
     let digits = number.unsigned_abs().to_string();
     let mut text = String::new();
@@ -59,20 +59,20 @@ pub(crate) fn count(number: impl Into<i128>) -> String {
 }
 
 /// Formats a number that was counted up to 10,000.
-pub(crate) fn capped(number: i64) -> String {
-    if number >= 10_000 { "≥ 10,000".to_owned() } else { count(number) }
+pub(crate) fn format_capped(number: i64) -> String {
+    if number >= 10_000 { "≥ 10,000".to_owned() } else { format_number(number) }
 }
 
 /// Formats bytes with a unit.
-pub(crate) fn bytes(number: i64) -> String {
+pub(crate) fn format_bytes(number: i64) -> String {
     size(number)
 }
 
 /// Formats a rate: `3,120`, `41`, `0.3`.
-pub(crate) fn rate(per_second: f64) -> String {
+pub(crate) fn format_rate(per_second: f64) -> String {
     #[allow(clippy::cast_possible_truncation)] // rates are far below 2^63
     match per_second {
-        r if r >= 9.95 => count(r.round() as i64),
+        r if r >= 9.95 => format_number(r.round() as i64),
         r if r >= 0.05 => format!("{r:.1}"),
         r if r > 0.0 => "< 0.1".to_owned(),
         _ => "0".to_owned(),
@@ -80,7 +80,7 @@ pub(crate) fn rate(per_second: f64) -> String {
 }
 
 /// Formats a duration in seconds: `3.1 ms`, `2.4 s`.
-pub(crate) fn duration(seconds: f64) -> String {
+pub(crate) fn format_duration(seconds: f64) -> String {
     match seconds {
         s if s >= 99.5 => format!("{:.0} min", s / 60.0),
         s if s >= 9.95 => format!("{s:.0} s"),
@@ -91,7 +91,7 @@ pub(crate) fn duration(seconds: f64) -> String {
 }
 
 /// Formats a duration as the configuration writes it: `7d`, `90d`, `2h`, `1m 30s`.
-pub(crate) fn length(duration: std::time::Duration) -> String {
+pub(crate) fn format_config_duration(duration: std::time::Duration) -> String {
     let seconds = duration.as_secs();
     if duration.subsec_nanos() == 0 && seconds > 0 {
         for (unit, name) in [(86_400, "d"), (3_600, "h"), (60, "m")] {
@@ -103,8 +103,8 @@ pub(crate) fn length(duration: std::time::Duration) -> String {
     humantime::format_duration(duration).to_string()
 }
 
-/// Formats a sentence of ours with commands between backticks.
-pub(crate) fn with_commands(sentence: &str) -> Markup {
+/// Formats a trusted sentence with commands between backticks.
+pub(crate) fn sentence_with_commands(sentence: &str) -> Markup {
     html! {
         @for (index, part) in sentence.split('`').enumerate() {
             @if index % 2 == 1 { code { (part) } } @else { (part) }
@@ -113,7 +113,7 @@ pub(crate) fn with_commands(sentence: &str) -> Markup {
 }
 
 /// Formats a share as a percentage.
-pub(crate) fn percent(share: f64) -> String {
+pub(crate) fn format_percent(share: f64) -> String {
     let percent = share * 100.0;
     if percent > 0.0 && percent < 0.05 { "< 0.1 %".to_owned() } else { format!("{percent:.1} %") }
 }
@@ -132,6 +132,7 @@ impl PageLink {
         Self { path, query: String::new(), anchor: None }
     }
 
+    /// Adds a parameter.
     pub(crate) fn with(mut self, name: &str, value: impl AsRef<str>) -> Self {
         if !self.query.is_empty() {
             self.query.push('&');
@@ -150,7 +151,8 @@ impl PageLink {
         }
     }
 
-    pub(crate) fn to(mut self, anchor: &'static str) -> Self {
+    /// Sets the part after the `#`.
+    pub(crate) fn with_anchor(mut self, anchor: &'static str) -> Self {
         self.anchor = Some(anchor);
         self
     }
@@ -192,23 +194,36 @@ mod tests {
     #[test]
     fn numbers_are_short() {
         assert_eq!(
-            [count(0), count(999), count(1_000), count(-1_234_567)],
+            [format_number(0), format_number(999), format_number(1_000), format_number(-1_234_567)],
             ["0", "999", "1,000", "-1,234,567"]
         );
-        assert_eq!([capped(9_999), capped(10_000)], ["9,999", "≥ 10,000"]);
+        assert_eq!([format_capped(9_999), format_capped(10_000)], ["9,999", "≥ 10,000"]);
         assert_eq!(
-            [rate(3_120.4), rate(9.96), rate(0.31), rate(0.01), rate(0.0)],
+            [format_rate(3_120.4), format_rate(9.96), format_rate(0.31), format_rate(0.01), format_rate(0.0)],
             ["3,120", "10", "0.3", "< 0.1", "0"]
         );
         assert_eq!(
-            [duration(0.0031), duration(0.031), duration(2.41), duration(41.0), duration(372.0)],
+            [
+                format_duration(0.0031),
+                format_duration(0.031),
+                format_duration(2.41),
+                format_duration(41.0),
+                format_duration(372.0)
+            ],
             ["3.1 ms", "31 ms", "2.4 s", "41 s", "6 min"]
         );
         let seconds = std::time::Duration::from_secs;
         assert_eq!(
-            [length(seconds(604_800)), length(seconds(90)), length(seconds(60))],
+            [
+                format_config_duration(seconds(604_800)),
+                format_config_duration(seconds(90)),
+                format_config_duration(seconds(60))
+            ],
             ["7d", "1m 30s", "1m"]
         );
-        assert_eq!([percent(0.021), percent(0.0001), percent(0.0)], ["2.1 %", "< 0.1 %", "0.0 %"]);
+        assert_eq!(
+            [format_percent(0.021), format_percent(0.0001), format_percent(0.0)],
+            ["2.1 %", "< 0.1 %", "0.0 %"]
+        );
     }
 }

@@ -36,7 +36,7 @@ use anyhow::Context as _;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use self::access::{Access, refusals};
+use self::access::{Access, check_listen_address};
 use self::app::{App, SharedApp};
 use self::operations::Operations;
 use self::pool::Pool;
@@ -48,10 +48,10 @@ use oncely_core::mask::Masks;
 use oncely_process::preflight::{preflight, warn_of_secret_files};
 
 /// Maximum number of tails that one user, and all users, can follow at the same time.
-const TAILS: usize = 3;
-const ALL_TAILS: usize = 20;
+const MAX_USER_TAILS: usize = 3;
+const MAX_TAILS: usize = 20;
 /// Maximum number of simultaneous downloads; one per user.
-const ALL_EXPORTS: usize = 10;
+const MAX_EXPORTS: usize = 10;
 
 /// Options of the command line.
 pub struct Options {
@@ -80,17 +80,17 @@ impl Console {
     /// If the configuration, the database or the address is invalid; reports all problems.
     pub async fn open(config: Config, options: Options) -> anyhow::Result<Self> {
         let listen = options.listen.unwrap_or(config.console.listen);
-        refusals(&config.console, listen, options.insecure_plaintext).or(())?;
-        oncely_postgres::tell_server_texts(config.log.server_errors);
+        check_listen_address(&config.console, listen, options.insecure_plaintext).into_result(())?;
+        oncely_postgres::set_server_texts_shown(config.log.server_errors);
         warn_of_secret_files(&config);
-        let mut found = preflight(&config).await;
-        if let Some(session) = found.session.take() {
+        let mut preflight = preflight(&config).await;
+        if let Some(session) = preflight.session.take() {
             session.close().await;
         }
-        for waits_for in found.waits_for() {
-            tracing::warn!("{waits_for}");
+        for condition in preflight.wait_conditions() {
+            tracing::warn!("{condition}");
         }
-        found.problems.or(())?;
+        preflight.problems.into_result(())?;
         let listener =
             TcpListener::bind(listen).await.with_context(|| format!("cannot listen on {listen}"))?;
         // The actual port, if the system chose it.
@@ -98,7 +98,7 @@ impl Console {
         tracing::info!(address = %listen, "console listening");
         let (access, token) = Access::open(&config.console, &config.cell, listen, &options.user)?;
         let address = match &token {
-            Some(token) => access.link(token),
+            Some(token) => access.sign_in_url(token),
             None => access.site().address(),
         };
         let app = App {
@@ -109,9 +109,9 @@ impl Console {
             masks: Masks::new(&config.console.mask, config.console.reveal_other_bodies),
             operations: Operations::default(),
             checkup: Arc::default(),
-            tails: StreamLimiter::new(TAILS, ALL_TAILS),
-            exports: StreamLimiter::new(1, ALL_EXPORTS),
-            exporting: tokio::sync::Mutex::default(),
+            tails: StreamLimiter::new(MAX_USER_TAILS, MAX_TAILS),
+            exports: StreamLimiter::new(1, MAX_EXPORTS),
+            export_lock: tokio::sync::Mutex::default(),
             stop: CancellationToken::new(),
             announce: options.announce,
             config,
@@ -121,14 +121,14 @@ impl Console {
 
     /// Serves until `stop` completes, and finishes running requests.
     pub async fn run(self, stop: impl Future<Output = ()> + Send + 'static) {
-        let told = self.app.stop.clone().drop_guard();
-        let waiting = tokio::spawn(async move {
+        let stop_guard = self.app.stop.clone().drop_guard();
+        let stop_task = tokio::spawn(async move {
             stop.await;
-            drop(told);
+            drop(stop_guard);
         });
         let router = pages::router(Arc::clone(&self.app));
         server::serve(Arc::clone(&self.app), router, self.listener, self.app.stop.clone()).await;
         self.app.operations.shut_down().await;
-        waiting.abort();
+        stop_task.abort();
     }
 }

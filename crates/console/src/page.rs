@@ -3,7 +3,7 @@
 use axum::http::StatusCode;
 use maud::{DOCTYPE, Markup, html};
 
-use super::access::{ConsoleRole, LoginSession, Offer, Site};
+use super::access::{ConsoleRole, LoginSession, SignInChoice, Site};
 use super::assets::{self, Asset};
 use super::html::{PageLink, text};
 
@@ -33,7 +33,8 @@ impl Tab {
         }
     }
 
-    fn name(self) -> &'static str {
+    /// Returns the tab's label.
+    fn as_str(self) -> &'static str {
         match self {
             Self::Overview => "Overview",
             Self::Keys => "Keys & trail",
@@ -45,25 +46,25 @@ impl Tab {
     }
 }
 
-/// Content of the frame.
+/// Numbers in the navigation.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Nav {
     /// Number of waiting dead letters, formatted.
-    pub(crate) failed: Option<String>,
-    pub(crate) paused: usize,
+    pub(crate) letters: Option<String>,
+    pub(crate) pauses: usize,
     /// Number of findings, and whether one is a danger.
     pub(crate) findings: usize,
-    pub(crate) danger: bool,
+    pub(crate) has_danger: bool,
 }
 
-/// SQL and commands that show the same without the console.
+/// Equivalents of a page: SQL and commands that show the same.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct EquivalentCommands {
     pub(crate) sql: Vec<String>,
     pub(crate) cli: Vec<String>,
 }
 
-/// A page without its frame.
+/// The content of a page, without its frame.
 #[derive(Clone, Debug)]
 pub(crate) struct Page {
     pub(crate) status: StatusCode,
@@ -81,12 +82,13 @@ pub(crate) struct Page {
     pub(crate) live: Markup,
     /// Below the live part.
     pub(crate) below: Markup,
-    pub(crate) elsewhere: EquivalentCommands,
+    pub(crate) equivalents: EquivalentCommands,
     /// Whether the live part is refreshed.
-    pub(crate) polls: bool,
+    pub(crate) is_refreshed: bool,
 }
 
 impl Page {
+    /// Creates an empty page with this title.
     pub(crate) fn new(tab: Tab, title: &str) -> Self {
         Self {
             status: StatusCode::OK,
@@ -98,24 +100,24 @@ impl Page {
             above: Markup::default(),
             live: Markup::default(),
             below: Markup::default(),
-            elsewhere: EquivalentCommands::default(),
-            polls: true,
+            equivalents: EquivalentCommands::default(),
+            is_refreshed: true,
         }
     }
 
     /// Builds a page with a single message.
-    pub(crate) fn notice(status: StatusCode, title: &str, said: Markup) -> Self {
+    pub(crate) fn notice(status: StatusCode, title: &str, message: Markup) -> Self {
         let page = Self::new(Tab::Overview, title);
-        Self { status, tab: None, is_subject: true, above: said, polls: false, ..page }
+        Self { status, tab: None, is_subject: true, above: message, is_refreshed: false, ..page }
     }
 }
 
-/// The user and the requested address.
+/// The user of a request, and the requested address.
 #[derive(Clone, Debug)]
 pub(crate) struct PageViewer {
     pub(crate) session: LoginSession,
     /// Path and query as the browser has them, for refreshes.
-    pub(crate) here: String,
+    pub(crate) address: String,
 }
 
 impl PageViewer {
@@ -124,19 +126,19 @@ impl PageViewer {
     }
 }
 
-/// Returns the hidden field that every form carries.
-pub(crate) fn csrf(visitor: &PageViewer) -> Markup {
-    html! { input type="hidden" name="csrf" value=(visitor.session.csrf); }
+/// Renders the hidden field that every form carries.
+pub(crate) fn csrf_field(viewer: &PageViewer) -> Markup {
+    html! { input type="hidden" name="csrf" value=(viewer.session.csrf); }
 }
 
 /// Settings of htmx: no styles and scripts of its own, and "not modified" changes nothing.
-const HTMX: &str = r#"{"includeIndicatorStyles":false,"allowEval":false,"allowScriptTags":false,"historyEnabled":false,"selfRequestsOnly":true,"scrollBehavior":"auto","responseHandling":[{"code":"204","swap":false},{"code":"304","swap":false},{"code":"2..","swap":true},{"code":"...","swap":false,"error":true}]}"#;
+const HTMX_SETTINGS: &str = r#"{"includeIndicatorStyles":false,"allowEval":false,"allowScriptTags":false,"historyEnabled":false,"selfRequestsOnly":true,"scrollBehavior":"auto","responseHandling":[{"code":"204","swap":false},{"code":"304","swap":false},{"code":"2..","swap":true},{"code":"...","swap":false,"error":true}]}"#;
 
 /// Renders the whole document.
 pub(crate) fn document(
     site: &Site,
     cell: &str,
-    visitor: Option<&PageViewer>,
+    viewer: Option<&PageViewer>,
     nav: &Nav,
     page: &Page,
 ) -> Markup {
@@ -148,21 +150,21 @@ pub(crate) fn document(
                 a.skip href="#main" { "Skip to the content" }
                 header.top {
                     p.brand { a href=(site.path("/")) { (logo()) span { "oncely" } } span.cell title="Cell" { (text(cell)) } }
-                    @if visitor.is_some() { (navigation(site, nav, page.tab)) }
-                    @if let Some(visitor) = visitor { (user_menu(site, visitor, page.polls)) }
+                    @if viewer.is_some() { (navigation(site, nav, page.tab)) }
+                    @if let Some(viewer) = viewer { (user_menu(site, viewer, page.is_refreshed)) }
                 }
                 p #stale role="status" hidden {}
                 main #main tabindex="-1" {
                     h1.subject[page.is_subject] { (page.heading) }
                     @if let Some(verdict) = &page.verdict { p #verdict aria-live="polite" { (verdict) } }
                     (page.above)
-                    @if page.polls {
-                        @if let Some(visitor) = visitor { (live(visitor, page)) }
+                    @if page.is_refreshed {
+                        @if let Some(viewer) = viewer { (live_part(viewer, page)) }
                     } @else {
                         div #live { (page.live) }
                     }
                     (page.below)
-                    (elsewhere(&page.elsewhere))
+                    (equivalent_commands(&page.equivalents))
                 }
             }
         }
@@ -175,8 +177,8 @@ fn head(site: &Site, cell: &str, title: &str) -> Markup {
             meta charset="utf-8";
             meta name="viewport" content="width=device-width, initial-scale=1";
             meta name="color-scheme" content="light dark";
-            meta name="htmx-config" content=(HTMX);
-            title { (oncely_core::shown::value(title)) " · oncely " (oncely_core::shown::value(cell)) }
+            meta name="htmx-config" content=(HTMX_SETTINGS);
+            title { (oncely_core::shown::escape_value(title)) " · oncely " (oncely_core::shown::escape_value(cell)) }
             link rel="icon" href=(assets::path(site, Asset::Icon)) type="image/svg+xml";
             link rel="stylesheet" href=(assets::path(site, Asset::Style));
             script defer src=(assets::path(site, Asset::Htmx)) {}
@@ -185,7 +187,7 @@ fn head(site: &Site, cell: &str, title: &str) -> Markup {
     }
 }
 
-/// The logo: two messages, one effect.
+/// Renders the logo: two messages, one effect.
 fn logo() -> Markup {
     html! {
         svg.mark viewBox="0 0 16 16" width="16" height="16" aria-hidden="true" {
@@ -201,9 +203,9 @@ fn navigation(site: &Site, nav: &Nav, current: Option<Tab>) -> Markup {
             ul {
                 @for tab in Tab::ALL {
                     li {
-                        a id=(format!("tab-{}", tab.name().split(' ').next().unwrap_or_default().to_lowercase()))
+                        a id=(format!("tab-{}", tab.as_str().split(' ').next().unwrap_or_default().to_lowercase()))
                             href=(site.path(tab.path())) aria-current=[(current == Some(tab)).then_some("page")] {
-                            (tab.name())
+                            (tab.as_str())
                             (badge(nav, tab))
                         }
                     }
@@ -216,15 +218,15 @@ fn navigation(site: &Site, nav: &Nav, current: Option<Tab>) -> Markup {
 fn badge(nav: &Nav, tab: Tab) -> Markup {
     html! {
         @match tab {
-            Tab::Failed => @if let Some(failed) = &nav.failed {
-                " " span.badge { (failed) span.unseen { " wait" } }
+            Tab::Failed => @if let Some(letters) = &nav.letters {
+                " " span.badge { (letters) span.unseen { " wait" } }
             },
-            Tab::Consumers => @if nav.paused > 0 {
-                " " span.badge { (nav.paused) span.unseen { " paused" } }
+            Tab::Consumers => @if nav.pauses > 0 {
+                " " span.badge { (nav.pauses) span.unseen { " paused" } }
             },
             Tab::Doctor => @if nav.findings > 0 {
-                " " span.badge.danger[nav.danger] {
-                    (nav.findings) @if nav.danger { "!" } span.unseen { " findings" }
+                " " span.badge.danger[nav.has_danger] {
+                    (nav.findings) @if nav.has_danger { "!" } span.unseen { " findings" }
                 }
             },
             Tab::Overview | Tab::Keys | Tab::Outbox => {}
@@ -232,40 +234,42 @@ fn badge(nav: &Nav, tab: Tab) -> Markup {
     }
 }
 
-fn user_menu(site: &Site, visitor: &PageViewer, polls: bool) -> Markup {
-    let user = &visitor.session.user;
+fn user_menu(site: &Site, viewer: &PageViewer, is_refreshed: bool) -> Markup {
+    let user = &viewer.session.user;
     html! {
         div.who {
             span { (user.role.as_str()) " " b { (text(&user.name)) } }
             button #zone type="button" hidden {}
-            @if polls { button #pause type="button" aria-pressed="false" hidden { "Stop refreshing" } }
-            form method="post" action=(site.path("/logout")) { (csrf(visitor)) button.plain { "Sign out" } }
+            @if is_refreshed { button #pause type="button" aria-pressed="false" hidden { "Stop refreshing" } }
+            form method="post" action=(site.path("/logout")) { (csrf_field(viewer)) button.plain { "Sign out" } }
         }
     }
 }
 
-fn live(visitor: &PageViewer, page: &Page) -> Markup {
-    let others = if page.verdict.is_some() { "#nav,#verdict:innerHTML" } else { "#nav" };
+/// Renders the part of the page that is refreshed.
+fn live_part(viewer: &PageViewer, page: &Page) -> Markup {
+    let selectors = if page.verdict.is_some() { "#nav,#verdict:innerHTML" } else { "#nav" };
     html! {
-        div #live hx-get=(visitor.here) hx-trigger="poll from:body" hx-select="#live" hx-swap="outerHTML" hx-select-oob=(others) {
+        div #live hx-get=(viewer.address) hx-trigger="poll from:body" hx-select="#live" hx-swap="outerHTML" hx-select-oob=(selectors) {
             (page.live)
         }
     }
 }
 
-fn elsewhere(elsewhere: &EquivalentCommands) -> Markup {
+/// Renders the commands and the SQL that show the same.
+fn equivalent_commands(equivalents: &EquivalentCommands) -> Markup {
     html! {
-        @if !elsewhere.cli.is_empty() || !elsewhere.sql.is_empty() {
+        @if !equivalents.cli.is_empty() || !equivalents.sql.is_empty() {
             section.elsewhere aria-labelledby="elsewhere" {
                 h2 #elsewhere { "On the command line and in SQL" }
-                @for (index, line) in elsewhere.cli.iter().enumerate() {
-                    div.copy { pre id=(format!("cli-{index}")) tabindex="0" { code { (oncely_core::shown::lines(line)) } } }
+                @for (index, line) in equivalents.cli.iter().enumerate() {
+                    div.copy { pre id=(format!("cli-{index}")) tabindex="0" { code { (oncely_core::shown::escape_lines(line)) } } }
                 }
-                @if !elsewhere.sql.is_empty() {
+                @if !equivalents.sql.is_empty() {
                     details #sql {
                         summary { "SQL for this" }
-                        @for (index, statement) in elsewhere.sql.iter().enumerate() {
-                            div.copy { pre id=(format!("sql-{index}")) tabindex="0" { code { (oncely_core::shown::lines(statement)) } } }
+                        @for (index, statement) in equivalents.sql.iter().enumerate() {
+                            div.copy { pre id=(format!("sql-{index}")) tabindex="0" { code { (oncely_core::shown::escape_lines(statement)) } } }
                         }
                     }
                 }
@@ -275,7 +279,7 @@ fn elsewhere(elsewhere: &EquivalentCommands) -> Markup {
 }
 
 /// Builds the page of the one-time link: a form that uses it up.
-pub(crate) fn sign_in_page(site: &Site, token: &str) -> Page {
+pub(crate) fn link_sign_in_page(site: &Site, token: &str) -> Page {
     let body = html! {
         p { "This link signs you in as an operator, once." }
         form method="post" action=(site.path("/login")) {
@@ -287,12 +291,17 @@ pub(crate) fn sign_in_page(site: &Site, token: &str) -> Page {
 }
 
 /// Builds the sign-in page.
-pub(crate) fn sign_in(site: &Site, offer: Offer, said: Option<&str>, next: Option<&str>) -> Page {
+pub(crate) fn sign_in_page(
+    site: &Site,
+    choice: SignInChoice,
+    message: Option<&str>,
+    next: Option<&str>,
+) -> Page {
     let title = "Sign in";
     let body = html! {
-        @if let Some(said) = said { p.said role="alert" { (said) } }
-        @match offer {
-            Offer::Link => {
+        @if let Some(message) = message { p.said role="alert" { (message) } }
+        @match choice {
+            SignInChoice::Link => {
                 p {
                     "Sign in with the link that was printed where this console was started. A link works once, \
                      within ten minutes; printing another one leaves it valid."
@@ -302,13 +311,13 @@ pub(crate) fn sign_in(site: &Site, offer: Offer, said: Option<&str>, next: Optio
                     button { "Print another link" }
                 }
             },
-            Offer::Token => form.stacked method="post" action=(site.path("/login")) {
+            SignInChoice::Token => form.stacked method="post" action=(site.path("/login")) {
                 @if let Some(next) = next { input type="hidden" name="next" value=(next); }
                 label for="token" { "Your token" }
                 input #token type="password" name="token" autocomplete="current-password" required autofocus;
                 button { "Sign in" }
             },
-            Offer::Proxy => p {
+            SignInChoice::Proxy => p {
                 "The proxy in front of this console did not send your name. Ask its operator."
             },
         }
@@ -317,7 +326,7 @@ pub(crate) fn sign_in(site: &Site, offer: Offer, said: Option<&str>, next: Optio
 }
 
 /// Builds a page that redirects within the site by a new navigation: a same-site cookie is not sent if another site's page led here.
-pub(crate) fn redirect_page(site: &Site, to: &PageLink) -> Markup {
+pub(crate) fn redirect_page(site: &Site, target: &PageLink) -> Markup {
     html! {
         (DOCTYPE)
         html lang="en" {
@@ -325,12 +334,12 @@ pub(crate) fn redirect_page(site: &Site, to: &PageLink) -> Markup {
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
                 meta name="referrer" content="no-referrer";
-                meta http-equiv="refresh" content=(format!("0; url={to}"));
+                meta http-equiv="refresh" content=(format!("0; url={target}"));
                 title { "oncely" }
                 link rel="icon" href=(assets::path(site, Asset::Icon)) type="image/svg+xml";
                 link rel="stylesheet" href=(assets::path(site, Asset::Style));
             }
-            body { main #main { h1 { "oncely" } p { a href=(to) { "Go on" } } } }
+            body { main #main { h1 { "oncely" } p { a href=(target) { "Go on" } } } }
         }
     }
 }

@@ -7,7 +7,7 @@ use url::form_urlencoded;
 pub(crate) struct Parameters(Vec<(String, String)>);
 
 impl Parameters {
-    /// Parses `name=value&…`. Bytes that are not UTF-8, and NUL, which no text in PostgreSQL can hold, become a character that is in no key.
+    /// Parses `name=value&…`. Bytes that are not UTF-8, and NUL, which no text in PostgreSQL can hold, become U+FFFD.
     pub(crate) fn parse(text: &[u8]) -> Self {
         let clean = |text: &str| text.replace('\0', "\u{fffd}");
         Self(form_urlencoded::parse(text).map(|(name, value)| (clean(&name), clean(&value))).collect())
@@ -22,13 +22,13 @@ impl Parameters {
             .filter(|v| !v.is_empty())
     }
 
-    /// Returns a value without surrounding white space.
-    pub(crate) fn word(&self, name: &str) -> Option<&str> {
+    /// Returns a value without surrounding white space; `None` if it is missing or blank.
+    pub(crate) fn get_trimmed(&self, name: &str) -> Option<&str> {
         self.get(name).map(str::trim).filter(|value| !value.is_empty())
     }
 
-    /// Returns an owned value.
-    pub(crate) fn text(&self, name: &str) -> Option<String> {
+    /// Returns an unchanged value as an owned text; `None` if it is missing or empty.
+    pub(crate) fn get_owned(&self, name: &str) -> Option<String> {
         self.get(name).map(str::to_owned)
     }
 
@@ -51,6 +51,6 @@ mod tests {
             (None, true, false)
         );
         assert_eq!(parameters.get("bad"), Some("\u{fffd}"));
-        assert_eq!((parameters.get("space"), parameters.word("space")), (Some(" x "), Some("x")));
+        assert_eq!((parameters.get("space"), parameters.get_trimmed("space")), (Some(" x "), Some("x")));
     }
 }

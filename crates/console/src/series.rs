@@ -8,7 +8,7 @@ use chrono::{DateTime, Utc};
 use tokio::sync::Mutex;
 
 use super::pool::Pool;
-use oncely_core::durations::{BUCKETS, quantile};
+use oncely_core::durations::{BUCKET_COUNT, quantile};
 use oncely_postgres::{self as pg, ConsumerStats, RelayStats};
 
 /// Time range of a plot.
@@ -24,8 +24,8 @@ pub(crate) enum Range {
 impl Range {
     pub(crate) const ALL: [Self; 5] = [Self::Quarter, Self::Hour, Self::SixHours, Self::Day, Self::Week];
 
-    /// Returns the name in a query.
-    pub(crate) fn name(self) -> &'static str {
+    /// Returns the range as written in URLs and labels.
+    pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Quarter => "15m",
             Self::Hour => "1h",
@@ -36,7 +36,7 @@ impl Range {
     }
 
     pub(crate) fn parse(text: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|range| range.name() == text)
+        Self::ALL.into_iter().find(|range| range.as_str() == text)
     }
 
     /// Returns the length, and the width of the spans, of which there are about a hundred; in seconds.
@@ -52,7 +52,7 @@ impl Range {
 }
 
 /// Delay in seconds after which a span has been reported; before, it would look like a drop.
-const TOLD_AFTER: i64 = 15;
+const REPORT_DELAY_SECONDS: i64 = 15;
 
 /// Work in a range.
 pub(crate) struct Series {
@@ -76,12 +76,13 @@ pub(crate) struct Span {
 }
 
 impl Span {
+    /// Adds a consumer's counts.
     fn add(&mut self, stats: &ConsumerStats) {
         self.done += stats.completed + stats.refused;
         self.duplicates += stats.duplicates;
         self.retried += stats.retried;
         self.dead += stats.dead_lettered;
-        self.durations.resize(BUCKETS, 0);
+        self.durations.resize(BUCKET_COUNT, 0);
         for (sum, count) in self.durations.iter_mut().zip(&stats.durations) {
             *sum += count;
         }
@@ -94,6 +95,7 @@ impl Span {
 }
 
 impl Series {
+    /// Creates the series of a range that ends with the last reported span.
     pub(crate) fn new(
         range: Range,
         now: DateTime<Utc>,
@@ -101,22 +103,22 @@ impl Series {
         relays: Vec<RelayStats>,
     ) -> Self {
         let (length, width) = range.seconds();
-        let until = (now.timestamp() - TOLD_AFTER).div_euclid(width) * width;
+        let until = (now.timestamp() - REPORT_DELAY_SECONDS).div_euclid(width) * width;
         Self { since: until - length, until, width, consumers, relays }
     }
 
     /// Returns the beginning of the first span, from which statistics are queried.
-    fn begin(range: Range, now: DateTime<Utc>) -> DateTime<Utc> {
+    fn start_time(range: Range, now: DateTime<Utc>) -> DateTime<Utc> {
         let since = Self::new(range, now, Vec::new(), Vec::new()).since;
         DateTime::from_timestamp(since, 0).unwrap_or(now)
     }
 
     /// Returns all spans in order, including empty ones; of one consumer, or of all.
     pub(crate) fn spans(&self, consumer: Option<&str>) -> Vec<Span> {
-        let mut spans = vec![Span::default(); self.length()];
-        let wanted = self.consumers.iter().filter(|stats| consumer.is_none_or(|name| stats.consumer == name));
-        for stats in wanted {
-            if let Some(span) = self.index(stats.at).and_then(|index| spans.get_mut(index)) {
+        let mut spans = vec![Span::default(); self.span_count()];
+        let rows = self.consumers.iter().filter(|stats| consumer.is_none_or(|name| stats.consumer == name));
+        for stats in rows {
+            if let Some(span) = self.span_index(stats.at).and_then(|index| spans.get_mut(index)) {
                 span.add(stats);
             }
         }
@@ -125,68 +127,70 @@ impl Series {
 
     /// Returns for each span the age in seconds of the oldest entry for a target; `None` if no relay reported.
     pub(crate) fn ages(&self, target: &str) -> Vec<Option<f64>> {
-        self.relay(target, |stats| stats.oldest_age)
+        self.relay_values(target, |stats| stats.oldest_age)
     }
 
     /// Returns for each span the rate of entries that arrived at a target.
-    pub(crate) fn relayed(&self, target: &str) -> Vec<Option<f64>> {
+    pub(crate) fn relay_rates(&self, target: &str) -> Vec<Option<f64>> {
         #[allow(clippy::cast_precision_loss)] // counts below 2^53
-        self.relay(target, |stats| stats.relayed as f64 / self.width as f64)
+        self.relay_values(target, |stats| stats.relayed as f64 / self.width as f64)
     }
 
-    fn relay(&self, target: &str, value: impl Fn(&RelayStats) -> f64) -> Vec<Option<f64>> {
-        let mut values = vec![None; self.length()];
+    /// Returns a value of each span of a target; `None` if no relay reported.
+    fn relay_values(&self, target: &str, value: impl Fn(&RelayStats) -> f64) -> Vec<Option<f64>> {
+        let mut values = vec![None; self.span_count()];
         for stats in self.relays.iter().filter(|stats| stats.target == target) {
-            if let Some(at) = self.index(stats.at).and_then(|index| values.get_mut(index)) {
-                *at = Some(value(stats));
+            if let Some(slot) = self.span_index(stats.at).and_then(|index| values.get_mut(index)) {
+                *slot = Some(value(stats));
             }
         }
         values
     }
 
-    /// Converts counts to rates.
+    /// Converts counts of spans to rates per second.
     #[allow(clippy::cast_precision_loss)] // counts below 2^53
     pub(crate) fn rates(&self, spans: &[Span], of: impl Fn(&Span) -> i64) -> Vec<f64> {
         spans.iter().map(|span| of(span) as f64 / self.width as f64).collect()
     }
 
-    fn length(&self) -> usize {
+    fn span_count(&self) -> usize {
         usize::try_from((self.until - self.since) / self.width).unwrap_or(0)
     }
 
-    fn index(&self, at: DateTime<Utc>) -> Option<usize> {
+    /// Returns the index of the span with a time.
+    fn span_index(&self, at: DateTime<Utc>) -> Option<usize> {
         usize::try_from((at.timestamp() - self.since).div_euclid(self.width)).ok()
     }
 }
 
-/// Queries ranges once for all users: a result is valid for a sixth of its span width.
+/// Queries ranges once for all users: a series is valid for a sixth of its span width, and for four seconds at least.
 #[derive(Default)]
 pub(crate) struct Plots(Mutex<BTreeMap<Range, (Instant, Arc<Series>)>>);
 
 impl Plots {
-    /// Returns the work in a range.
+    /// Queries the work in a range, or returns a recent result.
     ///
     /// # Errors
     /// If PostgreSQL does not answer.
-    pub(crate) async fn series(&self, pool: &Pool, range: Range) -> Result<Arc<Series>, sqlx::Error> {
+    pub(crate) async fn query_series(&self, pool: &Pool, range: Range) -> Result<Arc<Series>, sqlx::Error> {
         let (_, width) = range.seconds();
-        let good = Duration::from_secs(u64::try_from(width / 6).unwrap_or(0)).max(Duration::from_secs(4));
-        let mut kept = self.0.lock().await;
-        if let Some((at, series)) = kept.get(&range)
-            && at.elapsed() < good
+        let lifetime = Duration::from_secs(u64::try_from(width / 6).unwrap_or(0)).max(Duration::from_secs(4));
+        let mut cache = self.0.lock().await;
+        if let Some((at, series)) = cache.get(&range)
+            && at.elapsed() < lifetime
         {
             return Ok(Arc::clone(series));
         }
         let mut pooled = pool.acquire().await?;
         let now = pooled.session.clock.now();
-        let since = Series::begin(range, now);
+        let since = Series::start_time(range, now);
         let width = Duration::from_secs(u64::try_from(width).unwrap_or(1));
         let connection = &mut pooled.session.connection;
-        let consumers = pg::consumer_stats(connection, since, width).await?;
-        let relays = pg::relay_stats(connection, since, width).await?;
+        let consumers = pg::read_consumer_stats(connection, since, width).await?;
+        let relays = pg::read_relay_stats(connection, since, width).await?;
         pooled.give_back();
         let series = Arc::new(Series::new(range, now, consumers, relays));
-        kept.insert(range, (Instant::now(), Arc::clone(&series)));
+        cache.insert(range, (Instant::now(), Arc::clone(&series)));
         Ok(series)
     }
 }
@@ -204,7 +208,7 @@ mod tests {
             at: at(seconds),
             completed,
             duplicates: 1,
-            durations: vec![1; BUCKETS],
+            durations: vec![1; BUCKET_COUNT],
             ..ConsumerStats::default()
         };
         // The span that is not reported yet, the last reported one, the first, and one before it.

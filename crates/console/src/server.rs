@@ -20,16 +20,16 @@ use super::connection_slots::{ConnectionSlot, ConnectionSlots};
 use super::guard::{self, GuardDecision};
 use oncely_net::http_server::{ConnectionLimits, accept, serve_connection};
 
-const LIMITS: ConnectionLimits = ConnectionLimits {
+const CONNECTION_LIMITS: ConnectionLimits = ConnectionLimits {
     headers: Duration::from_secs(15),
     write: Duration::from_secs(15),
     head: 32 << 10,
     keep_alive: true,
 };
 /// Time to finish running requests after the signal to stop.
-const STOP: Duration = Duration::from_secs(5);
-/// Answer if there is no free place.
-const FULL: &[u8] =
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
+/// Response to a connection without a slot.
+const FULL_RESPONSE: &[u8] =
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: 5\r\nconnection: close\r\n\r\n";
 /// Serves until stopped, and finishes running requests.
 pub(super) async fn serve(app: SharedApp, router: Router, listener: TcpListener, stop: CancellationToken) {
@@ -42,28 +42,29 @@ pub(super) async fn serve(app: SharedApp, router: Router, listener: TcpListener,
         };
         let peer = peer.ip();
         // No byte is read from an untrusted address.
-        if !app.access.answers(peer) {
+        if !app.access.is_allowed_peer(peer) {
             tracing::debug!(%peer, "not from the proxy's networks");
             continue;
         }
         match slots.take(peer) {
             Some(slot) => {
                 let app = Arc::clone(&app);
-                tasks.spawn(connection(app, router.clone(), stream, peer, Arc::new(slot), stop.clone()));
+                tasks.spawn(serve_client(app, router.clone(), stream, peer, Arc::new(slot), stop.clone()));
             }
             None => {
                 // Writes as much as possible without waiting.
-                let _ = stream.try_write(FULL);
+                let _ = stream.try_write(FULL_RESPONSE);
             }
         }
     }
     tasks.close();
-    if tokio::time::timeout(STOP, tasks.wait()).await.is_err() {
+    if tokio::time::timeout(STOP_TIMEOUT, tasks.wait()).await.is_err() {
         tracing::warn!("shutdown limit reached; open responses are cut off");
     }
 }
 
-async fn connection(
+/// Serves a connection until it ends, or `stop`.
+async fn serve_client(
     app: SharedApp,
     router: Router,
     stream: TcpStream,
@@ -74,13 +75,14 @@ async fn connection(
     let own = Arc::clone(&slot);
     let service = service_fn(move |request: hyper::Request<Incoming>| {
         let (app, router, slot) = (Arc::clone(&app), router.clone(), Arc::clone(&own));
-        async move { Ok::<_, Infallible>(answer(app, router, peer, &slot, request.map(Body::new)).await) }
+        async move { Ok::<_, Infallible>(handle_request(app, router, peer, &slot, request.map(Body::new)).await) }
     });
     // The error has been logged, and ends the connection.
-    let _ = serve_connection(stream, &LIMITS, service, &stop, slot.leave.cancelled()).await;
+    let _ = serve_connection(stream, &CONNECTION_LIMITS, service, &stop, slot.eviction.cancelled()).await;
 }
 
-async fn answer(
+/// Checks a request, and calls its page; every response gets the security headers.
+async fn handle_request(
     app: SharedApp,
     mut router: Router,
     peer: IpAddr,
@@ -88,7 +90,7 @@ async fn answer(
     request: axum::extract::Request,
 ) -> Response {
     let mut response = match guard::check(&app, peer, slot, request).await {
-        GuardDecision::Answer(response) => response,
+        GuardDecision::Respond(response) => response,
         GuardDecision::Pass(request) => {
             let Ok(response) = router.call(request).await;
             response

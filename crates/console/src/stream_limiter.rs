@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(crate) struct StreamLimiter {
     per_user: usize,
     total: usize,
-    taken: Mutex<HashMap<String, usize>>,
+    /// Number of streams by user.
+    counts: Mutex<HashMap<String, usize>>,
 }
 
 /// The permit of one stream, released when dropped.
@@ -19,33 +20,33 @@ pub(crate) struct StreamPermit {
 impl StreamLimiter {
     /// Creates a limiter of `per_user` streams for each user and `total` streams for all users.
     pub(crate) fn new(per_user: usize, total: usize) -> Arc<Self> {
-        Arc::new(Self { per_user, total, taken: Mutex::default() })
+        Arc::new(Self { per_user, total, counts: Mutex::default() })
     }
 
     /// Takes a permit for a user; `None` if the user's limit or the total is reached.
     pub(crate) fn take(self: &Arc<Self>, user: &str) -> Option<StreamPermit> {
-        let mut taken = self.lock();
-        let own = taken.get(user).copied().unwrap_or(0);
-        if own >= self.per_user || taken.values().sum::<usize>() >= self.total {
+        let mut counts = self.lock();
+        let count = counts.get(user).copied().unwrap_or(0);
+        if count >= self.per_user || counts.values().sum::<usize>() >= self.total {
             return None;
         }
-        taken.insert(user.to_owned(), own + 1);
+        counts.insert(user.to_owned(), count + 1);
         Some(StreamPermit { limiter: Arc::clone(self), user: user.to_owned() })
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, usize>> {
         // A panic can't leave the map inconsistent.
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for StreamPermit {
     fn drop(&mut self) {
-        let mut taken = self.limiter.lock();
-        if let Some(own) = taken.get_mut(&self.user) {
-            *own -= 1;
-            if *own == 0 {
-                taken.remove(&self.user);
+        let mut counts = self.limiter.lock();
+        if let Some(count) = counts.get_mut(&self.user) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(&self.user);
             }
         }
     }

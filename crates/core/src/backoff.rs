@@ -8,12 +8,13 @@ use backon::{BackoffBuilder as _, ExponentialBackoff, ExponentialBuilder};
 #[derive(Debug)]
 pub struct Backoff(ExponentialBackoff);
 
-const LONGEST: Duration = Duration::from_secs(10);
+const MAX_DELAY: Duration = Duration::from_secs(10);
 
-fn fresh() -> ExponentialBackoff {
+/// Builds the policy of pauses, with a short first one.
+fn build_backoff() -> ExponentialBackoff {
     ExponentialBuilder::default()
         .with_min_delay(Duration::from_millis(100))
-        .with_max_delay(LONGEST)
+        .with_max_delay(MAX_DELAY)
         .with_jitter()
         .without_max_times()
         .build()
@@ -21,18 +22,18 @@ fn fresh() -> ExponentialBackoff {
 
 impl Default for Backoff {
     fn default() -> Self {
-        Self(fresh())
+        Self(build_backoff())
     }
 }
 
 impl Backoff {
     /// Returns the next pause.
     pub fn next_pause(&mut self) -> Duration {
-        self.0.next().unwrap_or(LONGEST)
+        self.0.next().unwrap_or(MAX_DELAY)
     }
 
     /// Makes the next pause short again, after a success.
     pub fn reset(&mut self) {
-        self.0 = fresh();
+        self.0 = build_backoff();
     }
 }

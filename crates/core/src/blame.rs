@@ -12,13 +12,13 @@ use crate::fault::FaultClass;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Circumstances {
     /// Whether it ran in its own transaction, on a session that no other message has used.
-    pub by_itself: bool,
+    pub is_by_itself: bool,
     /// Whether another message of its consumer has succeeded between its earlier failure and this try.
-    pub witness: bool,
-    /// Whether it fails, and for a while no other message of its consumer has failed or succeeded.
-    pub alone: bool,
+    pub has_witness: bool,
+    /// Whether no other message of its consumer has failed or succeeded for a while.
+    pub is_alone: bool,
     /// Whether it has waited for a minute or longer, with tries in between.
-    pub persists: bool,
+    pub is_persistent: bool,
 }
 
 /// Attribution of a failure.
@@ -29,26 +29,26 @@ pub enum Blame {
     /// Perhaps other messages of its batch: it runs again alone, and uses no attempt.
     Batch,
     /// No known cause: it waits aside, and uses no attempt.
-    Nobody,
+    Unknown,
 }
 
 /// Attributes a failure of this class.
 #[must_use]
 pub fn blame(class: FaultClass, circumstances: Circumstances) -> Blame {
-    let Circumstances { by_itself, witness, alone, persists } = circumstances;
+    let Circumstances { is_by_itself, has_witness, is_alone, is_persistent } = circumstances;
     match class {
         _ if class.is_of_one_message() => Blame::Message(class),
-        // Its neighbours may be the cause: a temporary table that each message creates, for example, exists for all but the first. Those that
-        // succeeded may have run before a fault of all began, or after it ended.
-        _ if !by_itself => Blame::Batch,
-        FaultClass::Transient | FaultClass::Poison if witness || alone => Blame::Message(class),
+        // Other messages of its batch may be the cause: a temporary table that each message creates, for example, exists for all but the
+        // first. Messages that succeeded may have run before a fault of all messages began, or after it ended.
+        _ if !is_by_itself => Blame::Batch,
+        FaultClass::Transient | FaultClass::Poison if has_witness || is_alone => Blame::Message(class),
         // Other batches, also of its consumer in other processes, may hold the locks, but not for long.
-        FaultClass::Contention if !persists => Blame::Nobody,
-        // A message alone does not cause the others, even if no other one is available.
-        FaultClass::Contention | FaultClass::Environment | FaultClass::Session if witness => {
+        FaultClass::Contention if !is_persistent => Blame::Unknown,
+        // A message alone does not cause these classes, even if no other message is available.
+        FaultClass::Contention | FaultClass::Environment | FaultClass::Session if has_witness => {
             Blame::Message(FaultClass::Transient)
         }
-        _ => Blame::Nobody,
+        _ => Blame::Unknown,
     }
 }
 
@@ -57,9 +57,9 @@ mod tests {
     use super::*;
 
     const IN_BATCH: Circumstances =
-        Circumstances { by_itself: false, witness: false, alone: false, persists: false };
-    const BY_ITSELF: Circumstances = Circumstances { by_itself: true, ..IN_BATCH };
-    const SEEN: Circumstances = Circumstances { witness: true, ..BY_ITSELF };
+        Circumstances { is_by_itself: false, has_witness: false, is_alone: false, is_persistent: false };
+    const BY_ITSELF: Circumstances = Circumstances { is_by_itself: true, ..IN_BATCH };
+    const WITH_WITNESS: Circumstances = Circumstances { has_witness: true, ..BY_ITSELF };
 
     /// Classes that a message alone does not cause.
     const OF_OTHERS: [FaultClass; 3] = [FaultClass::Environment, FaultClass::Contention, FaultClass::Session];
@@ -68,20 +68,20 @@ mod tests {
     fn what_no_message_causes_by_itself_is_the_messages_only_where_another_one_succeeds() {
         for class in OF_OTHERS {
             assert_eq!(blame(class, IN_BATCH), Blame::Batch);
-            let among_good = Circumstances { witness: true, ..IN_BATCH };
+            let among_good = Circumstances { has_witness: true, ..IN_BATCH };
             assert_eq!(blame(class, among_good), Blame::Batch, "its neighbours may be the cause");
-            assert_eq!(blame(class, BY_ITSELF), Blame::Nobody);
-            let alone = Circumstances { alone: true, ..BY_ITSELF };
-            assert_eq!(blame(class, alone), Blame::Nobody);
-            let lasting = Circumstances { persists: true, ..BY_ITSELF };
-            assert_eq!(blame(class, lasting), Blame::Nobody, "it may meet all, however long it lasts");
-            let persists = Circumstances { persists: true, ..SEEN };
-            assert_eq!(blame(class, persists), Blame::Message(FaultClass::Transient));
+            assert_eq!(blame(class, BY_ITSELF), Blame::Unknown);
+            let alone = Circumstances { is_alone: true, ..BY_ITSELF };
+            assert_eq!(blame(class, alone), Blame::Unknown);
+            let lasting = Circumstances { is_persistent: true, ..BY_ITSELF };
+            assert_eq!(blame(class, lasting), Blame::Unknown, "it may meet all, however long it lasts");
+            let persistent = Circumstances { is_persistent: true, ..WITH_WITNESS };
+            assert_eq!(blame(class, persistent), Blame::Message(FaultClass::Transient));
             let soon = match class {
-                FaultClass::Contention => Blame::Nobody,
+                FaultClass::Contention => Blame::Unknown,
                 _ => Blame::Message(FaultClass::Transient),
             };
-            assert_eq!(blame(class, SEEN), soon);
+            assert_eq!(blame(class, WITH_WITNESS), soon);
         }
     }
 
@@ -89,11 +89,11 @@ mod tests {
     fn what_a_message_can_cause_waits_for_a_witness_where_others_fail_as_well() {
         for class in [FaultClass::Transient, FaultClass::Poison] {
             assert_eq!(blame(class, IN_BATCH), Blame::Batch);
-            assert_eq!(blame(class, BY_ITSELF), Blame::Nobody);
-            assert_eq!(blame(class, SEEN), Blame::Message(class));
-            let alone = Circumstances { alone: true, ..BY_ITSELF };
+            assert_eq!(blame(class, BY_ITSELF), Blame::Unknown);
+            assert_eq!(blame(class, WITH_WITNESS), Blame::Message(class));
+            let alone = Circumstances { is_alone: true, ..BY_ITSELF };
             assert_eq!(blame(class, alone), Blame::Message(class));
-            let among_good = Circumstances { by_itself: false, ..SEEN };
+            let among_good = Circumstances { is_by_itself: false, ..WITH_WITNESS };
             assert_eq!(blame(class, among_good), Blame::Batch);
         }
     }

@@ -26,7 +26,7 @@ crate::words! {
 }
 
 impl KeyStatus {
-    /// Parses the column's value.
+    /// Parses a key's state from its column; `None` for an unknown one.
     #[must_use]
     pub fn from_column(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|status| status.as_str() == text)
@@ -73,7 +73,7 @@ pub enum OnConflict {
 pub enum KeyDecision {
     /// It failed before and may run again.
     Retake,
-    /// It ran under a lease, so a consumer without leases must not run it: see [`leased`].
+    /// It ran under a lease, so a consumer without leases must not run it: see [`leased_rejection`].
     Leased,
     /// It took effect; no handler runs.
     Duplicate,
@@ -81,9 +81,13 @@ pub enum KeyDecision {
     Reject(Rejection),
 }
 
-/// Decides from a key's row.
+/// Decides from a key's row whether a delivery with this fingerprint runs, is a duplicate, or is rejected.
 #[must_use]
-pub fn decide(record: &KeyRecord, fingerprint: Option<&Fingerprint>, on_conflict: OnConflict) -> KeyDecision {
+pub fn decide_on_key(
+    record: &KeyRecord,
+    fingerprint: Option<&Fingerprint>,
+    on_conflict: OnConflict,
+) -> KeyDecision {
     let is_other = match (&record.fingerprint, fingerprint) {
         (Some(known), Some(new)) => known.compare(new) == Likeness::Other,
         // One side compares nothing.
@@ -107,10 +111,10 @@ pub fn decide(record: &KeyRecord, fingerprint: Option<&Fingerprint>, on_conflict
     }
 }
 
-/// Returns the rejection by a consumer without leases of a message that ran under one, after the wait for its end ([`wait`]). Outside calls
-/// of that run may have happened, and this consumer can't query them.
+/// Returns the rejection by a consumer without leases of a message that ran under one, after the wait for its end ([`remaining_wait`]).
+/// Outside calls of that run may have happened, and this consumer can't query them.
 #[must_use]
-pub fn leased() -> Rejection {
+pub fn leased_rejection() -> Rejection {
     Rejection::new(
         Reason::OutcomeUnknown,
         "runs under leases (oncely.claim_lease) began this message: it runs under one only",
@@ -118,14 +122,14 @@ pub fn leased() -> Rejection {
 }
 
 /// Tolerance for a copy that comes early: clocks of two processes differ by about a round trip.
-pub const EARLY: Duration = Duration::from_millis(100);
+pub const EARLY_TOLERANCE: Duration = Duration::from_millis(100);
 
-/// Returns how long a copy must still wait. The wait belongs to the key, so that copies neither shorten it nor use attempts.
+/// Returns the remaining wait of a copy; `None` if it may run. The wait belongs to the key: copies neither shorten it nor use attempts.
 #[must_use]
-pub fn wait(record: &KeyRecord, now: DateTime<Utc>) -> Option<Duration> {
+pub fn remaining_wait(record: &KeyRecord, now: DateTime<Utc>) -> Option<Duration> {
     let wait = record.not_before?.signed_duration_since(now);
-    let early = TimeDelta::from_std(EARLY).unwrap_or_default();
-    if wait <= early { None } else { wait.to_std().ok() }
+    let tolerance = TimeDelta::from_std(EARLY_TOLERANCE).unwrap_or_default();
+    if wait <= tolerance { None } else { wait.to_std().ok() }
 }
 
 /// Whether the mirror is queried, and how far a hit is trusted.
@@ -146,16 +150,16 @@ pub enum PrecheckMode {
 pub enum HitDecision {
     /// It took effect: acknowledge without a query of PostgreSQL.
     Believe,
-    /// Acknowledge if PostgreSQL confirms it ([`confirms`]).
+    /// Acknowledge if PostgreSQL confirms it ([`is_hit_confirmed`]).
     Confirm,
     /// Treat it as a miss.
     Ignore,
 }
 
-/// Decides on a hit: `may_lose_commits` is whether a failover could lose reported commits, `is_fresh` whether the database's epoch was just
-/// confirmed. If not, a failover may have happened since.
+/// Decides on a mirror hit: `may_lose_commits` is whether a failover could lose reported commits, `is_fresh` whether the database's epoch
+/// was just confirmed. If not, a failover may have happened since.
 #[must_use]
-pub fn on_hit(mode: PrecheckMode, may_lose_commits: bool, is_fresh: bool) -> HitDecision {
+pub fn decide_on_hit(mode: PrecheckMode, may_lose_commits: bool, is_fresh: bool) -> HitDecision {
     match (mode, is_fresh) {
         (PrecheckMode::Off, _) => HitDecision::Ignore,
         (PrecheckMode::Verify, _) => HitDecision::Confirm,
@@ -167,21 +171,21 @@ pub fn on_hit(mode: PrecheckMode, may_lose_commits: bool, is_fresh: bool) -> Hit
 
 /// Returns whether PostgreSQL's answer confirms a mirror hit.
 #[must_use]
-pub fn confirms(
+pub fn is_hit_confirmed(
     record: Option<&KeyRecord>,
     fingerprint: Option<&Fingerprint>,
     on_conflict: OnConflict,
 ) -> bool {
     record.is_some_and(|record| {
         record.status == KeyStatus::Completed
-            && decide(record, fingerprint, on_conflict) == KeyDecision::Duplicate
+            && decide_on_key(record, fingerprint, on_conflict) == KeyDecision::Duplicate
     })
 }
 
-/// Returns for each message of a batch the earlier one with the same identity, if there is one: only the first is claimed, and the others
-/// get its result.
+/// Finds for each message of a batch the first earlier one with the same identity, if there is one: only the first is claimed,
+/// and the others get its result.
 #[must_use]
-pub fn leaders<'a>(identities: impl IntoIterator<Item = &'a Identity>) -> Vec<Option<usize>> {
+pub fn find_leaders<'a>(identities: impl IntoIterator<Item = &'a Identity>) -> Vec<Option<usize>> {
     let mut first: HashMap<&Identity, usize> = HashMap::new();
     identities
         .into_iter()
@@ -196,7 +200,7 @@ pub fn leaders<'a>(identities: impl IntoIterator<Item = &'a Identity>) -> Vec<Op
         .collect()
 }
 
-/// How a redelivered message may run: it came before without a reported result, so it may have crashed a process.
+/// Isolation of a redelivered message: it came before without a reported result, so it may have crashed a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Suspicion {
     /// Together with other suspects: nearly always none of them is the cause, and only their channel was lost.
@@ -207,10 +211,10 @@ pub enum Suspicion {
     GiveUp,
 }
 
-/// Decides from the runs that were marked before and never reported. A message that crashes its process does so once among all messages,
-/// once among suspects, and then alone: no neighbour is ever marked more than once because of it.
+/// Decides how a suspect may run, from its runs that were marked before and never reported. A message that crashes its process does so
+/// once among all messages, once among suspects, and then alone: no neighbour is ever marked more than once because of it.
 #[must_use]
-pub fn suspicion(crash_attempts: u32, max_crashes: u32) -> Suspicion {
+pub fn decide_on_suspect(crash_attempts: u32, max_crashes: u32) -> Suspicion {
     match crash_attempts {
         marks if marks >= max_crashes => Suspicion::GiveUp,
         0 => Suspicion::Group,
@@ -231,7 +235,7 @@ pub enum FailureDecision {
 
 /// Decides after the `attempt`-th run (counted from 1) failed, and the failure is attributed to the message ([`crate::blame`]).
 #[must_use]
-pub fn after_failure(fault: &Fault, attempt: u32, retry: &RetryPolicy) -> FailureDecision {
+pub fn decide_after_failure(fault: &Fault, attempt: u32, retry: &RetryPolicy) -> FailureDecision {
     let give_up = |reason| FailureDecision::GiveUp(Rejection::new(reason, fault.to_string()));
     match fault.class {
         FaultClass::Refused => FailureDecision::Refuse(fault.message.clone()),
@@ -240,7 +244,7 @@ pub fn after_failure(fault: &Fault, attempt: u32, retry: &RetryPolicy) -> Failur
         FaultClass::NotJson => give_up(Reason::InvalidJson),
         FaultClass::Crashed => give_up(Reason::Crash),
         FaultClass::Transient | FaultClass::Environment | FaultClass::Contention | FaultClass::Session => {
-            match retry.after(attempt) {
+            match retry.delay_after(attempt) {
                 Some(delay) => FailureDecision::Retry(delay),
                 None => give_up(Reason::AttemptsExhausted),
             }
@@ -282,7 +286,7 @@ mod tests {
     #[test]
     fn the_same_payload_follows_the_state_of_its_key() {
         let print = print(1);
-        let of = |status| decide(&record(status, Some(1)), Some(&print), OnConflict::DeadLetter);
+        let of = |status| decide_on_key(&record(status, Some(1)), Some(&print), OnConflict::DeadLetter);
         assert_eq!(of(KeyStatus::Completed), KeyDecision::Duplicate);
         assert_eq!(of(KeyStatus::InProgress), KeyDecision::Retake);
         assert_eq!(reason(&of(KeyStatus::Failed)), Some(Reason::Poison));
@@ -292,10 +296,11 @@ mod tests {
     fn another_payload_never_runs_and_is_never_dropped_unless_the_consumer_says_so() {
         let other = print(2);
         for status in [KeyStatus::Completed, KeyStatus::InProgress, KeyStatus::Failed] {
-            let decision = decide(&record(status, Some(1)), Some(&other), OnConflict::DeadLetter);
+            let decision = decide_on_key(&record(status, Some(1)), Some(&other), OnConflict::DeadLetter);
             assert_eq!(reason(&decision), Some(Reason::KeyConflict));
         }
-        let lenient = decide(&record(KeyStatus::Completed, Some(1)), Some(&other), OnConflict::Duplicate);
+        let lenient =
+            decide_on_key(&record(KeyStatus::Completed, Some(1)), Some(&other), OnConflict::Duplicate);
         assert_eq!(lenient, KeyDecision::Duplicate);
     }
 
@@ -303,14 +308,17 @@ mod tests {
     fn no_fingerprint_on_either_side_means_the_key_alone_decides() {
         let print = print(1);
         let completed = |known| record(KeyStatus::Completed, known);
-        assert_eq!(decide(&completed(None), Some(&print), OnConflict::DeadLetter), KeyDecision::Duplicate);
-        assert_eq!(decide(&completed(Some(9)), None, OnConflict::DeadLetter), KeyDecision::Duplicate);
+        assert_eq!(
+            decide_on_key(&completed(None), Some(&print), OnConflict::DeadLetter),
+            KeyDecision::Duplicate
+        );
+        assert_eq!(decide_on_key(&completed(Some(9)), None, OnConflict::DeadLetter), KeyDecision::Duplicate);
     }
 
     #[test]
     fn a_payload_under_another_policy_is_not_another_payload() {
         let other = Fingerprint::new([1; 4], [2; 12]);
-        let of = |status| decide(&record(status, Some(1)), Some(&other), OnConflict::DeadLetter);
+        let of = |status| decide_on_key(&record(status, Some(1)), Some(&other), OnConflict::DeadLetter);
         assert_eq!(of(KeyStatus::Completed), KeyDecision::Duplicate);
         assert_eq!(of(KeyStatus::InProgress), KeyDecision::Retake);
         assert_eq!(reason(&of(KeyStatus::Failed)), Some(Reason::Poison));
@@ -329,14 +337,16 @@ mod tests {
             (PrecheckMode::Verify, false, true, Confirm),
             (PrecheckMode::Off, false, true, Ignore),
         ] {
-            assert_eq!(on_hit(mode, may_lose_commits, is_fresh), expected, "{mode:?}");
+            assert_eq!(decide_on_hit(mode, may_lose_commits, is_fresh), expected, "{mode:?}");
         }
     }
 
     #[test]
     fn only_a_key_that_took_effect_with_this_payload_confirms_a_hit() {
         let print = print(1);
-        let of = |record: Option<KeyRecord>| confirms(record.as_ref(), Some(&print), OnConflict::DeadLetter);
+        let of = |record: Option<KeyRecord>| {
+            is_hit_confirmed(record.as_ref(), Some(&print), OnConflict::DeadLetter)
+        };
         assert!(of(Some(record(KeyStatus::Completed, Some(1)))));
         assert!(!of(Some(record(KeyStatus::Completed, Some(2)))));
         assert!(!of(Some(record(KeyStatus::InProgress, Some(1)))));
@@ -352,34 +362,36 @@ mod tests {
             key: IdentityPart::new(key.as_bytes()).unwrap(),
         };
         let batch = [identity("a"), identity("b"), identity("a"), identity("a")];
-        assert_eq!(leaders(&batch), [None, None, Some(0), Some(0)]);
+        assert_eq!(find_leaders(&batch), [None, None, Some(0), Some(0)]);
     }
 
     #[test]
     fn a_copy_waits_as_long_as_its_key() {
         let now = DateTime::from_timestamp(1_800_000_000, 0).unwrap();
-        let of = |not_before| wait(&KeyRecord { not_before, ..record(KeyStatus::InProgress, None) }, now);
+        let of = |not_before| {
+            remaining_wait(&KeyRecord { not_before, ..record(KeyStatus::InProgress, None) }, now)
+        };
         assert_eq!(of(None), None);
         assert_eq!(of(Some(now)), None);
-        assert_eq!(of(Some(now + EARLY)), None, "as good as due");
+        assert_eq!(of(Some(now + EARLY_TOLERANCE)), None, "as good as due");
         assert_eq!(of(Some(now + Duration::from_secs(60))), Some(Duration::from_secs(60)));
     }
 
     #[test]
     fn a_suspect_runs_with_others_once_then_alone_then_never() {
-        let of = |marks| suspicion(marks, 3);
+        let of = |marks| decide_on_suspect(marks, 3);
         assert_eq!(
             [0, 1, 2, 3, 9].map(of),
             [Suspicion::Group, Suspicion::Alone, Suspicion::Alone, Suspicion::GiveUp, Suspicion::GiveUp]
         );
-        assert_eq!(suspicion(0, 1), Suspicion::Group);
-        assert_eq!(suspicion(1, 1), Suspicion::GiveUp);
+        assert_eq!(decide_on_suspect(0, 1), Suspicion::Group);
+        assert_eq!(decide_on_suspect(1, 1), Suspicion::GiveUp);
     }
 
     #[test]
     fn each_class_of_fault_has_one_consequence() {
         let retry = RetryPolicy { delays: vec![Duration::from_secs(1)], max_attempts: 2, max_crashes: 3 };
-        let of = |class, attempt| after_failure(&Fault::new(class, None, "x"), attempt, &retry);
+        let of = |class, attempt| decide_after_failure(&Fault::new(class, None, "x"), attempt, &retry);
         assert_eq!(of(FaultClass::Transient, 1), FailureDecision::Retry(Duration::from_secs(1)));
         assert_eq!(of(FaultClass::Environment, 1), FailureDecision::Retry(Duration::from_secs(1)));
         assert_eq!(of(FaultClass::Refused, 99), FailureDecision::Refuse("x".to_owned()));

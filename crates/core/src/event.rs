@@ -68,7 +68,7 @@ impl Event {
         }
     }
 
-    /// Sets a JSON body.
+    /// Sets a JSON body and its content type.
     ///
     /// # Errors
     /// If the value can't be JSON.
@@ -78,7 +78,7 @@ impl Event {
         Ok(self)
     }
 
-    /// Sets these bytes as its body.
+    /// Sets the event's body and its content type.
     #[must_use]
     pub fn body(mut self, body: impl Into<Vec<u8>>, content_type: impl Into<String>) -> Self {
         self.payload = body.into();
@@ -94,7 +94,7 @@ impl Event {
     }
 
     /// Sets the tenant; by default the one of the delivery that caused it, of the claim in the transaction, or the setting `oncely.tenant`
-    /// of the role or database. Without any it is refused.
+    /// of the role or database. An event without any tenant is refused.
     #[must_use]
     pub fn tenant(mut self, tenant: impl Into<String>) -> Self {
         self.tenant = Some(tenant.into());
@@ -108,14 +108,15 @@ impl Event {
         self
     }
 
-    /// Publishes it after all earlier events of this key (and tenant), in the order of the commits. Excludes a delay.
+    /// Sets the ordering key: the event is published after all earlier ones of this key (and tenant), in the order of the commits. Excludes
+    /// a delay.
     #[must_use]
     pub fn ordering_key(mut self, key: impl Into<String>) -> Self {
         self.ordering_key = Some(key.into());
         self
     }
 
-    /// Delays its publication. Excludes an ordering key.
+    /// Delays the event's publication. Excludes an ordering key.
     #[must_use]
     pub fn delay(mut self, delay: Duration) -> Self {
         self.delay = Some(delay);
@@ -129,7 +130,7 @@ impl Event {
         self
     }
 
-    /// Makes it a CloudEvent in binary mode (headers `cloudEvents:…`), with the attributes `source` and `type`.
+    /// Makes the event a CloudEvent in binary mode (headers `cloudEvents:…`), with the attributes `source` and `type`.
     #[must_use]
     pub fn cloud_event(mut self, source: impl Into<String>, kind: impl Into<String>) -> Self {
         self.source = Some(source.into());

@@ -45,7 +45,7 @@ impl Property {
     /// All properties.
     pub const ALL: [Self; 5] = [Self::MessageId, Self::CorrelationId, Self::UserId, Self::AppId, Self::Type];
 
-    /// Returns its name in AMQP and in the configuration.
+    /// Returns the property's name in AMQP and in the configuration.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -57,6 +57,7 @@ impl Property {
         }
     }
 
+    /// Returns the property's value in a message, if it is set.
     fn read(self, message: &RawMessage) -> Option<&str> {
         let properties = &message.properties;
         match self {
@@ -103,45 +104,46 @@ pub fn identify(
     key: &Source,
 ) -> Result<Identity, UnidentifiedMessage> {
     // Parsed once for both, and only if one of them needs it.
-    let in_body = |source: &Source| matches!(source, Source::JsonPointer(_));
-    let json = (in_body(tenant) || in_body(key)).then(|| parse(&message.body));
-    let part = |source: &Source, wrong: fn(IdentityError, &str) -> Rejection| {
+    let is_in_body = |source: &Source| matches!(source, Source::JsonPointer(_));
+    let json = (is_in_body(tenant) || is_in_body(key)).then(|| parse_body(&message.body));
+    let part = |source: &Source, to_rejection: fn(IdentityError, &str) -> Rejection| {
         let json = match &json {
-            Some(Err(rejection)) if in_body(source) => return Err(rejection.clone()),
+            Some(Err(rejection)) if is_in_body(source) => return Err(rejection.clone()),
             Some(Ok(json)) => Some(*json),
             _ => None,
         };
-        find(message, json, source).map_err(|error| wrong(error, &source.to_string()))
+        read_part(message, json, source).map_err(|error| to_rejection(error, &source.to_string()))
     };
-    let tenant = part(tenant, Rejection::tenant)
+    let tenant = part(tenant, Rejection::for_tenant)
         .map_err(|rejection| UnidentifiedMessage { rejection, tenant: None })?;
-    match part(key, Rejection::key) {
+    match part(key, Rejection::for_key) {
         Ok(key) => Ok(Identity { tenant, consumer: consumer.clone(), key }),
         Err(rejection) => Err(UnidentifiedMessage { rejection, tenant: Some(tenant) }),
     }
 }
 
-/// Reads one value of a message, if it has a valid one.
-pub fn value(message: &RawMessage, source: &Source) -> Option<IdentityPart> {
+/// Reads a value from its source in a message; `None` if it is missing or invalid there.
+pub fn read_value(message: &RawMessage, source: &Source) -> Option<IdentityPart> {
     let json = match source {
-        Source::JsonPointer(_) => Some(parse(&message.body).ok()?),
+        Source::JsonPointer(_) => Some(parse_body(&message.body).ok()?),
         _ => None,
     };
-    find(message, json, source).ok()
+    read_part(message, json, source).ok()
 }
 
 /// Parses a body as JSON.
 ///
 /// # Errors
-/// A [`Rejection`] with the place of the first error, without the text around it.
-fn parse(body: &[u8]) -> Result<JsonText<'_>, Rejection> {
+/// A [`Rejection`] with the position of the first error, without the text around it.
+fn parse_body(body: &[u8]) -> Result<JsonText<'_>, Rejection> {
     JsonText::parse(body).map_err(|error| {
-        let place = format!("line {}, column {}", error.line(), error.column());
-        Rejection::new(Reason::InvalidJson, format!("the body is not JSON ({place})"))
+        let position = format!("line {}, column {}", error.line(), error.column());
+        Rejection::new(Reason::InvalidJson, format!("the body is not JSON ({position})"))
     })
 }
 
-fn find(
+/// Reads a value from its source: a header, a property, the routing key or a field of the body.
+fn read_part(
     message: &RawMessage,
     json: Option<JsonText<'_>>,
     source: &Source,
@@ -159,7 +161,9 @@ fn find(
             IdentityPart::new(word.as_bytes())
         }
         Source::Queue => IdentityPart::new(message.queue.as_bytes()),
-        Source::JsonPointer(pointer) => in_body(json.and_then(|json| json.at(pointer)).ok_or(missing)?),
+        Source::JsonPointer(pointer) => {
+            to_identity_part(json.and_then(|json| json.value_at(pointer)).ok_or(missing)?)
+        }
         Source::BodyHash => {
             let digest = Sha256::digest(&message.body);
             IdentityPart::new(digest.iter().map(|byte| format!("{byte:02x}")).collect::<String>().as_bytes())
@@ -168,21 +172,21 @@ fn find(
     }
 }
 
-/// Returns a value in a body: text, or an integer of 64 bits in decimal.
-fn in_body(json: JsonText<'_>) -> Result<IdentityPart, IdentityError> {
-    let wrong = |kind| Err(IdentityError::WrongType(kind));
+/// Converts a JSON value to a part of an identity: text, or an integer of 64 bits in decimal.
+fn to_identity_part(json: JsonText<'_>) -> Result<IdentityPart, IdentityError> {
+    let wrong_type = |kind| Err(IdentityError::WrongType(kind));
     match json.text().as_bytes().first() {
         Some(b'"') => {
             let text = json.characters().ok_or(IdentityError::NotUtf8)?;
             IdentityPart::new(text.as_bytes())
         }
-        Some(b'{') => wrong("an object"),
-        Some(b'[') => wrong("an array"),
-        Some(b'n') => wrong("null"),
-        Some(b't' | b'f') => wrong("a boolean"),
+        Some(b'{') => wrong_type("an object"),
+        Some(b'[') => wrong_type("an array"),
+        Some(b'n') => wrong_type("null"),
+        Some(b't' | b'f') => wrong_type("a boolean"),
         _ => match serde_json::from_str::<Number>(json.text()) {
             Ok(number) if !number.is_f64() => IdentityPart::new(number.to_string().as_bytes()),
-            Ok(_) | Err(_) => wrong("a fraction or a number beyond 64 bits"),
+            Ok(_) | Err(_) => wrong_type("a fraction or a number beyond 64 bits"),
         },
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// Longest error text that is kept, in bytes.
-const MAX_TEXT: usize = 1_000;
+const MAX_TEXT_BYTES: usize = 1_000;
 
 crate::words! {
     slice;
@@ -23,7 +23,7 @@ crate::words! {
         Poison = "poison",
         /// The handler reported that this message can never succeed.
         Rejected = "rejected",
-        /// The handler refused, which is the final answer.
+        /// The handler refused the message, which is final.
         Refused = "refused",
         /// The handler needs JSON, and PostgreSQL can't hold the body.
         NotJson = "not_json",
@@ -52,15 +52,15 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// Creates a failure; the text is cut to a kilobyte, and NUL is removed, as PostgreSQL's text can't hold it.
+    /// Creates a failure; the text is cut to a kilobyte, and NUL is replaced, as PostgreSQL's text can't hold it.
     pub fn new(class: FaultClass, code: Option<String>, message: impl Into<String>) -> Self {
-        Self { class, code, message: clean(message.into()) }
+        Self { class, code, message: clean_text(message.into()) }
     }
 }
 
 impl Fault {
-    /// Returns the failure as one that may affect every message: it counts as the environment's until another message succeeds.
-    pub fn of_nobody(self) -> Self {
+    /// Converts the failure to one that may affect every message: it counts as the environment's until another message succeeds.
+    pub fn into_environment_fault(self) -> Self {
         Self { class: FaultClass::Environment, ..self }
     }
 }
@@ -75,12 +75,13 @@ impl fmt::Display for Fault {
     }
 }
 
-fn clean(mut text: String) -> String {
+/// Cuts a text to [`MAX_TEXT_BYTES`] bytes, and replaces NUL.
+fn clean_text(mut text: String) -> String {
     if text.contains('\0') {
         text = text.replace('\0', "\u{fffd}");
     }
-    if text.len() > MAX_TEXT {
-        let end = (0..=MAX_TEXT).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+    if text.len() > MAX_TEXT_BYTES {
+        let end = (0..=MAX_TEXT_BYTES).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
         text.truncate(end);
         text.push('…');
     }
@@ -95,6 +96,6 @@ mod tests {
     fn text_that_postgresql_cannot_hold_is_mended_and_long_text_is_cut() {
         assert_eq!(Fault::new(FaultClass::Transient, None, "a\0b").message, "a\u{fffd}b");
         let long = Fault::new(FaultClass::Transient, None, "ä".repeat(2_000)).message;
-        assert!(long.len() <= MAX_TEXT + '…'.len_utf8() && long.ends_with('…'));
+        assert!(long.len() <= MAX_TEXT_BYTES + '…'.len_utf8() && long.ends_with('…'));
     }
 }

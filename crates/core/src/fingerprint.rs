@@ -16,7 +16,7 @@ pub enum Likeness {
     Same,
     /// The payloads differ.
     Other,
-    /// Two policies made them: unknown, and the key alone decides.
+    /// Two policies made them, so it is unknown whether the payloads differ: the key alone decides.
     Incomparable,
 }
 
@@ -38,10 +38,10 @@ impl Fingerprint {
 
     /// Creates [`FingerprintPolicy::Body`]'s fingerprint from the SHA-256 of a body; equals `oncely.stored_fingerprint` of the digest.
     #[must_use]
-    pub fn of_digest(digest: &[u8; 32]) -> Self {
-        let mut short = [0; 12];
-        short.copy_from_slice(&digest[..12]);
-        Self::new(BODY, short)
+    pub fn from_digest(digest: &[u8; 32]) -> Self {
+        let mut truncated = [0; 12];
+        truncated.copy_from_slice(&digest[..12]);
+        Self::new(BODY_POLICY, truncated)
     }
 
     /// Parses a column's value; values from clients of `oncely.claim` are stored in the same form (`oncely.stored_fingerprint`).
@@ -77,14 +77,14 @@ pub enum FingerprintPolicy {
 }
 
 /// First bytes of SHA-256 of `oncely fingerprint 1: ` and the policy's name.
-const BODY: PolicyId = [0xd8, 0x47, 0x09, 0x35];
-const CANONICAL_JSON: PolicyId = [0x56, 0x01, 0xd6, 0x51];
+const BODY_POLICY: PolicyId = [0xd8, 0x47, 0x09, 0x35];
+const CANONICAL_JSON_POLICY: PolicyId = [0x56, 0x01, 0xd6, 0x51];
 
-/// Prefix of a hash of parsed JSON, which distinguishes it from that of a body that is not JSON.
-const JSON: u8 = 1;
-const BYTES: u8 = 0;
-/// Stands for a pointer's missing value.
-const ABSENT: u8 = b'-';
+/// Tag of parsed JSON, which distinguishes its hash from that of a body that is not JSON.
+const JSON_TAG: u8 = 1;
+const BYTES_TAG: u8 = 0;
+/// Tag of a pointer's missing value.
+const ABSENT_TAG: u8 = b'-';
 
 impl FingerprintPolicy {
     /// Returns the policy in words, such as `canonical_json` or `json_pointers ["/amount"]`. Policies that compare differently have
@@ -101,11 +101,12 @@ impl FingerprintPolicy {
         }
     }
 
+    /// Returns the first bytes of a fingerprint by this policy.
     fn id(&self) -> PolicyId {
         match self {
-            Self::Body => BODY,
-            Self::CanonicalJson => CANONICAL_JSON,
-            Self::JsonPointers(_) | Self::None => hashed(&self.name()),
+            Self::Body => BODY_POLICY,
+            Self::CanonicalJson => CANONICAL_JSON_POLICY,
+            Self::JsonPointers(_) | Self::None => policy_id(&self.name()),
         }
     }
 
@@ -118,55 +119,57 @@ impl FingerprintPolicy {
             Self::Body => hash.update(body),
             Self::CanonicalJson => match JsonText::parse(body) {
                 Ok(json) => {
-                    hash.update([JSON]);
-                    json.add_to(&mut hash);
+                    hash.update([JSON_TAG]);
+                    json.hash_into(&mut hash);
                 }
-                Err(_) => bytes(&mut hash, body),
+                Err(_) => hash_bytes(&mut hash, body),
             },
             Self::JsonPointers(pointers) => match JsonText::parse(body) {
                 Ok(json) => {
-                    hash.update([JSON]);
+                    hash.update([JSON_TAG]);
                     for pointer in pointers {
                         // An absent value differs from null.
-                        match json.at(pointer) {
-                            Some(value) => value.add_to(&mut hash),
-                            None => hash.update([ABSENT]),
+                        match json.value_at(pointer) {
+                            Some(value) => value.hash_into(&mut hash),
+                            None => hash.update([ABSENT_TAG]),
                         }
                     }
                 }
-                Err(_) => bytes(&mut hash, body),
+                Err(_) => hash_bytes(&mut hash, body),
             },
         }
         let digest: [u8; 32] = hash.finalize().into();
-        let mut print = Fingerprint::new(self.id(), [0; 12]);
-        print.0[4..].copy_from_slice(&digest[..12]);
-        Some(print)
+        let mut fingerprint = Fingerprint::new(self.id(), [0; 12]);
+        fingerprint.0[4..].copy_from_slice(&digest[..12]);
+        Some(fingerprint)
     }
 }
 
 impl Fingerprint {
-    /// Creates a fingerprint of several parts, each after its length, so that different lists never look the same. `policy` names the parts.
+    /// Creates a fingerprint of several parts, each after its length, so that different lists always differ. `policy` names the parts.
     #[must_use]
-    pub fn of_parts(policy: &str, parts: &[&[u8]]) -> Self {
+    pub fn from_parts(policy: &str, parts: &[&[u8]]) -> Self {
         let mut hash = Sha256::new();
         for part in parts {
             hash.update((part.len() as u64).to_be_bytes());
             hash.update(part);
         }
         let digest: [u8; 32] = hash.finalize().into();
-        let mut print = Self::new(hashed(policy), [0; 12]);
-        print.0[4..].copy_from_slice(&digest[..12]);
-        print
+        let mut fingerprint = Self::new(policy_id(policy), [0; 12]);
+        fingerprint.0[4..].copy_from_slice(&digest[..12]);
+        fingerprint
     }
 }
 
-fn hashed(name: &str) -> PolicyId {
+/// Computes the id of a policy from its name.
+fn policy_id(name: &str) -> PolicyId {
     let digest: [u8; 32] = Sha256::digest(format!("oncely fingerprint 1: {name}")).into();
     [digest[0], digest[1], digest[2], digest[3]]
 }
 
-fn bytes(hash: &mut Sha256, body: &[u8]) {
-    hash.update([BYTES]);
+/// Hashes a body that is not JSON.
+fn hash_bytes(hash: &mut Sha256, body: &[u8]) {
+    hash.update([BYTES_TAG]);
     hash.update(body);
 }
 
@@ -186,7 +189,7 @@ mod tests {
     #[test]
     fn a_policys_id_is_the_hash_of_its_name_for_ever() {
         for policy in [FingerprintPolicy::Body, FingerprintPolicy::CanonicalJson] {
-            assert_eq!(policy.id(), hashed(&policy.name()));
+            assert_eq!(policy.id(), policy_id(&policy.name()));
         }
         let pointers = FingerprintPolicy::JsonPointers(vec!["/a".into(), "/b\"".into()]);
         assert_eq!(pointers.name(), r#"json_pointers ["/a","/b\""]"#);
@@ -207,7 +210,7 @@ mod tests {
 
     #[test]
     fn parts_are_told_apart_by_where_they_end() {
-        let of = |parts: &[&[u8]]| Fingerprint::of_parts("http_request", parts);
+        let of = |parts: &[&[u8]]| Fingerprint::from_parts("http_request", parts);
         assert_eq!(of(&[b"ab", b"c"]), of(&[b"ab", b"c"]));
         for other in [&[&b"a"[..], b"bc"][..], &[b"abc"], &[b"ab", b"c", b""], &[b"", b"ab", b"c"]] {
             assert_ne!(of(&[b"ab", b"c"]), of(other), "{other:?}");
@@ -308,8 +311,8 @@ mod tests {
     #[test]
     fn no_body_that_is_not_json_is_taken_for_one_that_is() {
         let pointers = FingerprintPolicy::JsonPointers(vec!["/amount".into()]);
-        assert_ne!(pointers.fingerprint(b"{}"), pointers.fingerprint(&[JSON, ABSENT]));
-        assert_ne!(pointers.fingerprint(b"{}"), pointers.fingerprint(&[ABSENT]));
+        assert_ne!(pointers.fingerprint(b"{}"), pointers.fingerprint(&[JSON_TAG, ABSENT_TAG]));
+        assert_ne!(pointers.fingerprint(b"{}"), pointers.fingerprint(&[ABSENT_TAG]));
     }
 
     fn json() -> impl Strategy<Value = Value> {

@@ -30,7 +30,7 @@ impl fmt::Debug for Identity {
 pub struct IdentityPart(Arc<str>);
 
 impl IdentityPart {
-    /// Checks `bytes`.
+    /// Creates a part of an identity from valid bytes.
     ///
     /// # Errors
     /// See [`IdentityError`].
@@ -74,7 +74,7 @@ impl fmt::Debug for IdentityPart {
     }
 }
 
-/// If bytes can't be part of an identity.
+/// Error of bytes that can't be part of an identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum IdentityError {

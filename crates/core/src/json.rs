@@ -29,7 +29,7 @@ enum Token<'a> {
 /// Iterator over the tokens of a text, each with its position.
 struct JsonTokens<'a> {
     text: &'a str,
-    place: usize,
+    position: usize,
 }
 
 impl<'a> Iterator for JsonTokens<'a> {
@@ -37,35 +37,36 @@ impl<'a> Iterator for JsonTokens<'a> {
 
     fn next(&mut self) -> Option<Self::Item> {
         let bytes = self.text.as_bytes();
-        let between = |byte: &u8| matches!(byte, b' ' | b'\t' | b'\n' | b'\r' | b',' | b':');
-        let start = self.place + bytes.get(self.place..)?.iter().position(|byte| !between(byte))?;
-        let rest = &bytes[start..];
-        let (length, token) = match rest[0] {
+        let is_separator = |byte: &u8| matches!(byte, b' ' | b'\t' | b'\n' | b'\r' | b',' | b':');
+        let start =
+            self.position + bytes.get(self.position..)?.iter().position(|byte| !is_separator(byte))?;
+        let remainder = &bytes[start..];
+        let (length, token) = match remainder[0] {
             open @ (b'{' | b'[') => (1, Token::Open(open)),
             b'}' | b']' => (1, Token::Close),
             b'"' => {
-                let length = end_of_text(rest);
+                let length = quoted_length(remainder);
                 (length, Token::Text(self.text.get(start..start + length)?))
             }
             _ => {
-                let ends = |byte: &u8| between(byte) || matches!(byte, b'}' | b']');
-                let length = rest.iter().position(ends).unwrap_or(rest.len());
+                let is_end = |byte: &u8| is_separator(byte) || matches!(byte, b'}' | b']');
+                let length = remainder.iter().position(is_end).unwrap_or(remainder.len());
                 (length, Token::Word(self.text.get(start..start + length)?))
             }
         };
-        self.place = start + length;
+        self.position = start + length;
         Some((start, token))
     }
 }
 
 /// Returns the length of the quoted text at the beginning of `bytes`.
-fn end_of_text(bytes: &[u8]) -> usize {
-    let mut place = 1;
-    while let Some(byte) = bytes.get(place) {
+fn quoted_length(bytes: &[u8]) -> usize {
+    let mut position = 1;
+    while let Some(byte) = bytes.get(position) {
         match byte {
-            b'"' => return place + 1,
-            b'\\' => place += 2,
-            _ => place += 1,
+            b'"' => return position + 1,
+            b'\\' => position += 2,
+            _ => position += 1,
         }
     }
     bytes.len()
@@ -73,17 +74,17 @@ fn end_of_text(bytes: &[u8]) -> usize {
 
 /// Passes on the characters of a quoted text, piece by piece; returns `false` if an escape is not a character (a lone surrogate). Pieces
 /// that were passed on before are invalid then.
-fn unescape(quoted: &str, mut put: impl FnMut(&str)) -> bool {
-    let mut rest = quoted.get(1..quoted.len().saturating_sub(1)).unwrap_or_default();
-    while let Some(place) = rest.find('\\') {
-        put(&rest[..place]);
+fn unescape(quoted: &str, mut emit: impl FnMut(&str)) -> bool {
+    let mut remainder = quoted.get(1..quoted.len().saturating_sub(1)).unwrap_or_default();
+    while let Some(position) = remainder.find('\\') {
+        emit(&remainder[..position]);
         let unit = |at: usize| {
-            let escape = rest.get(at..at + 6)?.strip_prefix("\\u")?;
+            let escape = remainder.get(at..at + 6)?.strip_prefix("\\u")?;
             u16::from_str_radix(escape, 16).ok()
         };
-        let (character, length) = match rest.as_bytes().get(place + 1) {
+        let (character, length) = match remainder.as_bytes().get(position + 1) {
             Some(b'u') => {
-                let units = unit(place).into_iter().chain(unit(place + 6));
+                let units = unit(position).into_iter().chain(unit(position + 6));
                 match char::decode_utf16(units).next() {
                     Some(Ok(character)) => (character, 6 * character.len_utf16()),
                     Some(Err(_)) | None => return false,
@@ -98,10 +99,10 @@ fn unescape(quoted: &str, mut put: impl FnMut(&str)) -> bool {
             Some(other) => (char::from(*other), 2),
             None => return false,
         };
-        put(character.encode_utf8(&mut [0; 4]));
-        rest = rest.get(place + length..).unwrap_or_default();
+        emit(character.encode_utf8(&mut [0; 4]));
+        remainder = remainder.get(position + length..).unwrap_or_default();
     }
-    put(rest);
+    emit(remainder);
     true
 }
 
@@ -133,14 +134,14 @@ impl<'a> FieldName<'a> {
         characters(quoted).map_or(Self::Written(quoted), Self::Characters)
     }
 
-    fn add_to(&self, hash: &mut Sha256) {
+    fn hash_into(&self, hash: &mut Sha256) {
         match self {
             Self::Characters(text) => hash_tagged(hash, b's', text.as_bytes()),
             Self::Written(text) => hash_tagged(hash, b'e', text.as_bytes()),
         }
     }
 
-    /// Returns its share of [`MOST`], which is the same in every written form.
+    /// Returns the name's share of [`MAX_FIELDS`], which is the same in every written form.
     fn weight(&self) -> usize {
         let length = match self {
             Self::Characters(text) => text.len(),
@@ -162,7 +163,7 @@ enum HashedValue<'a> {
 }
 
 impl HashedValue<'_> {
-    fn add_to(&self, hash: &mut Sha256) {
+    fn hash_into(&self, hash: &mut Sha256) {
         match self {
             Self::Text(text) => {
                 let mut length = 0_u64;
@@ -186,25 +187,26 @@ fn hash_tagged(hash: &mut Sha256, tag: u8, bytes: &[u8]) {
     hash.update(bytes);
 }
 
-/// Bytes that exponents may add to any text when its numbers are written out.
-const MOST_ADDED: usize = 1 << 20;
+/// Number of bytes that exponents may add to any text when its numbers are written out.
+const MAX_ADDED_BYTES: usize = 1 << 20;
 
-/// Most digits of a number in jsonb, before and after the point (NUMERIC_MAX_PRECISION and NUMERIC_DSCALE_MAX in PostgreSQL's numeric.c).
-const MOST_DIGITS: usize = 131_072 + 16_383;
+/// Maximum number of digits of a number in jsonb, before and after the point (NUMERIC_MAX_PRECISION and NUMERIC_DSCALE_MAX in
+/// PostgreSQL's numeric.c).
+const MAX_DIGITS: usize = 131_072 + 16_383;
 
 /// Maximum levels of arrays and objects.
-const DEEPEST: usize = 1_024;
+const MAX_DEPTH: usize = 1_024;
 
 /// Maximum number of fields that are kept at the same time, of an object and those around it; a long name counts as several. Limits the
 /// memory to a few megabytes for any body.
-const MOST: usize = 1 << 15;
+const MAX_FIELDS: usize = 1 << 15;
 
 /// An array or object that is being read.
 struct OpenContainer<'a> {
     items: HashedItems<'a>,
-    /// Share of [`MOST`]: its own fields, and the maximum of its items.
-    own: usize,
-    inner: usize,
+    /// Share of [`MAX_FIELDS`] of its own fields, and the maximum share of its items.
+    own_weight: usize,
+    max_inner_weight: usize,
 }
 
 enum HashedItems<'a> {
@@ -218,16 +220,17 @@ impl<'a> OpenContainer<'a> {
             b'{' => HashedItems::Object { fields: BTreeMap::new(), name: None },
             _ => HashedItems::Array(Sha256::new_with_prefix(b"[")),
         };
-        Self { items, own: 0, inner: 0 }
+        Self { items, own_weight: 0, max_inner_weight: 0 }
     }
 
-    fn put(&mut self, item: HashedValue<'a>) {
+    /// Adds an item of an array; of an object alternately the name of a field and its value.
+    fn add_item(&mut self, item: HashedValue<'a>) {
         match &mut self.items {
-            HashedItems::Array(hash) => item.add_to(hash),
+            HashedItems::Array(hash) => item.hash_into(hash),
             HashedItems::Object { fields, name } => match (name.take(), item) {
                 (None, HashedValue::Text(text)) => {
                     let text = FieldName::parse(text);
-                    self.own += text.weight();
+                    self.own_weight += text.weight();
                     *name = Some(text);
                 }
                 // Of several fields with one name the last one counts, as in PostgreSQL's jsonb.
@@ -238,14 +241,15 @@ impl<'a> OpenContainer<'a> {
         }
     }
 
-    fn close(self) -> HashedValue<'a> {
+    /// Finishes the hash of the items; an object's fields are hashed in the order of their names.
+    fn finish(self) -> HashedValue<'a> {
         HashedValue::Nested(match self.items {
             HashedItems::Array(hash) => hash.finalize().into(),
             HashedItems::Object { fields, .. } => {
                 let mut hash = Sha256::new_with_prefix(b"{");
                 for (name, item) in fields {
-                    name.add_to(&mut hash);
-                    item.add_to(&mut hash);
+                    name.hash_into(&mut hash);
+                    item.hash_into(&mut hash);
                 }
                 hash.finalize().into()
             }
@@ -262,28 +266,29 @@ impl<'a> JsonText<'a> {
         serde_json::from_slice::<&RawValue>(body).map(|raw| Self(raw.get()))
     }
 
-    /// Returns whether PostgreSQL's jsonb at most doubles its length, or adds a mebibyte, by writing its numbers out: jsonb keeps no
+    /// Returns whether PostgreSQL's jsonb at most doubles the text's length, or adds a mebibyte, by writing its numbers out: jsonb keeps no
     /// exponents, so that `1e131071` becomes 131,072 digits, in each answer and each error text that holds it.
-    pub fn is_written_out(self) -> bool {
-        let (bytes, most) = (self.0.as_bytes(), MOST_ADDED.max(self.0.len()));
+    pub fn is_bounded_as_jsonb(self) -> bool {
+        let (bytes, max_added) = (self.0.as_bytes(), MAX_ADDED_BYTES.max(self.0.len()));
         // Of all messages: without a branch for each byte.
         let pairs = bytes.iter().zip(bytes.iter().skip(1));
-        let exponents = pairs.filter(|(one, next)| one.is_ascii_digit() & (**next | 0x20 == b'e')).count();
-        if exponents.saturating_mul(MOST_DIGITS) <= most {
+        let exponents =
+            pairs.filter(|(byte, next_byte)| byte.is_ascii_digit() & (**next_byte | 0x20 == b'e')).count();
+        if exponents.saturating_mul(MAX_DIGITS) <= max_added {
             return true;
         }
         let added = self.tokens().map(|(_, token)| match token {
             Token::Word(word) if word.starts_with(|first: char| first == '-' || first.is_ascii_digit()) => {
                 let Some((_, exponent)) = word.split_once(['e', 'E']) else { return 0 };
-                let digits = exponent.trim_start_matches(['+', '-']).parse().unwrap_or(MOST_DIGITS);
-                digits.min(MOST_DIGITS).saturating_sub(exponent.len())
+                let digits = exponent.trim_start_matches(['+', '-']).parse().unwrap_or(MAX_DIGITS);
+                digits.min(MAX_DIGITS).saturating_sub(exponent.len())
             }
             _ => 0,
         });
-        added.sum::<usize>() <= most
+        added.sum::<usize>() <= max_added
     }
 
-    /// Returns its text, without white space around it.
+    /// Returns the value's text, without white space around it.
     pub(crate) fn text(self) -> &'a str {
         self.0
     }
@@ -294,52 +299,52 @@ impl<'a> JsonText<'a> {
     }
 
     fn tokens(self) -> JsonTokens<'a> {
-        JsonTokens { text: self.0, place: 0 }
+        JsonTokens { text: self.0, position: 0 }
     }
 
     /// Hashes the value without white space, the order of fields and the escapes of strings. A value that needs too much memory for that
-    /// ([`DEEPEST`], [`MOST`]) is hashed in its written form.
-    pub(crate) fn add_to(self, hash: &mut Sha256) {
-        match self.item() {
-            Some(item) => item.add_to(hash),
+    /// ([`MAX_DEPTH`], [`MAX_FIELDS`]) is hashed in its written form.
+    pub(crate) fn hash_into(self, hash: &mut Sha256) {
+        match self.to_hashed_value() {
+            Some(item) => item.hash_into(hash),
             None => hash_tagged(hash, b'v', self.0.as_bytes()),
         }
     }
 
-    /// Returns the hashed form; `None` for a value that needs too much memory. That depends on the value alone, not on the order of its
+    /// Converts the value to its hashed form; `None` if it needs too much memory. That depends on the value alone, not on the order of its
     /// fields: an object counts its own fields and the maximum of its items, which is never less than the number kept while it is read.
-    fn item(self) -> Option<HashedValue<'a>> {
-        let mut open: Vec<OpenContainer<'a>> = Vec::new();
-        let mut kept = 0;
+    fn to_hashed_value(self) -> Option<HashedValue<'a>> {
+        let mut containers: Vec<OpenContainer<'a>> = Vec::new();
+        let mut kept_weight = 0;
         for (_, token) in self.tokens() {
             let item = match token {
                 Token::Open(bracket) => {
-                    if open.len() == DEEPEST {
+                    if containers.len() == MAX_DEPTH {
                         return None;
                     }
-                    open.push(OpenContainer::new(bracket));
+                    containers.push(OpenContainer::new(bracket));
                     continue;
                 }
                 Token::Close => {
-                    let closed = open.pop()?;
-                    kept -= closed.own;
-                    let weight = closed.own + closed.inner;
-                    if weight > MOST {
+                    let container = containers.pop()?;
+                    kept_weight -= container.own_weight;
+                    let weight = container.own_weight + container.max_inner_weight;
+                    if weight > MAX_FIELDS {
                         return None;
                     }
-                    if let Some(round) = open.last_mut() {
-                        round.inner = round.inner.max(weight);
+                    if let Some(parent) = containers.last_mut() {
+                        parent.max_inner_weight = parent.max_inner_weight.max(weight);
                     }
-                    closed.close()
+                    container.finish()
                 }
                 Token::Text(text) => HashedValue::Text(text),
                 Token::Word(word) => HashedValue::Word(word),
             };
-            let Some(round) = open.last_mut() else { return Some(item) };
-            kept -= round.own;
-            round.put(item);
-            kept += round.own;
-            if kept > MOST {
+            let Some(parent) = containers.last_mut() else { return Some(item) };
+            kept_weight -= parent.own_weight;
+            parent.add_item(item);
+            kept_weight += parent.own_weight;
+            if kept_weight > MAX_FIELDS {
                 return None;
             }
         }
@@ -347,21 +352,21 @@ impl<'a> JsonText<'a> {
     }
 
     /// Returns the value at an RFC 6901 pointer.
-    pub(crate) fn at(self, pointer: &str) -> Option<Self> {
-        pointer.split('/').skip(1).try_fold(self, |found, token| {
+    pub(crate) fn value_at(self, pointer: &str) -> Option<Self> {
+        pointer.split('/').skip(1).try_fold(self, |value, token| {
             let name = token.replace("~1", "/").replace("~0", "~");
-            found.child(&name)
+            value.find_child(&name)
         })
     }
 
-    /// Returns a field (of several with one name the last), or an item by its index: without a sign and leading zeros, by the RFC.
-    fn child(self, name: &str) -> Option<Self> {
+    /// Finds a field (of several with one name the last), or an item by its index: without a sign and leading zeros, by the RFC.
+    fn find_child(self, name: &str) -> Option<Self> {
         let mut tokens = self.tokens();
         let Some((_, Token::Open(bracket))) = tokens.next() else { return None };
         let index = name.parse::<usize>().ok().filter(|index| index.to_string() == name);
-        let (mut depth, mut start, mut count, mut found) = (0_usize, 0, 0, None);
+        let (mut depth, mut start, mut count, mut value) = (0_usize, 0, 0, None);
         let mut field = None;
-        while let Some((place, token)) = tokens.next() {
+        while let Some((position, token)) = tokens.next() {
             if depth == 0 {
                 if token == Token::Close {
                     break;
@@ -370,7 +375,7 @@ impl<'a> JsonText<'a> {
                     field = Some(text);
                     continue;
                 }
-                start = place;
+                start = position;
             }
             match token {
                 Token::Open(_) => depth += 1,
@@ -378,21 +383,22 @@ impl<'a> JsonText<'a> {
                 Token::Text(_) | Token::Word(_) => {}
             }
             if depth == 0 {
-                let is_it = match field.take() {
+                let is_match = match field.take() {
                     Some(field) => {
-                        let mut rest = Some(name);
-                        unescape(field, |piece| rest = rest.and_then(|rest| rest.strip_prefix(piece)))
-                            && rest == Some("")
+                        let mut remainder = Some(name);
+                        unescape(field, |piece| {
+                            remainder = remainder.and_then(|remainder| remainder.strip_prefix(piece))
+                        }) && remainder == Some("")
                     }
                     None => index == Some(count),
                 };
-                if is_it {
-                    found = self.0.get(start..tokens.place).map(Self);
+                if is_match {
+                    value = self.0.get(start..tokens.position).map(Self);
                 }
                 count += 1;
             }
         }
-        found
+        value
     }
 }
 
@@ -402,12 +408,12 @@ mod tests {
 
     fn hashed(text: &str) -> [u8; 32] {
         let mut hash = Sha256::new();
-        JsonText::parse(text.as_bytes()).unwrap().add_to(&mut hash);
+        JsonText::parse(text.as_bytes()).unwrap().hash_into(&mut hash);
         hash.finalize().into()
     }
 
     fn is_too_large(text: &str) -> bool {
-        JsonText::parse(text.as_bytes()).unwrap().item().is_none()
+        JsonText::parse(text.as_bytes()).unwrap().to_hashed_value().is_none()
     }
 
     #[test]
@@ -422,7 +428,7 @@ mod tests {
         let fields = |prefix: &str, count: usize| -> String {
             (0..count).map(|n| format!("\"{prefix}{n}\":0,")).collect()
         };
-        let (many, few) = (fields("a", MOST / 2), fields("b", MOST / 2 + 1));
+        let (many, few) = (fields("a", MAX_FIELDS / 2), fields("b", MAX_FIELDS / 2 + 1));
         // The inner object is read while none, or all, of the outer fields are kept.
         let first = format!("{{\"in\":{{{few}\"x\":1}},{many}\"y\":2}}");
         let last = format!("{{{many}\"y\":2,\"in\":{{{few}\"x\":1}}}}");
@@ -431,25 +437,28 @@ mod tests {
         assert_eq!(hashed(&first), hashed(&format!(" {first}\n")));
         // Objects in sequence count only as much as the largest.
         assert!(!is_too_large(&format!("[{{{many}\"y\":2}},{{{many}\"y\":2}},{{{many}\"y\":2}}]")));
-        assert!(is_too_large(&format!("{{\"{}\":0}}", "x".repeat(MOST * 128))));
-        assert!(is_too_large(&format!("{}{}", "[".repeat(DEEPEST + 1), "]".repeat(DEEPEST + 1))));
-        assert!(!is_too_large(&format!("{}{}", "[".repeat(DEEPEST), "]".repeat(DEEPEST))));
+        assert!(is_too_large(&format!("{{\"{}\":0}}", "x".repeat(MAX_FIELDS * 128))));
+        assert!(is_too_large(&format!("{}{}", "[".repeat(MAX_DEPTH + 1), "]".repeat(MAX_DEPTH + 1))));
+        assert!(!is_too_large(&format!("{}{}", "[".repeat(MAX_DEPTH), "]".repeat(MAX_DEPTH))));
         assert!(!is_too_large(&format!("[{}0]", "0,".repeat(1 << 20))));
     }
 
     #[test]
     fn numbers_with_large_exponents_are_counted_as_they_are_written_out() {
-        let is_written_out = |text: &str| JsonText::parse(text.as_bytes()).unwrap().is_written_out();
+        let is_bounded_as_jsonb =
+            |text: &str| JsonText::parse(text.as_bytes()).unwrap().is_bounded_as_jsonb();
         let many = |item: &str, count: usize| format!("[{}0]", format!("{item},").repeat(count));
-        assert!(is_written_out(&many("1e131071", 7)) && is_written_out(&many("1E+131071", 8)));
-        assert!(!is_written_out(&many("1e131071", 9)) && !is_written_out(&many("-1.5E-140000", 9)));
-        assert!(!is_written_out(&many("1e99999999999999999999", 9)));
+        assert!(is_bounded_as_jsonb(&many("1e131071", 7)) && is_bounded_as_jsonb(&many("1E+131071", 8)));
+        assert!(!is_bounded_as_jsonb(&many("1e131071", 9)) && !is_bounded_as_jsonb(&many("-1.5E-140000", 9)));
+        assert!(!is_bounded_as_jsonb(&many("1e99999999999999999999", 9)));
         // Common numbers, and text that looks like them.
-        assert!(is_written_out(&many("1.5e-8", 1_000_000)) && !is_written_out(&many("1e300", 10_000)));
-        assert!(is_written_out(&many("true,false,null,\"3e\"", 1_000)));
         assert!(
-            is_written_out(&many("\"1e131071\"", 10_000))
-                && is_written_out(&many("{\"1e131071\":1}", 10_000))
+            is_bounded_as_jsonb(&many("1.5e-8", 1_000_000)) && !is_bounded_as_jsonb(&many("1e300", 10_000))
+        );
+        assert!(is_bounded_as_jsonb(&many("true,false,null,\"3e\"", 1_000)));
+        assert!(
+            is_bounded_as_jsonb(&many("\"1e131071\"", 10_000))
+                && is_bounded_as_jsonb(&many("{\"1e131071\":1}", 10_000))
         );
     }
 

@@ -13,7 +13,7 @@ use crate::reason::Reason;
 pub struct Letter {
     /// The id of its row.
     pub id: Uuid,
-    /// From 1.
+    /// Number of the generation, from 1.
     pub generation: u32,
 }
 
@@ -32,9 +32,9 @@ impl fmt::Display for Letter {
     }
 }
 
-/// Returns why a dead letter's body is not in its row, from the column `omitted`.
+/// Describes the reason why a dead letter's body is not in its row, from the column `omitted`.
 #[must_use]
-pub fn why_not_stored(omitted: Option<&str>) -> &'static str {
+pub fn describe_omission(omitted: Option<&str>) -> &'static str {
     match omitted {
         Some("max_body") => "it is over dead_letters.max_body, so only the dead-letter queue has it",
         Some("headers") => "its headers nest too deep, so only the dead-letter queue has it",
@@ -50,7 +50,7 @@ pub fn why_not_stored(omitted: Option<&str>) -> &'static str {
     }
 }
 
-/// The memory of a dead letter's key, before the letter is published again: Oncely makes no copy that would not be recognised as a duplicate.
+/// The state of a dead letter's key, before the letter is published again: no copy is made that would not be recognised as a duplicate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LetterKeyState {
     /// It may run: it never took effect, or has no key.
@@ -92,70 +92,70 @@ pub fn letter_id(identity: &Identity, body: &[u8]) -> Uuid {
 }
 
 /// The prefix of [`KeyDecision::Reject`](crate::decide::KeyDecision) for a key that failed before.
-const BEFORE: &str = "given up before: ";
+const GIVEN_UP_PREFIX: &str = "given up before: ";
 
 /// Returns a stable name for similar failures: reason, SQLSTATE, and a hash of the detail without the parts that differ from message to
 /// message. Short enough to type.
 #[must_use]
 pub fn failure_group(reason: Reason, code: Option<&str>, detail: &str) -> String {
     let mut detail = detail;
-    while let Some(rest) = detail.strip_prefix(BEFORE) {
-        detail = rest;
+    while let Some(remainder) = detail.strip_prefix(GIVEN_UP_PREFIX) {
+        detail = remainder;
     }
-    let hash = blake3::hash(normalised(detail).as_bytes()).to_hex();
+    let hash = blake3::hash(normalise(detail).as_bytes()).to_hex();
     format!("{reason}/{}/{}", code.unwrap_or("-"), &hash[..8])
 }
 
 /// Replaces the parts of a text that differ from message to message: quoted values by `"…"`, words with digits in them (numbers, ids,
 /// dates) by `#`.
-fn normalised(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    let mut rest = text;
-    let mut before = ' ';
-    while let Some(first) = rest.chars().next() {
-        if let Some(after) = quoted(rest, before) {
-            out.push_str("\"…\"");
-            rest = after;
-            before = '"';
+fn normalise(text: &str) -> String {
+    let mut output = String::with_capacity(text.len());
+    let mut remainder = text;
+    let mut previous = ' ';
+    while let Some(first) = remainder.chars().next() {
+        if let Some(next_remainder) = skip_quoted(remainder, previous) {
+            output.push_str("\"…\"");
+            remainder = next_remainder;
+            previous = '"';
             continue;
         }
-        let word = |c: char| c.is_alphanumeric() || c == '_';
-        if word(first) {
+        let is_word_char = |c: char| c.is_alphanumeric() || c == '_';
+        if is_word_char(first) {
             // Numbers, uuids, times: digits are joined by characters that don't join words in a sentence.
-            let end = rest
+            let end = remainder
                 .char_indices()
                 .find(|(at, c)| {
-                    let next = rest[at + c.len_utf8()..].chars().next();
-                    !(word(*c) || ("-.:,+".contains(*c) && next.is_some_and(word)))
+                    let next = remainder[at + c.len_utf8()..].chars().next();
+                    !(is_word_char(*c) || ("-.:,+".contains(*c) && next.is_some_and(is_word_char)))
                 })
-                .map_or(rest.len(), |(at, _)| at);
-            let (one, after) = rest.split_at(end);
-            if one.contains(|c: char| c.is_ascii_digit()) {
-                out.push('#');
+                .map_or(remainder.len(), |(at, _)| at);
+            let (word, next_remainder) = remainder.split_at(end);
+            if word.contains(|c: char| c.is_ascii_digit()) {
+                output.push('#');
             } else {
-                out.push_str(one);
+                output.push_str(word);
             }
-            before = 'x';
-            rest = after;
+            previous = 'x';
+            remainder = next_remainder;
             continue;
         }
         // Includes a number's sign.
-        let number = rest[first.len_utf8()..].starts_with(|c: char| c.is_ascii_digit());
-        if !("-+".contains(first) && number && before == ' ') {
-            out.push(first);
+        let is_number = remainder[first.len_utf8()..].starts_with(|c: char| c.is_ascii_digit());
+        if !("-+".contains(first) && is_number && previous == ' ') {
+            output.push(first);
         }
-        before = first;
-        rest = &rest[first.len_utf8()..];
+        previous = first;
+        remainder = &remainder[first.len_utf8()..];
     }
-    out
+    output
 }
 
-/// Returns the text after a quoted value at its start, if there is one. An apostrophe within a word is not a quote.
-fn quoted(text: &str, before: char) -> Option<&str> {
+/// Skips a quoted value at the start of a text, and returns the remainder; `None` without one. An apostrophe within a word is not a quote.
+fn skip_quoted(text: &str, previous: char) -> Option<&str> {
     let first = text.chars().next()?;
     let close = match first {
         '"' | '`' => first,
-        '\'' if !before.is_alphanumeric() => '\'',
+        '\'' if !previous.is_alphanumeric() => '\'',
         '“' => '”',
         '«' => '»',
         _ => return None,
@@ -218,7 +218,7 @@ mod tests {
 
     #[test]
     fn a_group_is_frozen_and_can_be_typed() {
-        assert_eq!(normalised("account 7 of 'x' isn't 1.5 \"y"), "account # of \"…\" isn't # \"y");
+        assert_eq!(normalise("account 7 of 'x' isn't 1.5 \"y"), "account # of \"…\" isn't # \"y");
         let group = failure_group(Reason::HandlerRejected, Some("ONC01"), "no such account: account 7");
         assert!(group.starts_with("handler_rejected/ONC01/") && group.len() == 31, "{group}");
     }

@@ -12,13 +12,13 @@ use serde_json::value::RawValue;
 use crate::shown;
 
 /// The replacement of masked content.
-const HIDDEN: &str = "•••";
+const MASKED: &str = "•••";
 /// Maximum depth that is shown.
-const DEPTH: usize = 64;
+const MAX_DEPTH: usize = 64;
 /// Maximum bytes of a text that are shown.
-const PREVIEW: usize = 64 << 10;
+const PREVIEW_BYTES: usize = 64 << 10;
 
-/// How much of a message a user can see.
+/// The parts of a message that a user can see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Visibility {
     /// Names of fields, and the kind and length of each value.
@@ -33,28 +33,28 @@ pub struct Masks {
     /// In lower case: many readers accept `Password` for the field `/password`.
     pointers: Vec<Vec<String>>,
     /// Whether content that is not JSON is shown even if fields are masked.
-    other_bodies: bool,
+    is_other_shown: bool,
     /// Maximum bytes of a text that are shown.
-    most: usize,
+    max_bytes: usize,
 }
 
 impl Default for Masks {
     fn default() -> Self {
-        Self { pointers: Vec::new(), other_bodies: false, most: PREVIEW }
+        Self { pointers: Vec::new(), is_other_shown: false, max_bytes: PREVIEW_BYTES }
     }
 }
 
 impl Masks {
     /// Parses pointers; `*` stands for any name or index.
-    pub fn new(pointers: &[String], other_bodies: bool) -> Self {
+    pub fn new(pointers: &[String], is_other_shown: bool) -> Self {
         let part = |part: &str| part.replace("~1", "/").replace("~0", "~").to_lowercase();
         let parts = |pointer: &String| pointer.split('/').skip(1).map(part).collect();
-        Self { pointers: pointers.iter().map(parts).collect(), other_bodies, most: PREVIEW }
+        Self { pointers: pointers.iter().map(parts).collect(), is_other_shown, max_bytes: PREVIEW_BYTES }
     }
 
     /// Returns the masks for texts of any length.
-    pub fn whole(self) -> Self {
-        Self { most: usize::MAX, ..self }
+    pub fn with_whole_texts(self) -> Self {
+        Self { max_bytes: usize::MAX, ..self }
     }
 
     /// Returns whether nothing is masked.
@@ -62,49 +62,51 @@ impl Masks {
         self.pointers.is_empty()
     }
 
-    /// Returns the visible form of a body.
-    pub fn body(&self, body: &[u8], sight: Visibility) -> String {
-        match (std::str::from_utf8(body), sight) {
-            (Ok(text), _) => self.json(text, sight),
-            (Err(_), Visibility::Outline) => format!("{HIDDEN} {} bytes that are no text", body.len()),
+    /// Returns the visible form of a body: JSON and other text with masks, other bytes in hexadecimal where all may be seen.
+    pub fn mask_body(&self, body: &[u8], visibility: Visibility) -> String {
+        match (std::str::from_utf8(body), visibility) {
+            (Ok(text), _) => self.mask_text(text, visibility),
+            (Err(_), Visibility::Outline) => format!("{MASKED} {} bytes that are no text", body.len()),
             (Err(_), Visibility::Revealed) if self.hides_other(body) => {
-                format!("{HIDDEN} {} bytes that are no text: they may hold what is masked", body.len())
+                format!("{MASKED} {} bytes that are no text: they may hold what is masked", body.len())
             }
             (Err(_), Visibility::Revealed) => {
-                let lines = body[..body.len().min(self.most / 4)].chunks(32);
+                let lines = body[..body.len().min(self.max_bytes / 4)].chunks(32);
                 let hex = |line: &[u8]| line.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-                cut(lines.map(hex).collect::<Vec<_>>().join("\n"), body.len() > self.most / 4)
+                mark_if_cut(lines.map(hex).collect::<Vec<_>>().join("\n"), body.len() > self.max_bytes / 4)
             }
         }
     }
 
-    /// Returns the visible form of a text, which usually is JSON.
-    pub fn json(&self, text: &str, sight: Visibility) -> String {
-        match (serde_json::from_str::<&RawValue>(text), sight) {
+    /// Returns the visible form of a text: JSON with masks, with one field or item per line; other text hidden or escaped as a whole.
+    pub fn mask_text(&self, text: &str, visibility: Visibility) -> String {
+        match (serde_json::from_str::<&RawValue>(text), visibility) {
             (Ok(value), _) => {
-                let mut walk = MaskingWriter { masks: self, sight, path: Vec::new(), out: String::new() };
-                walk.value(value);
-                let is_cut = walk.out.len() > self.most;
-                walk.out.truncate(walk.out.floor_char_boundary(self.most));
-                cut(shown::json(&walk.out).into_owned(), is_cut)
+                let mut writer =
+                    MaskingWriter { masks: self, visibility, path: Vec::new(), output: String::new() };
+                writer.write_value(value);
+                let is_cut = writer.output.len() > self.max_bytes;
+                writer.output.truncate(writer.output.floor_char_boundary(self.max_bytes));
+                mark_if_cut(shown::escape_json(&writer.output).into_owned(), is_cut)
             }
-            (Err(_), Visibility::Outline) => format!("{HIDDEN} text of {}, no JSON", text.chars().count()),
+            (Err(_), Visibility::Outline) => format!("{MASKED} text of {}, no JSON", text.chars().count()),
             (Err(_), Visibility::Revealed) if self.hides_other(text.as_bytes()) => {
                 let length = text.chars().count();
-                format!("{HIDDEN} text of {length}, no JSON: it may hold what is masked")
+                format!("{MASKED} text of {length}, no JSON: it may hold what is masked")
             }
             (Err(_), Visibility::Revealed) => {
-                let part = &text[..text.floor_char_boundary(self.most)];
-                cut(shown::lines(part).into_owned(), part.len() < text.len())
+                let part = &text[..text.floor_char_boundary(self.max_bytes)];
+                mark_if_cut(shown::escape_lines(part).into_owned(), part.len() < text.len())
             }
         }
     }
 
     /// Returns whether non-JSON text is hidden. If fields are masked, text that begins like JSON always is.
     fn hides_other(&self, text: &[u8]) -> bool {
-        !self.pointers.is_empty() && (!self.other_bodies || looks_like_json(text))
+        !self.pointers.is_empty() && (!self.is_other_shown || looks_like_json(text))
     }
 
+    /// Returns whether a pointer matches the end of a path.
     fn hides(&self, path: &[String]) -> bool {
         self.pointers.iter().any(|pointer| {
             path.len() >= pointer.len()
@@ -116,7 +118,8 @@ impl Masks {
     }
 }
 
-fn cut(mut text: String, is_cut: bool) -> String {
+/// Adds an ellipsis on a line of its own to a text that was cut.
+fn mark_if_cut(mut text: String, is_cut: bool) -> String {
     if is_cut {
         text.push_str("\n…");
     }
@@ -158,68 +161,70 @@ impl<'de> Deserialize<'de> for ObjectFields<'de> {
 /// Writes a value, one field or item per line.
 struct MaskingWriter<'a> {
     masks: &'a Masks,
-    sight: Visibility,
+    visibility: Visibility,
     path: Vec<String>,
-    out: String,
+    output: String,
 }
 
 impl MaskingWriter<'_> {
-    fn value(&mut self, value: &RawValue) {
+    /// Writes a value, masked where its path is hidden.
+    fn write_value(&mut self, value: &RawValue) {
         let text = value.get();
-        if self.out.len() > self.masks.most {
+        if self.output.len() > self.masks.max_bytes {
             return;
         }
-        if (!self.path.is_empty() && self.masks.hides(&self.path)) || self.path.len() > DEPTH {
-            self.hidden("");
+        if (!self.path.is_empty() && self.masks.hides(&self.path)) || self.path.len() > MAX_DEPTH {
+            self.write_mask("");
         } else if let Ok(ObjectFields(fields)) = serde_json::from_str(text) {
-            self.within(['{', '}'], fields.into_iter().map(|(name, value)| (Some(name), value)));
+            self.write_container(['{', '}'], fields.into_iter().map(|(name, value)| (Some(name), value)));
         } else if let Ok(items) = serde_json::from_str::<Vec<&RawValue>>(text) {
-            self.within(['[', ']'], items.into_iter().map(|value| (None, value)));
+            self.write_container(['[', ']'], items.into_iter().map(|value| (None, value)));
         } else if text.starts_with('"') {
-            self.text(text);
+            self.write_string(text);
         } else if text == "null" {
-            self.out.push_str(text);
+            self.output.push_str(text);
         } else if looks_like_json(text.as_bytes()) {
-            self.hidden(" unreadable");
-        } else if self.sight == Visibility::Revealed {
-            self.out.push_str(text);
+            self.write_mask(" unreadable");
+        } else if self.visibility == Visibility::Revealed {
+            self.output.push_str(text);
         } else if ["true", "false"].contains(&text) {
-            self.hidden(" true or false");
+            self.write_mask(" true or false");
         } else {
-            self.hidden(" number");
+            self.write_mask(" number");
         }
     }
 
     /// Writes a string. It may contain JSON, and a body that is a string has no fields.
-    fn text(&mut self, text: &str) {
+    fn write_string(&mut self, text: &str) {
         let plain = serde_json::from_str::<String>(text);
         let is_shown = self.masks.pointers.is_empty()
             || plain.as_ref().is_ok_and(|plain| !looks_like_json(plain.as_bytes()))
-                && (!self.path.is_empty() || self.masks.other_bodies);
-        if self.sight == Visibility::Revealed && is_shown {
-            self.out.push_str(text);
+                && (!self.path.is_empty() || self.masks.is_other_shown);
+        if self.visibility == Visibility::Revealed && is_shown {
+            self.output.push_str(text);
         } else {
             match plain {
-                Ok(plain) => self.hidden(&format!(" text of {}", plain.chars().count())),
-                Err(_) => self.hidden(" text"),
+                Ok(plain) => self.write_mask(&format!(" text of {}", plain.chars().count())),
+                Err(_) => self.write_mask(" text"),
             }
         }
     }
 
-    fn within<'v>(
+    /// Writes an object or an array, each of its values on a line of its own.
+    fn write_container<'v>(
         &mut self,
         [open, close]: [char; 2],
         values: impl Iterator<Item = (Option<&'v RawValue>, &'v RawValue)>,
     ) {
-        self.out.push(open);
+        self.output.push(open);
         let mut is_empty = true;
         for (index, (name, value)) in values.enumerate() {
             if index > 0 {
-                self.out.push(',');
+                self.output.push(',');
             }
             is_empty = false;
-            self.line();
-            self.out.push_str("  ");
+            self.start_line();
+            self.output.push_str("  ");
             let plain = match name {
                 None => Ok(index.to_string()),
                 Some(name) => {
@@ -229,38 +234,40 @@ impl MaskingWriter<'_> {
                         |_| name.get().to_owned(),
                         |plain| serde_json::Value::from(plain.as_str()).to_string(),
                     );
-                    let _ = write!(self.out, "{shown}: ");
+                    let _ = write!(self.output, "{shown}: ");
                     plain
                 }
             };
             match plain {
                 Ok(plain) => {
                     self.path.push(plain.to_lowercase());
-                    self.value(value);
+                    self.write_value(value);
                     self.path.pop();
                 }
                 // No pointer can name it, and readers may interpret it differently.
-                Err(_) if !self.masks.pointers.is_empty() => self.hidden(""),
+                Err(_) if !self.masks.pointers.is_empty() => self.write_mask(""),
                 Err(_) => {
                     self.path.push(String::new());
-                    self.value(value);
+                    self.write_value(value);
                     self.path.pop();
                 }
             }
         }
         if !is_empty {
-            self.line();
+            self.start_line();
         }
-        self.out.push(close);
+        self.output.push(close);
     }
 
-    fn line(&mut self) {
-        self.out.push('\n');
-        self.out.extend(std::iter::repeat_n("  ", self.path.len()));
+    /// Begins a line with the indentation of the current depth.
+    fn start_line(&mut self) {
+        self.output.push('\n');
+        self.output.extend(std::iter::repeat_n("  ", self.path.len()));
     }
 
-    fn hidden(&mut self, what: &str) {
-        let _ = write!(self.out, "\"{HIDDEN}{what}\"");
+    /// Writes the replacement of a masked value, followed by its description.
+    fn write_mask(&mut self, description: &str) {
+        let _ = write!(self.output, "\"{MASKED}{description}\"");
     }
 }
 
@@ -269,13 +276,13 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    fn masks(pointers: &[&str], other_bodies: bool) -> Masks {
+    fn masks(pointers: &[&str], is_other_shown: bool) -> Masks {
         let pointers: Vec<String> = pointers.iter().map(|pointer| (*pointer).to_owned()).collect();
-        Masks::new(&pointers, other_bodies)
+        Masks::new(&pointers, is_other_shown)
     }
 
-    fn seen(pointers: &[&str], body: &str, sight: Visibility) -> Value {
-        serde_json::from_str(&masks(pointers, false).json(body, sight)).unwrap()
+    fn mask_json(pointers: &[&str], body: &str, visibility: Visibility) -> Value {
+        serde_json::from_str(&masks(pointers, false).mask_text(body, visibility)).unwrap()
     }
 
     #[test]
@@ -285,23 +292,26 @@ mod tests {
             "orders": [{ "card": { "number": [3, 4] } }, { "card": "none" }],
         })
         .to_string();
-        let masked = |pointers: &[&str]| seen(pointers, &body, Visibility::Revealed);
-        let wanted = json!({
+        let masked = |pointers: &[&str]| mask_json(pointers, &body, Visibility::Revealed);
+        let expected = json!({
             "card": { "number": "•••", "holder": "x" }, "number": 2,
             "orders": [{ "card": { "number": "•••" } }, { "card": "none" }],
         });
-        assert_eq!(masked(&["/card/number"]), wanted);
+        assert_eq!(masked(&["/card/number"]), expected);
         assert_eq!(masked(&["/orders/*/card"])["orders"][1]["card"], "•••");
         assert_eq!(masked(&["/holder", "/1"])["card"]["holder"], "•••");
         assert_eq!(masked(&[]).to_string(), body);
-        assert_eq!(seen(&["/a~1b~0c"], r#"{ "a/b~c": 1 }"#, Visibility::Revealed), json!({ "a/b~c": "•••" }));
         assert_eq!(
-            seen(&["/X"], r#"{ "x": 1 }"#, Visibility::Revealed),
+            mask_json(&["/a~1b~0c"], r#"{ "a/b~c": 1 }"#, Visibility::Revealed),
+            json!({ "a/b~c": "•••" })
+        );
+        assert_eq!(
+            mask_json(&["/X"], r#"{ "x": 1 }"#, Visibility::Revealed),
             json!({ "x": "•••" }),
             "in whatever case"
         );
         assert_eq!(
-            masks(&["/x"], false).json(r#"{"\ud800":1,"x":2,"y":3}"#, Visibility::Revealed),
+            masks(&["/x"], false).mask_text(r#"{"\ud800":1,"x":2,"y":3}"#, Visibility::Revealed),
             "{\n  \"\\ud800\": \"•••\",\n  \"x\": \"•••\",\n  \"y\": 3\n}"
         );
     }
@@ -310,51 +320,57 @@ mod tests {
     fn what_has_no_fields_is_hidden_where_fields_are_masked() {
         let bodies: [&[u8]; 3] = [b"password=SECRET", b"\xfcSECRET", b"\"SECRET\""];
         for body in bodies {
-            let hidden = masks(&["/x"], false).body(body, Visibility::Revealed);
+            let hidden = masks(&["/x"], false).mask_body(body, Visibility::Revealed);
             assert!(
-                hidden.contains(HIDDEN) && !hidden.contains("SECRET") && !hidden.contains("534543"),
+                hidden.contains(MASKED) && !hidden.contains("SECRET") && !hidden.contains("534543"),
                 "{hidden}"
             );
             let (open, none) = (masks(&["/x"], true), Masks::default());
-            assert_eq!(open.body(body, Visibility::Revealed), none.body(body, Visibility::Revealed));
-            assert!(!none.body(body, Visibility::Revealed).contains(HIDDEN));
+            assert_eq!(
+                open.mask_body(body, Visibility::Revealed),
+                none.mask_body(body, Visibility::Revealed)
+            );
+            assert!(!none.mask_body(body, Visibility::Revealed).contains(MASKED));
         }
         // A string within a string, not JSON because of the comma, with its byte order mark as an escape.
         let wrapped = br#""\ufeff {\"x\":\"SECRET\"}","#;
-        let hidden = masks(&["/x"], true).body(wrapped, Visibility::Revealed);
-        assert!(hidden.contains(HIDDEN) && !hidden.contains("SECRET"), "{hidden}");
+        let hidden = masks(&["/x"], true).mask_body(wrapped, Visibility::Revealed);
+        assert!(hidden.contains(MASKED) && !hidden.contains("SECRET"), "{hidden}");
     }
 
     #[test]
     fn an_outline_tells_no_value() {
         let body = r#"{ "name": "Ünï", "amount": 4711, "paid": true, "list": [null, "secret"] }"#;
         assert_eq!(
-            seen(&[], body, Visibility::Outline),
+            mask_json(&[], body, Visibility::Outline),
             json!({ "name": "••• text of 3", "amount": "••• number", "paid": "••• true or false", "list": [null, "••• text of 6"] })
         );
         let masks = Masks::default();
-        assert_eq!(masks.body(b"secret text", Visibility::Outline), "••• text of 11, no JSON");
-        assert_eq!(masks.body(&[0xff, 0x00], Visibility::Outline), "••• 2 bytes that are no text");
-        assert_eq!(masks.body(&[0xff, 0x00], Visibility::Revealed), "ff00");
+        assert_eq!(masks.mask_body(b"secret text", Visibility::Outline), "••• text of 11, no JSON");
+        assert_eq!(masks.mask_body(&[0xff, 0x00], Visibility::Outline), "••• 2 bytes that are no text");
+        assert_eq!(masks.mask_body(&[0xff, 0x00], Visibility::Revealed), "ff00");
     }
 
     #[test]
     fn json_is_shown_as_it_was_written() {
         let masks = masks(&["/x"], false);
         let body = r#"{"n":123456789012345678901234567890.10,"e":1e400,"x":1,"n":[],"o":{}}"#;
-        let shown = masks.json(body, Visibility::Revealed);
+        let shown = masks.mask_text(body, Visibility::Revealed);
         let flat: String = shown.split_whitespace().collect();
         assert_eq!(flat, body.replace("\"x\":1", "\"x\":\"•••\""));
-        assert_eq!(masks.json("{\"k\": \"\u{202e}<\"}", Visibility::Revealed), "{\n  \"k\": \"\\u202e<\"\n}");
+        assert_eq!(
+            masks.mask_text("{\"k\": \"\u{202e}<\"}", Visibility::Revealed),
+            "{\n  \"k\": \"\\u202e<\"\n}"
+        );
     }
 
     #[test]
     fn a_hostile_body_costs_little() {
         let masks = masks(&["/x"], false);
         let deep = format!("{}1{}", "[".repeat(100_000), "]".repeat(100_000));
-        assert!(masks.json(&deep, Visibility::Revealed).contains("•••"));
+        assert!(masks.mask_text(&deep, Visibility::Revealed).contains("•••"));
         let long = format!("[{}1]", "1,".repeat(1_000_000));
-        assert!(masks.json(&long, Visibility::Revealed).ends_with("\n…"));
+        assert!(masks.mask_text(&long, Visibility::Revealed).ends_with("\n…"));
     }
 
     /// Names that the masks below hide, in any spelling.
@@ -403,15 +419,15 @@ mod tests {
             before in proptest::sample::select(vec!["", "\u{feff}", " \n", "{} ", "[1]", "\u{feff}\u{feff}", "1 ", "\"", "x", "{\"a\":1,}", "\0"]),
             after in proptest::sample::select(vec![&b""[..], b" ", b",", b"}", b"]", b"{}", b" 2", b"\xff", b"\0", b"\"", b"//"]),
             cut in proptest::option::of(0..400_usize),
-            other_bodies in proptest::bool::ANY,
+            is_other_shown in proptest::bool::ANY,
         ) {
             let mut body = [before.as_bytes(), document.as_bytes(), after].concat();
             if let Some(cut) = cut {
                 body.truncate(cut);
             }
-            let masks = masks(&["/password"], other_bodies && !["1 ", "\"", "x"].contains(&before));
-            for sight in [Visibility::Outline, Visibility::Revealed] {
-                let shown = masks.body(&body, sight);
+            let masks = masks(&["/password"], is_other_shown && !["1 ", "\"", "x"].contains(&before));
+            for visibility in [Visibility::Outline, Visibility::Revealed] {
+                let shown = masks.mask_body(&body, visibility);
                 proptest::prop_assert!(!shown.contains("SECRET") && !shown.contains("534543524554"), "{shown}");
             }
         }

@@ -27,7 +27,7 @@ pub struct RawMessage {
 }
 
 impl RawMessage {
-    /// Returns its W3C trace context, if its `traceparent` header is valid.
+    /// Returns the message's W3C trace context, if its `traceparent` header is valid.
     #[must_use]
     pub fn trace_parent(&self) -> Option<TraceParent<'_>> {
         let Some(HeaderValue::Text(bytes)) = self.headers.get("traceparent") else {
@@ -36,13 +36,13 @@ impl RawMessage {
         TraceParent::parse(std::str::from_utf8(bytes).ok()?)
     }
 
-    /// Returns its W3C trace id, if its `traceparent` header is valid.
+    /// Returns the message's W3C trace id, if its `traceparent` header is valid.
     #[must_use]
     pub fn trace_id(&self) -> Option<&str> {
         self.trace_parent().map(|parent| parent.trace_id)
     }
 
-    /// Returns its headers as JSON; byte strings that are not UTF-8 are left out.
+    /// Converts the message's headers to JSON; byte strings that are not UTF-8 are left out.
     #[must_use]
     pub fn headers_json(&self) -> serde_json::Value {
         serde_json::Value::Object(
@@ -93,7 +93,7 @@ pub enum HeaderValue {
 }
 
 impl HeaderValue {
-    /// Returns its type's name, for an error message.
+    /// Returns the name of the value's type, for an error message.
     #[must_use]
     pub fn type_name(&self) -> &'static str {
         match self {
@@ -108,6 +108,7 @@ impl HeaderValue {
         }
     }
 
+    /// Converts a header's value to JSON; `None` if it holds bytes that are not UTF-8.
     fn to_json(&self) -> Option<serde_json::Value> {
         use serde_json::Value;
         Some(match self {

@@ -30,7 +30,7 @@ pub enum Outcome {
         /// The handler's response.
         response: Option<String>,
     },
-    /// The handler refused, which is the final answer: its writes are rolled back, and the key is completed with the reason.
+    /// The handler refused the message, which is final: its writes are rolled back, and the key is completed with the reason.
     Refused {
         /// Number of the run, from 1.
         attempt: u32,
@@ -57,7 +57,7 @@ pub enum Outcome {
     },
     /// It failed, and the failure is not attributed yet ([`crate::blame`]): it waits, unacknowledged, and no attempt is counted.
     Undecided {
-        /// Its counted runs, without this one.
+        /// Number of its earlier counted runs.
         attempts: u32,
         /// The failure.
         fault: Fault,
@@ -70,7 +70,7 @@ pub enum Outcome {
         rejection: Rejection,
         /// SQLSTATE, if PostgreSQL reported the failure.
         code: Option<String>,
-        /// Its row, once it is written.
+        /// Row of the dead letter, once it is written.
         letter: Option<Letter>,
     },
 }
@@ -103,7 +103,7 @@ pub enum Disposition {
 }
 
 impl Outcome {
-    /// Returns the settlement of the outcome. No other mapping exists.
+    /// Returns the settlement of the outcome.
     #[must_use]
     pub fn disposition(&self) -> Disposition {
         match self {
@@ -114,7 +114,7 @@ impl Outcome {
         }
     }
 
-    /// Returns its value in the audit table.
+    /// Returns the outcome's value in the audit table.
     #[must_use]
     pub fn as_str(&self) -> &'static str {
         match self {
@@ -130,20 +130,20 @@ impl Outcome {
 
     /// Returns whether the message's key is completed, so that a duplicate runs no handler.
     #[must_use]
-    pub fn completes(&self) -> bool {
+    pub fn has_completed_key(&self) -> bool {
         matches!(self, Self::Completed { .. } | Self::Refused { .. })
     }
 
-    /// Returns the outcome of a message that is rejected without a run.
+    /// Creates the outcome of a message that is rejected without a run.
     #[must_use]
-    pub fn rejected(rejection: Rejection) -> Self {
+    pub fn from_rejection(rejection: Rejection) -> Self {
         Self::DeadLettered { attempt: 0, rejection, code: None, letter: None }
     }
 
-    /// Returns the outcome of a copy in the same batch, with the same payload: it waits as long, or is a duplicate. `None`: the key's later
-    /// state decides.
+    /// Returns the outcome of a copy in the same batch, with the same payload: it waits as long, or is a duplicate. `None` if the key's
+    /// later state decides.
     #[must_use]
-    pub fn of_copy(&self) -> Option<Self> {
+    pub fn copy_outcome(&self) -> Option<Self> {
         match self {
             Self::Retried { .. } | Self::Postponed { .. } | Self::Undecided { .. } => Some(self.clone()),
             Self::Completed { .. } | Self::Refused { .. } | Self::Duplicate(_) => {

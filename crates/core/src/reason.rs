@@ -57,7 +57,7 @@ impl Reason {
 
     /// Returns the reason that was stored with this code; `AttemptsExhausted` for one that a later release has added.
     #[must_use]
-    pub fn stored(code: &str) -> Self {
+    pub fn from_stored_code(code: &str) -> Self {
         Self::from_code(code).unwrap_or(Self::AttemptsExhausted)
     }
 }
@@ -83,15 +83,17 @@ impl Rejection {
         Self { reason, detail: detail.into() }
     }
 
-    pub(crate) fn tenant(error: IdentityError, place: &str) -> Self {
+    /// Creates the rejection of a message with a missing or invalid tenant; `source` describes where it was read.
+    pub(crate) fn for_tenant(error: IdentityError, source: &str) -> Self {
         let reason =
             if error == IdentityError::Missing { Reason::TenantMissing } else { Reason::TenantInvalid };
-        Self::new(reason, format!("the tenant ({place}) {error}"))
+        Self::new(reason, format!("the tenant ({source}) {error}"))
     }
 
-    pub(crate) fn key(error: IdentityError, place: &str) -> Self {
+    /// Creates the rejection of a message with a missing or invalid key; `source` describes where it was read.
+    pub(crate) fn for_key(error: IdentityError, source: &str) -> Self {
         let reason = if error == IdentityError::Missing { Reason::KeyMissing } else { Reason::KeyInvalid };
-        Self::new(reason, format!("the key ({place}) {error}"))
+        Self::new(reason, format!("the key ({source}) {error}"))
     }
 }
 
@@ -105,7 +107,7 @@ mod tests {
             assert_eq!(Reason::from_code(reason.as_str()), Some(reason));
         }
         assert_eq!(Reason::from_code("nonsense"), None);
-        assert_eq!(Reason::stored("poison"), Reason::Poison);
-        assert_eq!(Reason::stored("of_a_later_release"), Reason::AttemptsExhausted);
+        assert_eq!(Reason::from_stored_code("poison"), Reason::Poison);
+        assert_eq!(Reason::from_stored_code("of_a_later_release"), Reason::AttemptsExhausted);
     }
 }

@@ -17,7 +17,7 @@ pub struct RetryPolicy {
 impl RetryPolicy {
     /// Returns the delay after the `attempt`-th run failed (counted from 1), or `None` if it was the last.
     #[must_use]
-    pub fn after(&self, attempt: u32) -> Option<Duration> {
+    pub fn delay_after(&self, attempt: u32) -> Option<Duration> {
         if attempt >= self.max_attempts {
             return None;
         }
@@ -29,19 +29,19 @@ impl RetryPolicy {
     /// there are no retry queues.
     #[must_use]
     pub fn rung_for(&self, wait: Duration) -> Option<Duration> {
-        let enough = self.delays.iter().filter(|delay| **delay >= wait).min();
-        enough.or_else(|| self.delays.iter().max()).copied()
+        let long_enough = self.delays.iter().filter(|delay| **delay >= wait).min();
+        long_enough.or_else(|| self.delays.iter().max()).copied()
     }
 
     /// Returns the longest total delay of a message, without the runs themselves.
     #[must_use]
     pub fn horizon(&self) -> Duration {
-        (1..self.max_attempts).filter_map(|attempt| self.after(attempt)).sum()
+        (1..self.max_attempts).filter_map(|attempt| self.delay_after(attempt)).sum()
     }
 }
 
 impl Default for RetryPolicy {
-    /// Six runs within about an hour and a quarter: long enough to roll back a deployment.
+    /// Allows six runs within about an hour and a quarter: long enough to roll back a deployment.
     fn default() -> Self {
         Self {
             delays: [1, 10, 60, 600, 3_600].map(Duration::from_secs).to_vec(),
@@ -51,7 +51,7 @@ impl Default for RetryPolicy {
     }
 }
 
-/// Returns a delay as part of a queue's name: `500ms`, `10s`, `5m`, `2h`.
+/// Formats a delay as part of a queue's name: `500ms`, `10s`, `5m`, `2h`.
 #[must_use]
 pub fn rung_name(delay: Duration) -> String {
     let millis = delay.as_millis();
@@ -75,11 +75,11 @@ mod tests {
             max_attempts: 4,
             max_crashes: 3,
         };
-        assert_eq!(policy.after(1), Some(Duration::from_secs(1)));
-        assert_eq!(policy.after(2), Some(Duration::from_secs(5)));
-        assert_eq!(policy.after(3), Some(Duration::from_secs(5)));
-        assert_eq!(policy.after(4), None);
-        assert_eq!(policy.after(u32::MAX), None);
+        assert_eq!(policy.delay_after(1), Some(Duration::from_secs(1)));
+        assert_eq!(policy.delay_after(2), Some(Duration::from_secs(5)));
+        assert_eq!(policy.delay_after(3), Some(Duration::from_secs(5)));
+        assert_eq!(policy.delay_after(4), None);
+        assert_eq!(policy.delay_after(u32::MAX), None);
         assert_eq!(policy.horizon(), Duration::from_secs(11));
     }
 
@@ -94,7 +94,7 @@ mod tests {
     #[test]
     fn one_attempt_means_no_retry() {
         let policy = RetryPolicy { delays: vec![], max_attempts: 1, max_crashes: 3 };
-        assert_eq!(policy.after(1), None);
+        assert_eq!(policy.delay_after(1), None);
         assert_eq!(policy.horizon(), Duration::ZERO);
     }
 
@@ -117,8 +117,8 @@ mod tests {
             delays.sort_unstable();
             let delays: Vec<Duration> = delays.into_iter().map(Duration::from_millis).collect();
             let policy = RetryPolicy { delays: delays.clone(), max_attempts, max_crashes: 3 };
-            prop_assert_eq!(policy.after(attempt).is_none(), attempt >= max_attempts);
-            let waits: Vec<Duration> = (1..).map_while(|attempt| policy.after(attempt)).collect();
+            prop_assert_eq!(policy.delay_after(attempt).is_none(), attempt >= max_attempts);
+            let waits: Vec<Duration> = (1..).map_while(|attempt| policy.delay_after(attempt)).collect();
             prop_assert_eq!(waits.len() + 1, usize::try_from(max_attempts).unwrap());
             prop_assert!(waits.is_sorted() && waits.iter().all(|wait| delays.contains(wait)));
             prop_assert_eq!(waits.iter().sum::<Duration>(), policy.horizon());

@@ -8,11 +8,11 @@ pub struct Settlement {
     /// Outstanding deliveries from the oldest unacknowledged one on: tag, and whether it is settled.
     outstanding: VecDeque<(u64, bool)>,
     /// Number of settled ones in `outstanding`, held back behind an unsettled one.
-    held: usize,
+    held_count: usize,
     /// Number of deliveries that the broker sends without acknowledgement.
     prefetch: usize,
     /// Oldest outstanding delivery at the last call of [`Settlement::release_where_stuck`].
-    looked_at: Option<u64>,
+    last_oldest: Option<u64>,
 }
 
 /// An acknowledgement to send.
@@ -28,11 +28,16 @@ impl Settlement {
     /// Creates the settlement of a channel with this prefetch.
     #[must_use]
     pub fn new(prefetch: u16) -> Self {
-        Self { outstanding: VecDeque::new(), held: 0, prefetch: usize::from(prefetch), looked_at: None }
+        Self {
+            outstanding: VecDeque::new(),
+            held_count: 0,
+            prefetch: usize::from(prefetch),
+            last_oldest: None,
+        }
     }
 
     /// Adds a delivery. Tags of a channel only increase.
-    pub fn delivered(&mut self, tag: u64) {
+    pub fn add_delivery(&mut self, tag: u64) {
         self.outstanding.push_back((tag, false));
     }
 
@@ -49,44 +54,44 @@ impl Settlement {
             if let Ok(index) = self.outstanding.binary_search_by_key(&tag, |(tag, _)| *tag)
                 && !std::mem::replace(&mut self.outstanding[index].1, true)
             {
-                self.held += 1;
+                self.held_count += 1;
             }
         }
         let mut acks = Vec::new();
         let mut last = None;
         while let Some((tag, true)) = self.outstanding.front().copied() {
             self.outstanding.pop_front();
-            self.held -= 1;
+            self.held_count -= 1;
             last = Some(tag);
         }
         acks.extend(last.map(Ack::UpTo));
         // Single acknowledgements are expensive (one costs the broker as much as two deliveries); holding back half of the prefetch costs more.
-        if self.held >= (self.prefetch / 2).max(1) {
+        if self.held_count >= (self.prefetch / 2).max(1) {
             acks.extend(self.release());
         }
         acks
     }
 
-    /// Called at intervals: returns all acknowledgements that are held back, if the broker delivers nothing before it gets one, and the
-    /// oldest delivery has been at work since the last call.
+    /// Takes out all acknowledgements that are held back, if the broker delivers nothing before it gets one, and the oldest delivery has
+    /// been at work since the last call; otherwise none. To be called at intervals.
     pub fn release_where_stuck(&mut self) -> Vec<Ack> {
         let oldest = self.outstanding.front().map(|(tag, _)| *tag);
-        let is_the_same = std::mem::replace(&mut self.looked_at, oldest) == oldest;
-        match is_the_same && self.outstanding.len() >= self.prefetch {
+        let is_unchanged = std::mem::replace(&mut self.last_oldest, oldest) == oldest;
+        match is_unchanged && self.outstanding.len() >= self.prefetch {
             true => self.release(),
             false => Vec::new(),
         }
     }
 
-    /// Returns all acknowledgements that are held back.
+    /// Takes out all acknowledgements that are held back.
     pub fn release(&mut self) -> Vec<Ack> {
-        self.held = 0;
+        self.held_count = 0;
         let mut acks = Vec::new();
-        self.outstanding.retain(|(tag, settled)| {
-            if *settled {
+        self.outstanding.retain(|(tag, is_settled)| {
+            if *is_settled {
                 acks.push(Ack::One(*tag));
             }
-            !settled
+            !is_settled
         });
         acks
     }
@@ -99,7 +104,7 @@ mod tests {
 
     fn settlement(prefetch: u16, tags: u64) -> Settlement {
         let mut settlement = Settlement::new(prefetch);
-        (1..=tags).for_each(|tag| settlement.delivered(tag));
+        (1..=tags).for_each(|tag| settlement.add_delivery(tag));
         settlement
     }
 
@@ -131,9 +136,9 @@ mod tests {
         assert_eq!(s.settle([7, 8, 9]), []);
         assert_eq!(s.release_where_stuck(), []);
         assert_eq!(s.release_where_stuck(), [], "the broker may deliver one more");
-        s.delivered(10);
+        s.add_delivery(10);
         assert_eq!(s.settle([1, 10]), [Ack::UpTo(1)]);
-        s.delivered(11);
+        s.add_delivery(11);
         assert_eq!(s.release_where_stuck(), [], "the oldest one has changed");
         assert_eq!(s.release_where_stuck(), [Ack::One(7), Ack::One(8), Ack::One(9), Ack::One(10)]);
         assert_eq!(s.unacknowledged(), 6);

@@ -14,56 +14,67 @@ pub fn is_hidden(character: char) -> bool {
             | '\u{e0000}'..='\u{e0fff}')
 }
 
-fn escaped(text: &str, keeps: impl Fn(char) -> bool, escape: impl Fn(&mut String, char)) -> Cow<'_, str> {
-    if !text.chars().any(|character| is_hidden(character) && !keeps(character)) {
+/// Replaces the hidden characters of a text by their escapes, except those for which `is_kept` is true.
+fn escape_hidden(
+    text: &str,
+    is_kept: impl Fn(char) -> bool,
+    escape: impl Fn(&mut String, char),
+) -> Cow<'_, str> {
+    if !text.chars().any(|character| is_hidden(character) && !is_kept(character)) {
         return Cow::Borrowed(text);
     }
-    let mut shown = String::with_capacity(text.len() + 16);
+    let mut output = String::with_capacity(text.len() + 16);
     for character in text.chars() {
-        if is_hidden(character) && !keeps(character) {
-            escape(&mut shown, character);
+        if is_hidden(character) && !is_kept(character) {
+            escape(&mut output, character);
         } else {
-            shown.push(character);
+            output.push(character);
         }
     }
-    Cow::Owned(shown)
+    Cow::Owned(output)
 }
 
-/// Escapes a value within a line: hidden characters as `\u{1b}`, line breaks too.
-pub fn value(text: &str) -> Cow<'_, str> {
-    escaped(text, |_| false, |shown, character| shown.extend(character.escape_unicode()))
+/// Escapes a value within a line: hidden characters, including line breaks, become `\u{1b}` and the like.
+pub fn escape_value(text: &str) -> Cow<'_, str> {
+    escape_hidden(text, |_| false, |shown, character| shown.extend(character.escape_unicode()))
 }
 
 /// Escapes lines of already escaped values, as a safety net.
-pub fn lines(text: &str) -> Cow<'_, str> {
-    escaped(text, |character| character == '\n', |shown, character| shown.extend(character.escape_unicode()))
+pub fn escape_lines(text: &str) -> Cow<'_, str> {
+    escape_hidden(
+        text,
+        |character| character == '\n',
+        |shown, character| shown.extend(character.escape_unicode()),
+    )
 }
 
-/// Escapes a line of the log. `coloured`: it has escape sequences of our own, and its values have none.
-pub fn log_line(text: &str, coloured: bool) -> Cow<'_, str> {
-    let keeps = |character| coloured && character == '\u{1b}';
+/// Escapes a line of the log, except the line break at its end. `is_coloured`: the line has Oncely's own escape sequences, and its values
+/// have none.
+pub fn escape_log_line(text: &str, is_coloured: bool) -> Cow<'_, str> {
+    let is_kept = |character| is_coloured && character == '\u{1b}';
     match text.strip_suffix('\n') {
-        None => escaped(text, keeps, |shown, character| shown.extend(character.escape_unicode())),
+        None => escape_hidden(text, is_kept, |shown, character| shown.extend(character.escape_unicode())),
         Some(line) => {
-            let line = escaped(line, keeps, |shown, character| shown.extend(character.escape_unicode()));
+            let line =
+                escape_hidden(line, is_kept, |shown, character| shown.extend(character.escape_unicode()));
             Cow::Owned(format!("{line}\n"))
         }
     }
 }
 
-/// Escapes JSON: parsed it is the same text, and nothing is hidden from a reader.
-pub fn json(text: &str) -> Cow<'_, str> {
+/// Escapes the hidden characters of a JSON text, which parses to the same value.
+pub fn escape_json(text: &str) -> Cow<'_, str> {
     let escape = |shown: &mut String, character: char| {
         for unit in character.encode_utf16(&mut [0; 2]) {
             let _ = write!(shown, "\\u{unit:04x}");
         }
     };
     // Outside strings serde_json writes no control character but line breaks, and none inside them.
-    escaped(text, |character| character == '\n', escape)
+    escape_hidden(text, |character| character == '\n', escape)
 }
 
 /// Quotes a word for a shell (bash, zsh and POSIX of 2024, if it has hidden characters).
-pub fn shell_word(text: &str) -> String {
+pub fn quote_shell_word(text: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@%+,".contains(c);
     if !text.is_empty() && text.chars().all(is_plain) && !text.starts_with('-') {
         return text.to_owned();
@@ -71,29 +82,29 @@ pub fn shell_word(text: &str) -> String {
     if !text.chars().any(is_hidden) {
         return format!("'{}'", text.replace('\'', "'\\''"));
     }
-    let mut said = "$'".to_owned();
+    let mut quoted = "$'".to_owned();
     for character in text.chars() {
         let _ = match character {
-            '\'' | '\\' => write!(said, "\\{character}"),
+            '\'' | '\\' => write!(quoted, "\\{character}"),
             hidden if is_hidden(hidden) => {
-                hidden.encode_utf8(&mut [0; 4]).bytes().try_for_each(|byte| write!(said, "\\x{byte:02x}"))
+                hidden.encode_utf8(&mut [0; 4]).bytes().try_for_each(|byte| write!(quoted, "\\x{byte:02x}"))
             }
-            plain => write!(said, "{plain}"),
+            plain => write!(quoted, "{plain}"),
         };
     }
-    said.push('\'');
-    said
+    quoted.push('\'');
+    quoted
 }
 
-/// Returns ` --name value`; a value that looks like an option stays a value.
-pub fn shell_flag(name: &str, value: &str) -> String {
-    let between = if value.starts_with('-') { '=' } else { ' ' };
-    format!(" --{name}{between}{}", shell_word(value))
+/// Formats ` --name value` for a shell; a value that looks like an option stays a value.
+pub fn format_shell_flag(name: &str, value: &str) -> String {
+    let separator = if value.starts_with('-') { '=' } else { ' ' };
+    format!(" --{name}{separator}{}", quote_shell_word(value))
 }
 
-/// Returns the flags of the values that are set.
-pub fn shell_flags<'a>(named: impl IntoIterator<Item = (&'a str, Option<&'a str>)>) -> String {
-    named.into_iter().filter_map(|(name, value)| Some(shell_flag(name, value?))).collect()
+/// Formats the flags of those values that are set.
+pub fn format_shell_flags<'a>(flags: impl IntoIterator<Item = (&'a str, Option<&'a str>)>) -> String {
+    flags.into_iter().filter_map(|(name, value)| Some(format_shell_flag(name, value?))).collect()
 }
 
 #[cfg(test)]
@@ -104,17 +115,17 @@ mod tests {
 
     #[test]
     fn nothing_hidden_is_shown_and_everything_else_stays() {
-        let shown = value(HOSTILE);
+        let shown = escape_value(HOSTILE);
         assert_eq!(shown, "a\\u{1b}[2J\\u{202e}b\\u{200b}\\u{2066}\\u{d}\\u{a}\\u{7f}\\u{9b}c\\u{e0041}");
         let fine = "Ünï code … “ü” – 日本 🙂";
-        assert_eq!(value(fine), fine);
-        assert_eq!(lines("a\nb\u{1b}"), "a\nb\\u{1b}");
+        assert_eq!(escape_value(fine), fine);
+        assert_eq!(escape_lines("a\nb\u{1b}"), "a\nb\\u{1b}");
     }
 
     #[test]
     fn json_means_what_it_meant() {
         let text = serde_json::to_string_pretty(&serde_json::json!({ "key": HOSTILE })).unwrap();
-        let shown = json(&text);
+        let shown = escape_json(&text);
         assert!(!shown.chars().any(|character| is_hidden(character) && character != '\n'), "{shown}");
         let value: serde_json::Value = serde_json::from_str(&shown).unwrap();
         assert_eq!(value["key"], HOSTILE);
@@ -122,19 +133,22 @@ mod tests {
 
     #[test]
     fn a_line_of_the_log_is_one_line() {
-        assert_eq!(log_line("key=a\nERROR b\n", false), "key=a\\u{a}ERROR b\n");
+        assert_eq!(escape_log_line("key=a\nERROR b\n", false), "key=a\\u{a}ERROR b\n");
         assert_eq!(
-            log_line("\u{1b}[31mERROR\u{1b}[0m \u{202e}\n", true),
+            escape_log_line("\u{1b}[31mERROR\u{1b}[0m \u{202e}\n", true),
             "\u{1b}[31mERROR\u{1b}[0m \\u{202e}\n"
         );
     }
 
     #[test]
     fn a_word_of_a_shell_hides_nothing_and_is_no_option() {
-        assert_eq!(shell_word("order-1182"), "order-1182");
-        assert_eq!(shell_word("it's; rm"), "'it'\\''s; rm'");
-        assert_eq!([shell_word(""), shell_word("--all")], ["''", "'--all'"]);
-        assert_eq!([shell_flag("key", "--help"), shell_flag("key", "a")], [" --key='--help'", " --key a"]);
-        assert_eq!(shell_word("tab\there's\u{202e}\\"), "$'tab\\x09here\\'s\\xe2\\x80\\xae\\\\'");
+        assert_eq!(quote_shell_word("order-1182"), "order-1182");
+        assert_eq!(quote_shell_word("it's; rm"), "'it'\\''s; rm'");
+        assert_eq!([quote_shell_word(""), quote_shell_word("--all")], ["''", "'--all'"]);
+        assert_eq!(
+            [format_shell_flag("key", "--help"), format_shell_flag("key", "a")],
+            [" --key='--help'", " --key a"]
+        );
+        assert_eq!(quote_shell_word("tab\there's\u{202e}\\"), "$'tab\\x09here\\'s\\xe2\\x80\\xae\\\\'");
     }
 }

@@ -17,15 +17,15 @@ const VERSION: &str = "1";
 /// signed are in transit.
 #[derive(Clone)]
 pub struct SigningKeys {
-    identity: Ring,
-    letter: Ring,
+    identity: PurposeKeys,
+    letter: PurposeKeys,
 }
 
 /// The keys of one purpose.
 #[derive(Clone)]
-struct Ring {
+struct PurposeKeys {
     signing: SigningKey,
-    known: Vec<SigningKey>,
+    accepted: Vec<SigningKey>,
 }
 
 #[derive(Clone)]
@@ -38,7 +38,7 @@ struct SigningKey {
 /// A secret of the database.
 #[derive(Clone)]
 pub struct StoredSecret {
-    /// The name in signatures made with it.
+    /// Name of the secret in signatures made with it.
     pub id: String,
     #[doc(hidden)]
     pub secret: Vec<u8>,
@@ -47,9 +47,9 @@ pub struct StoredSecret {
 /// The database's secrets of one purpose.
 #[derive(Clone)]
 pub struct StoredSecrets {
-    /// Signs if the configuration has no other.
+    /// Secret that signs if the configuration has no other.
     pub signing: StoredSecret,
-    /// Also accepted.
+    /// Secrets that verify signatures, and don't sign.
     pub accepted: Vec<StoredSecret>,
 }
 
@@ -62,8 +62,10 @@ pub struct SigningSecrets {
     pub letter: StoredSecrets,
 }
 
-const IDENTITY: &str = "oncely 2026-11-22 signed identity v1";
-const LETTER: &str = "oncely 2026-11-22 dead letter mark v1";
+/// Context of the derivation of keys for signed identities.
+const IDENTITY_CONTEXT: &str = "oncely 2026-11-22 signed identity v1";
+/// Context of the derivation of keys for letter marks.
+const LETTER_CONTEXT: &str = "oncely 2026-11-22 dead letter mark v1";
 
 /// The reason why a signed identity or a mark is not accepted. There is no fallback: an attacker who can spoil the
 /// signature could choose it.
@@ -95,14 +97,14 @@ struct SignedContent {
 /// Content of a signed identity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SignedIdentity {
-    /// `None` if it was unknown; the message is identified again.
+    /// Identity of the message; `None` if it was unknown when it was signed: the message is identified again.
     pub identity: Option<Identity>,
     #[doc(hidden)]
     pub user_id: Option<String>,
 }
 
 impl StoredSecret {
-    /// Makes a secret with an id derived from it: of a configuration, or a test.
+    /// Creates a secret, of a configuration or a test, with an id derived from it.
     fn with_derived_id(secret: &[u8]) -> Self {
         let [a, b, c, d, ..] = blake3::derive_key("oncely 2026-11-22 signing key id v1", secret);
         Self { id: format!("{:08x}", u32::from_be_bytes([a, b, c, d])), secret: secret.to_vec() }
@@ -114,40 +116,40 @@ impl SigningKey {
         Self { id: stored.id.clone(), key: blake3::derive_key(context, &stored.secret) }
     }
 
-    /// Returns `<version>.<key id>.<MAC>`, which precedes the content.
-    fn sign(&self, mac: blake3::Hash) -> String {
+    /// Formats `<version>.<key id>.<MAC>`, which precedes the content.
+    fn format_signature(&self, mac: blake3::Hash) -> String {
         format!("{VERSION}.{}.{}", self.id, mac.to_hex())
     }
 
-    fn identity(&self, consumer: &IdentityPart, body: &[u8], content: &str) -> blake3::Hash {
-        keyed(&self.key, &[consumer.as_str().as_bytes(), &Sha256::digest(body), content.as_bytes()])
+    fn identity_mac(&self, consumer: &IdentityPart, body: &[u8], content: &str) -> blake3::Hash {
+        keyed_hash(&self.key, &[consumer.as_str().as_bytes(), &Sha256::digest(body), content.as_bytes()])
     }
 
-    fn letter(&self, letter: Letter, tenant: &str, body: &[u8]) -> blake3::Hash {
-        keyed(&self.key, &[letter.to_string().as_bytes(), tenant.as_bytes(), body])
+    fn letter_mac(&self, letter: Letter, tenant: &str, body: &[u8]) -> blake3::Hash {
+        keyed_hash(&self.key, &[letter.to_string().as_bytes(), tenant.as_bytes(), body])
     }
 }
 
-impl Ring {
-    fn new(context: &str, signing: Option<&[u8]>, known: &[&[u8]], stored: &StoredSecrets) -> Self {
+impl PurposeKeys {
+    fn new(context: &str, signing: Option<&[u8]>, accepted: &[&[u8]], stored: &StoredSecrets) -> Self {
         let derive = |stored: &StoredSecret| SigningKey::derive(context, stored);
-        let configured = known.iter().map(|secret| derive(&StoredSecret::with_derived_id(secret)));
+        let configured = accepted.iter().map(|secret| derive(&StoredSecret::with_derived_id(secret)));
         Self {
             signing: signing
                 .map_or_else(|| derive(&stored.signing), |one| derive(&StoredSecret::with_derived_id(one))),
-            known: configured
+            accepted: configured
                 .chain(std::iter::once(&stored.signing).chain(&stored.accepted).map(derive))
                 .collect(),
         }
     }
 
-    /// Returns the key of a signature that begins with this version and key id.
-    fn key(&self, version: &str, id: &str) -> Result<&SigningKey, SignatureError> {
+    /// Finds the key of a signature that begins with this version and key id.
+    fn find_key(&self, version: &str, id: &str) -> Result<&SigningKey, SignatureError> {
         if version != VERSION {
             let is_number = !version.is_empty() && version.bytes().all(|byte| byte.is_ascii_digit());
             return Err(if is_number { SignatureError::Version } else { SignatureError::Malformed });
         }
-        let mut keys = std::iter::once(&self.signing).chain(&self.known);
+        let mut keys = std::iter::once(&self.signing).chain(&self.accepted);
         keys.find(|key| key.id == id).ok_or_else(|| {
             match id.len() == 8 && id.bytes().all(|b| b.is_ascii_hexdigit()) {
                 true => SignatureError::Key(id.to_owned()),
@@ -157,70 +159,75 @@ impl Ring {
     }
 
     /// Returns whether a signature names an unknown key.
-    fn misses(&self, signature: &str) -> bool {
+    fn is_key_missing(&self, signature: &str) -> bool {
         let mut parts = signature.splitn(3, '.');
         let (version, id) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
-        matches!(self.key(version, id), Err(SignatureError::Key(_)))
+        matches!(self.find_key(version, id), Err(SignatureError::Key(_)))
     }
 }
 
 impl SigningKeys {
     /// Combines the configuration's signing key, its accepted keys, and the database's own, which sign if there is no other, and are always
     /// accepted.
-    pub fn new(signing: Option<&[u8]>, known: &[&[u8]], stored: &SigningSecrets) -> Self {
+    pub fn new(signing: Option<&[u8]>, accepted: &[&[u8]], stored: &SigningSecrets) -> Self {
         Self {
-            identity: Ring::new(IDENTITY, signing, known, &stored.identity),
-            letter: Ring::new(LETTER, signing, known, &stored.letter),
+            identity: PurposeKeys::new(IDENTITY_CONTEXT, signing, accepted, &stored.identity),
+            letter: PurposeKeys::new(LETTER_CONTEXT, signing, accepted, &stored.letter),
         }
     }
 
-    /// Like [`new`](Self::new), with one secret of the database for every purpose: for tests and fuzzers.
+    /// Combines keys as [`new`](Self::new) does, with one secret of the database for every purpose: for tests and fuzzers.
     pub fn derive<'a>(
         signing: Option<&[u8]>,
-        known: impl IntoIterator<Item = &'a [u8]>,
+        accepted: impl IntoIterator<Item = &'a [u8]>,
         secret: &[u8],
     ) -> Self {
         let stored = StoredSecrets { signing: StoredSecret::with_derived_id(secret), accepted: Vec::new() };
-        let known: Vec<&[u8]> = known.into_iter().collect();
-        Self::new(signing, &known, &SigningSecrets { identity: stored.clone(), letter: stored })
+        let accepted: Vec<&[u8]> = accepted.into_iter().collect();
+        Self::new(signing, &accepted, &SigningSecrets { identity: stored.clone(), letter: stored })
     }
 
     /// Returns whether a message names an unknown key in its signed identity or its mark.
-    pub fn misses(&self, identity: Option<&str>, mark: Option<&str>) -> bool {
-        identity.is_some_and(|identity| self.identity.misses(identity))
-            || mark.is_some_and(|mark| self.letter.misses(mark))
+    pub fn is_key_missing(&self, identity: Option<&str>, mark: Option<&str>) -> bool {
+        identity.is_some_and(|identity| self.identity.is_key_missing(identity))
+            || mark.is_some_and(|mark| self.letter.is_key_missing(mark))
     }
 
-    /// Returns the header's value for a copy of a message with this body.
+    /// Signs the identity and the user id of a message. Returns the value of the header
+    /// [`own_headers::IDENTITY`](crate::own_headers::IDENTITY) for copies of the message; it is valid for this consumer and body only.
+    /// `None` if it can't be serialised as JSON, which no text causes.
     pub fn sign_identity(&self, identity: &Identity, user_id: Option<&str>, body: &[u8]) -> Option<String> {
         let signed = SignedContent {
             tenant: Some(identity.tenant.as_str().to_owned()),
             key: Some(identity.key.as_str().to_owned()),
             user_id: user_id.map(str::to_owned),
         };
-        self.write(&signed, &identity.consumer, body)
+        self.sign_content(&signed, &identity.consumer, body)
     }
 
-    /// Returns the header's value for a message of unknown identity: its user id alone.
-    pub fn sign_user(&self, consumer: &IdentityPart, user_id: &str, body: &[u8]) -> Option<String> {
-        self.write(
+    /// Signs the user id of a message with an unknown identity. Returns the value of the header
+    /// [`own_headers::IDENTITY`](crate::own_headers::IDENTITY) for copies of the message; it is valid for this consumer and body only.
+    /// `None` if it can't be serialised as JSON, which no text causes.
+    pub fn sign_user_id(&self, consumer: &IdentityPart, user_id: &str, body: &[u8]) -> Option<String> {
+        self.sign_content(
             &SignedContent { tenant: None, key: None, user_id: Some(user_id.to_owned()) },
             consumer,
             body,
         )
     }
 
-    fn write(&self, signed: &SignedContent, consumer: &IdentityPart, body: &[u8]) -> Option<String> {
+    /// Signs a content; returns the header's value. `None` if the content can't be serialised as JSON, which no text causes.
+    fn sign_content(&self, signed: &SignedContent, consumer: &IdentityPart, body: &[u8]) -> Option<String> {
         let content = serde_json::to_string(signed).ok()?;
         let key = &self.identity.signing;
-        Some(format!("{}.{content}", key.sign(key.identity(consumer, body, &content))))
+        Some(format!("{}.{content}", key.format_signature(key.identity_mac(consumer, body, &content))))
     }
 
-    /// Returns the content of a header's value, if we signed it for this consumer and this body.
+    /// Reads the identity from the value of a header that a worker has signed for this consumer and body.
     ///
     /// # Errors
-    /// The reason why it is not accepted.
-    pub fn open(
+    /// The reason why the signature is not accepted.
+    pub fn read_identity(
         &self,
         value: &[u8],
         consumer: &IdentityPart,
@@ -230,29 +237,29 @@ impl SigningKeys {
         let mut parts = text.splitn(4, '.');
         let mut part = || parts.next().ok_or(SignatureError::Malformed);
         let (version, id, mac, content) = (part()?, part()?, part()?, part()?);
-        let key = self.identity.key(version, id)?;
-        compare(mac, key.identity(consumer, body, content))?;
+        let key = self.identity.find_key(version, id)?;
+        check_mac(mac, key.identity_mac(consumer, body, content))?;
         let signed: SignedContent = serde_json::from_str(content).map_err(|_| SignatureError::Malformed)?;
-        let read = |text: &str| IdentityPart::new(text.as_bytes()).map_err(|_| SignatureError::Malformed);
+        let to_part = |text: &str| IdentityPart::new(text.as_bytes()).map_err(|_| SignatureError::Malformed);
         let identity = match (signed.tenant, signed.key) {
             (Some(tenant), Some(key)) => {
-                Some(Identity { tenant: read(&tenant)?, consumer: consumer.clone(), key: read(&key)? })
+                Some(Identity { tenant: to_part(&tenant)?, consumer: consumer.clone(), key: to_part(&key)? })
             }
             _ => None,
         };
         Ok(SignedIdentity { identity, user_id: signed.user_id })
     }
 
-    /// Marks a dead letter, so that no publisher can make a sweep confuse one message with another.
-    pub fn mark(&self, letter: Letter, tenant: &str, body: &[u8]) -> String {
-        self.letter.signing.sign(self.letter.signing.letter(letter, tenant, body))
+    /// Signs a dead letter; returns its mark, so that no publisher can make a sweep confuse one message with another.
+    pub fn sign_letter(&self, letter: Letter, tenant: &str, body: &[u8]) -> String {
+        self.letter.signing.format_signature(self.letter.signing.letter_mac(letter, tenant, body))
     }
 
-    /// Returns the letter of a message by its two headers, the letter's name and its mark. `None` if it has no mark: a name alone could be
-    /// any publisher's.
+    /// Reads the letter of a message from its two headers, the letter's name and its mark. `None` without a mark: any
+    /// publisher could set a name alone.
     ///
     /// # Errors
-    /// The reason why its mark is not accepted.
+    /// The reason why the mark is not accepted.
     pub fn read_mark(
         &self,
         letter: Option<&str>,
@@ -264,22 +271,23 @@ impl SigningKeys {
         let mut parts = mark.splitn(3, '.');
         let mut part = || parts.next().ok_or(SignatureError::Malformed);
         let (version, id, mac) = (part()?, part()?, part()?);
-        let key = self.letter.key(version, id)?;
+        let key = self.letter.find_key(version, id)?;
         let letter = letter.and_then(Letter::parse).ok_or(SignatureError::Mismatch)?;
-        compare(mac, key.letter(letter, tenant, body))?;
+        check_mac(mac, key.letter_mac(letter, tenant, body))?;
         Ok(Some(letter))
     }
 }
 
-/// Compares a MAC in constant time (blake3).
-fn compare(mac: &str, expected: blake3::Hash) -> Result<(), SignatureError> {
+/// Checks a MAC in constant time (blake3).
+fn check_mac(mac: &str, expected: blake3::Hash) -> Result<(), SignatureError> {
     match blake3::Hash::from_hex(mac).map_err(|_| SignatureError::Malformed)? == expected {
         true => Ok(()),
         false => Err(SignatureError::Mismatch),
     }
 }
 
-fn keyed(key: &[u8; 32], parts: &[&[u8]]) -> blake3::Hash {
+/// Hashes parts with a key, each after its length.
+fn keyed_hash(key: &[u8; 32], parts: &[&[u8]]) -> blake3::Hash {
     let mut hasher = blake3::Hasher::new_keyed(key);
     for part in parts {
         hasher.update(&(part.len() as u64).to_be_bytes());
@@ -303,7 +311,7 @@ mod tests {
         let identity = Identity { tenant: part("acme"), consumer: part("payments"), key: part("k\u{1}\"") };
         let value = key.sign_identity(&identity, Some("shop"), b"body").unwrap();
         let open = |key: &SigningKeys, value: &str, consumer: &str, body: &[u8]| {
-            key.open(value.as_bytes(), &part(consumer), body)
+            key.read_identity(value.as_bytes(), &part(consumer), body)
         };
         assert_eq!(
             open(&key, &value, "payments", b"body"),
@@ -330,11 +338,14 @@ mod tests {
     fn a_key_is_replaced_while_copies_are_on_their_way() {
         let identity = Identity { tenant: part("acme"), consumer: part("payments"), key: part("k") };
         let letter = Letter { id: uuid::Uuid::from_u128(7), generation: 1 };
-        let opens =
-            |key: &SigningKeys, value: &str| key.open(value.as_bytes(), &identity.consumer, b"body").is_ok();
+        let opens = |key: &SigningKeys, value: &str| {
+            key.read_identity(value.as_bytes(), &identity.consumer, b"body").is_ok()
+        };
         let before = SigningKeys::derive(None, [], b"secret");
-        let (old, old_mark) =
-            (before.sign_identity(&identity, None, b"body").unwrap(), before.mark(letter, "acme", b"body"));
+        let (old, old_mark) = (
+            before.sign_identity(&identity, None, b"body").unwrap(),
+            before.sign_letter(letter, "acme", b"body"),
+        );
         // Accepted everywhere first, then used to sign.
         let known = SigningKeys::derive(None, [&b"new key"[..]], b"secret");
         let after = SigningKeys::derive(Some(b"new key"), [], b"secret");
@@ -343,7 +354,7 @@ mod tests {
         let reads = |key: &SigningKeys, mark: &str| {
             key.read_mark(Some(&letter.to_string()), Some(mark), "acme", b"body")
         };
-        let new_mark = after.mark(letter, "acme", b"body");
+        let new_mark = after.sign_letter(letter, "acme", b"body");
         for key in [&known, &after] {
             assert!(opens(key, &old) && opens(key, &new));
             assert_eq!(reads(key, &old_mark), Ok(Some(letter)));
@@ -365,9 +376,11 @@ mod tests {
             |identity: &str, letter: &str| SigningSecrets { identity: ring(identity), letter: ring(letter) };
         let key = SigningKeys::new(None, &[], &stored("i", "l"));
         let letter = Letter { id: uuid::Uuid::from_u128(7), generation: 1 };
-        let (user, mark) =
-            (key.sign_user(&part("payments"), "shop", b"body").unwrap(), key.mark(letter, "acme", b"body"));
-        let open = |key: &SigningKeys| key.open(user.as_bytes(), &part("payments"), b"body").is_ok();
+        let (user, mark) = (
+            key.sign_user_id(&part("payments"), "shop", b"body").unwrap(),
+            key.sign_letter(letter, "acme", b"body"),
+        );
+        let open = |key: &SigningKeys| key.read_identity(user.as_bytes(), &part("payments"), b"body").is_ok();
         let read = |key: &SigningKeys| {
             key.read_mark(Some(&letter.to_string()), Some(&mark), "acme", b"body").is_ok()
         };
@@ -375,23 +388,29 @@ mod tests {
             (SigningKeys::new(None, &[], &stored("i", "x")), SigningKeys::new(None, &[], &stored("x", "l")));
         assert!(open(&no_letter) && !read(&no_letter) && !open(&no_identity) && read(&no_identity));
         for known in [&user, &mark, "1.00000001.", "1.00000002.ab.{}"] {
-            assert!(!key.misses(Some(known), Some(known)), "{known}");
+            assert!(!key.is_key_missing(Some(known), Some(known)), "{known}");
         }
         for unknown in ["1.00000003", "1.00000003.ab", "1.fFfFfFfF.ab.{}"] {
-            assert!(key.misses(Some(unknown), None) && key.misses(None, Some(unknown)), "{unknown}");
+            assert!(
+                key.is_key_missing(Some(unknown), None) && key.is_key_missing(None, Some(unknown)),
+                "{unknown}"
+            );
         }
         for junk in ["", "1", "1.", "1.0000003.ab", "2.00000003.ab", "x.00000003.ab", "1.0000000g.ab"] {
-            assert!(!key.misses(Some(junk), Some(junk)), "{junk}");
+            assert!(!key.is_key_missing(Some(junk), Some(junk)), "{junk}");
         }
     }
 
     #[test]
     fn a_user_is_signed_where_the_identity_is_not_known() {
         let key = SigningKeys::derive(None, [], b"secret");
-        let value = key.sign_user(&part("payments"), "shop", b"body").unwrap();
+        let value = key.sign_user_id(&part("payments"), "shop", b"body").unwrap();
         let opened = SignedIdentity { identity: None, user_id: Some("shop".into()) };
-        assert_eq!(key.open(value.as_bytes(), &part("payments"), b"body"), Ok(opened));
-        assert_eq!(key.open(value.as_bytes(), &part("ledger"), b"body"), Err(SignatureError::Mismatch));
+        assert_eq!(key.read_identity(value.as_bytes(), &part("payments"), b"body"), Ok(opened));
+        assert_eq!(
+            key.read_identity(value.as_bytes(), &part("ledger"), b"body"),
+            Err(SignatureError::Mismatch)
+        );
     }
 
     #[test]
@@ -399,7 +418,7 @@ mod tests {
         let key = SigningKeys::derive(None, [], b"secret");
         let letter = Letter { id: uuid::Uuid::from_u128(7), generation: 1 };
         let next = Letter { generation: 2, ..letter };
-        let mark = key.mark(letter, "acme", b"body");
+        let mark = key.sign_letter(letter, "acme", b"body");
         let read = |mark: &str, letter: Letter, tenant: &str, body: &[u8]| {
             key.read_mark(Some(&letter.to_string()), Some(mark), tenant, body)
         };
@@ -434,19 +453,19 @@ mod tests {
             let signing_keys = SigningKeys::derive(None, [], b"secret");
             let identity = Identity { tenant: part(&tenant), consumer: part("payments"), key: part(&key) };
             let signed = signing_keys.sign_identity(&identity, user.as_deref(), &body).unwrap();
-            let opened = signing_keys.open(signed.as_bytes(), &identity.consumer, &body);
+            let opened = signing_keys.read_identity(signed.as_bytes(), &identity.consumer, &body);
             prop_assert_eq!(opened, Ok(SignedIdentity { identity: Some(identity.clone()), user_id: user }));
             let mut forged = signed.into_bytes();
             let bit = flip.index(forged.len() * 8);
             forged[bit / 8] ^= 1 << (bit % 8);
             // The other case of a hexadecimal digit is the same MAC.
-            let opened = signing_keys.open(&forged, &identity.consumer, &body);
+            let opened = signing_keys.read_identity(&forged, &identity.consumer, &body);
             let in_mac = (11..75).contains(&(bit / 8));
             let same_digit = bit % 8 == 5 && in_mac && forged[bit / 8].is_ascii_uppercase();
             prop_assert_eq!(opened.is_ok(), same_digit);
             let mut body = body;
             body.push(0);
-            prop_assert!(signing_keys.open(&forged, &identity.consumer, &body).is_err());
+            prop_assert!(signing_keys.read_identity(&forged, &identity.consumer, &body).is_err());
         }
     }
 }

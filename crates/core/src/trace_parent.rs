@@ -12,17 +12,17 @@ pub struct TraceParent<'a> {
 }
 
 /// Length of version, trace, span and flags with their dashes.
-const LENGTH: usize = 55;
+const BASE_LENGTH: usize = 55;
 
 impl<'a> TraceParent<'a> {
     /// Parses the header; `None` if it is invalid. Later versions may have more at the end.
     #[must_use]
     pub fn parse(text: &'a str) -> Option<Self> {
-        let (known, more) = text.split_at_checked(LENGTH)?;
-        let mut fields = known.split('-');
+        let (base, extension) = text.split_at_checked(BASE_LENGTH)?;
+        let mut fields = base.split('-');
         let (version, trace_id, span_id, flags) =
             (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
-        let is_whole = more.is_empty() || version != "00" && more.starts_with('-');
+        let is_whole = extension.is_empty() || version != "00" && extension.starts_with('-');
         let is_valid = is_whole
             && fields.next().is_none()
             && is_hex(version, 2)

@@ -10,8 +10,8 @@ pub struct Times {
 }
 
 impl Times {
-    /// Formats the time of day.
-    pub fn clock(self, time: DateTime<Utc>) -> String {
+    /// Formats the time of day, to the second.
+    pub fn format_time_of_day(self, time: DateTime<Utc>) -> String {
         if self.utc {
             time.format("%H:%M:%SZ").to_string()
         } else {
@@ -19,8 +19,9 @@ impl Times {
         }
     }
 
+    /// Formats a date and time, to the millisecond.
     #[doc(hidden)]
-    pub fn show(self, time: DateTime<Utc>) -> String {
+    pub fn format_time(self, time: DateTime<Utc>) -> String {
         if self.utc {
             time.format("%Y-%m-%d %H:%M:%S%.3fZ").to_string()
         } else {
@@ -30,7 +31,7 @@ impl Times {
 }
 
 /// Formats 1,234,567 bytes as `1.2 MB`.
-pub fn bytes(count: i64) -> String {
+pub fn format_bytes(count: i64) -> String {
     #[allow(clippy::cast_precision_loss)] // shown with one decimal
     let mut amount = count as f64;
     for unit in ["B", "kB", "MB", "GB"] {
@@ -43,7 +44,7 @@ pub fn bytes(count: i64) -> String {
 }
 
 /// Formats a count with its noun: `1 message`, `2 messages`.
-pub fn counted(count: impl TryInto<i128>, noun: &str) -> String {
+pub fn format_count(count: impl TryInto<i128>, noun: &str) -> String {
     // Every integer here fits.
     let count = count.try_into().unwrap_or(i128::MAX);
     let plural = if count == 1 { "" } else { "s" };
@@ -51,7 +52,7 @@ pub fn counted(count: impl TryInto<i128>, noun: &str) -> String {
 }
 
 /// Formats seconds for a narrow column: `0.4 ms`, `31 ms`, `2.5 s`, `75 s`.
-pub fn seconds(seconds: f64) -> String {
+pub fn format_seconds(seconds: f64) -> String {
     match seconds {
         short if short < 0.001 => format!("{:.1} ms", short * 1_000.0),
         short if short < 1.0 => format!("{:.0} ms", short * 1_000.0),
@@ -61,23 +62,24 @@ pub fn seconds(seconds: f64) -> String {
 }
 
 /// Formats an age in its two largest units: `41s`, `6m 12s`, `3days 4h`.
-pub fn age(from: DateTime<Utc>, now: DateTime<Utc>) -> String {
+pub fn format_age(from: DateTime<Utc>, now: DateTime<Utc>) -> String {
     let seconds = u64::try_from((now - from).num_seconds()).unwrap_or(0);
     let text = humantime::format_duration(std::time::Duration::from_secs(seconds)).to_string();
     text.split(' ').take(2).collect::<Vec<_>>().join(" ")
 }
 
-/// Parses a point in time: `15m`, `2h`, `7d` (before `now`), `2026-09-01`, `2026-09-01T10:00Z`, `yesterday`. A date without an offset is local.
+/// Parses a point in time: `15m`, `2h`, `7d` (before `now`), `2026-09-01`, `2026-09-01T10:00Z`, `yesterday`. Without an
+/// offset a date is local.
 ///
 /// # Errors
 /// A description of the valid forms.
-pub fn since(text: &str, now: DateTime<Utc>) -> Result<DateTime<Utc>, String> {
+pub fn parse_time(text: &str, now: DateTime<Utc>) -> Result<DateTime<Utc>, String> {
     let local = |naive: NaiveDateTime| {
         Local.from_local_datetime(&naive).earliest().map(|time| time.with_timezone(&Utc))
     };
     let midnight = |date: NaiveDate| date.and_hms_opt(0, 0, 0).and_then(local);
     let today = now.with_timezone(&Local).date_naive();
-    let found = match text {
+    let time = match text {
         "today" => midnight(today),
         "yesterday" => today.checked_sub_days(Days::new(1)).and_then(midnight),
         _ => humantime::parse_duration(text)
@@ -96,8 +98,7 @@ pub fn since(text: &str, now: DateTime<Utc>) -> Result<DateTime<Utc>, String> {
             })
             .or_else(|| NaiveDate::parse_from_str(text, "%Y-%m-%d").ok().and_then(midnight)),
     };
-    found
-        .ok_or_else(|| "not a time; write 15m, 2h, 7d, yesterday, 2026-09-01 or 2026-09-01T10:00Z".to_owned())
+    time.ok_or_else(|| "not a time; write 15m, 2h, 7d, yesterday, 2026-09-01 or 2026-09-01T10:00Z".to_owned())
 }
 
 /// Returns the sum of counts from other processes, or the maximum of the type.
@@ -111,24 +112,24 @@ mod tests {
 
     #[test]
     fn sizes_and_ages_are_short() {
-        assert_eq!(bytes(999), "999 B");
-        assert_eq!(bytes(1_250_000), "1.2 MB");
+        assert_eq!(format_bytes(999), "999 B");
+        assert_eq!(format_bytes(1_250_000), "1.2 MB");
         let at = |seconds| DateTime::from_timestamp(seconds, 0).unwrap();
-        assert_eq!(age(at(0), at(372)), "6m 12s");
-        assert_eq!(age(at(10), at(0)), "0s");
-        assert_eq!([counted(1, "message"), counted(0, "message")], ["1 message", "0 messages"]);
+        assert_eq!(format_age(at(0), at(372)), "6m 12s");
+        assert_eq!(format_age(at(10), at(0)), "0s");
+        assert_eq!([format_count(1, "message"), format_count(0, "message")], ["1 message", "0 messages"]);
     }
 
     #[test]
     fn ages_dates_and_instants_are_understood() {
         let now: DateTime<Utc> = "2026-11-20T12:00:00Z".parse().unwrap();
-        let of = |text: &str| since(text, now).unwrap();
+        let of = |text: &str| parse_time(text, now).unwrap();
         assert_eq!(of("15m"), "2026-11-20T11:45:00Z".parse::<DateTime<Utc>>().unwrap());
         assert_eq!(of("7d"), "2026-11-13T12:00:00Z".parse::<DateTime<Utc>>().unwrap());
         assert_eq!(of("2026-09-01T10:00Z"), "2026-09-01T10:00:00Z".parse::<DateTime<Utc>>().unwrap());
         assert_eq!(of("2026-09-01T10:00:00+02:00"), "2026-09-01T08:00:00Z".parse::<DateTime<Utc>>().unwrap());
         assert!(of("2026-09-01") < of("2026-09-02"));
         assert!(of("yesterday") < of("today"));
-        assert!(since("soon", now).is_err());
+        assert!(parse_time("soon", now).is_err());
     }
 }

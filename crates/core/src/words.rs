@@ -14,7 +14,7 @@ macro_rules! words {
         impl $Name {
             $crate::words!(@all $kind $visible $($Variant)+);
 
-            /// Returns its word.
+            /// Returns the variant's word.
             #[must_use]
             $visible fn as_str(self) -> &'static str {
                 match self {

@@ -2,16 +2,16 @@
 
 use super::check::Check;
 
-/// Returns the check with this id.
+/// Returns the check with this id; `None` if there is no such check.
 #[must_use]
-pub fn check(id: &str) -> Option<&'static Check> {
+pub fn find_check(id: &str) -> Option<&'static Check> {
     CHECKS.iter().find(|check| check.id == id)
 }
 
 /// `oncely check` runs it.
 const AT_START: bool = true;
 /// Only the doctor runs it.
-const LATER: bool = false;
+const DOCTOR_ONLY: bool = false;
 
 /// Makes the list: of each check, when it runs, its id, title, data, bad results and remedy.
 macro_rules! checks {
@@ -69,7 +69,7 @@ checks! {
         bad "error: the login lacks the role of its work, or the role lacks a privilege that its migration gave it"
         fix "grant the role to the login; if the role itself lacks a privilege, it was revoked: \
          grant it again as the migration `roles` does";
-    LATER "pg.powers" "The login has no other rights"
+    DOCTOR_ONLY "pg.powers" "The login has no other rights"
         reads "`pg_roles`, ownership of the schema, privileges on `oncely.audit`, memberships of several of Oncely's roles"
         bad "warning: a superuser, a login that skips row-level security, creates roles or replicates, owns the schema, may change or delete the \
              trail, or is both worker and operator: what a handler is tricked into it may then do"
@@ -79,37 +79,37 @@ checks! {
         bad "error: missing, a wrong signature, a procedure, no right to call it; warning: not volatile, or SECURITY DEFINER with a superuser as \
              its owner"
         fix "create the function with the signature that the finding names, grant EXECUTE on it, declare it volatile";
-    LATER "pg.timeouts" "No timeout ends Oncely's sessions"
+    DOCTOR_ONLY "pg.timeouts" "No timeout ends Oncely's sessions"
         reads "`idle_session_timeout` and `transaction_timeout` as they hold for the login"
         bad "warning: PostgreSQL ends idle sessions, or transactions sooner than their statements may take"
         fix "`alter role … set idle_session_timeout = 0`, and the same for `transaction_timeout`";
-    LATER "pg.durability" "A reported commit is durable"
+    DOCTOR_ONLY "pg.durability" "A reported commit is durable"
         reads "`fsync`, `full_page_writes`, `synchronous_commit`, `synchronous_standby_names`, connected standbys and physical slots"
         bad "error: fsync or synchronous_commit is off; a standby may take over without the latest commits while `precheck = \"trust\"`; \
              commits wait for a standby and none is connected. Warning: a standby may take over without the latest commits; full_page_writes \
              is off; commits wait for less than a standby's disk"
         fix "turn the settings on; name the standby in `synchronous_standby_names`, or leave `precheck` at \"auto\"";
-    LATER "pg.xmin" "Nothing holds back vacuum"
+    DOCTOR_ONLY "pg.xmin" "Nothing holds back vacuum"
         reads "the oldest transactions in `pg_stat_activity` that hold a snapshot or a transaction id, and `pg_prepared_xacts`"
         bad "warning: one is older than 15 minutes"
         fix "end it (`pg_terminate_backend`, `rollback prepared`), and find out why it stays open";
-    LATER "pg.bloat" "Autovacuum keeps up"
+    DOCTOR_ONLY "pg.bloat" "Autovacuum keeps up"
         reads "`n_dead_tup` and `n_live_tup` of Oncely's tables, `autovacuum`, tables' `autovacuum_enabled`"
         bad "warning: more than 50,000 dead rows and more than a fifth of a table are dead; autovacuum is off"
         fix "turn autovacuum on; look at pg.xmin; `vacuum (verbose)` the table";
-    LATER "pg.slots" "No slot fills the disk"
+    DOCTOR_ONLY "pg.slots" "No slot fills the disk"
         reads "`pg_replication_slots`"
         bad "warning: an inactive slot keeps more than 1 GiB of the log, or a slot has lost what it needs; info: a slot is inactive"
         fix "bring its reader back, or `select pg_drop_replication_slot('…')`; set `max_slot_wal_keep_size`";
-    LATER "pg.indexes" "Oncely's indexes are valid"
+    DOCTOR_ONLY "pg.indexes" "Oncely's indexes are valid"
         reads "`pg_index` of the schema"
         bad "warning: an index is invalid: PostgreSQL does not use it"
         fix "`reindex index concurrently oncely.…`";
-    LATER "pg.partitions" "The trail has partitions ahead"
+    DOCTOR_ONLY "pg.partitions" "The trail has partitions ahead"
         reads "the partitions of `oncely.audit` (`pg_inherits`)"
         bad "warning: less than two days ahead, or none: rows then go to the default partition"
         fix "start a relay: it makes them every hour; its log says why it could not, as does `oncely gc run`";
-    LATER "pg.default_partition" "The default partition is empty"
+    DOCTOR_ONLY "pg.default_partition" "The default partition is empty"
         reads "`oncely.audit_default`, or its size and PostgreSQL's estimate where the login may not read it"
         bad "warning: it has rows: their week had no partition"
         fix "start a relay, or run `oncely gc run`: making the week's partition moves them there";
@@ -118,7 +118,7 @@ checks! {
         bad "warning: the clock was not checked for three hours; no collection ended within six hours of when one was due; \
          or dead letters were not counted for three hours"
         fix "start a relay; if the clock is right, `oncely gc run --accept-clock`";
-    LATER "trail.sealed" "The trail is sealed"
+    DOCTOR_ONLY "trail.sealed" "The trail is sealed"
         reads "`oncely.maintenance.seal_mark_at`"
         bad "warning: not sealed for two days; info: never yet"
         fix "start a relay; `oncely gc run` says why it does not go on; a transaction that is open for as long keeps it waiting (pg.xmin)";
@@ -130,27 +130,27 @@ checks! {
         reads "`consumers.fingerprint` beside `oncely.consumers`"
         bad "info: it was another one before: for keys of that time the key alone decides"
         fix "nothing, if the change is intended";
-    LATER "horizon" "No dead letter outlives its key"
+    DOCTOR_ONLY "horizon" "No dead letter outlives its key"
         reads "the oldest waiting dead letter of each consumer beside its `redelivery_horizon` and its retention"
         bad "warning: it is older than the horizon that was planned for, or than the retention: requeued, it would not be recognised"
         fix "requeue or discard what waits (`oncely failed groups`); lengthen `redelivery_horizon` and `retention`";
-    LATER "secrets" "Keys are rotated"
+    DOCTOR_ONLY "secrets" "Keys are rotated"
         reads "`oncely.secrets`, without the secrets"
         bad "info: a key has signed for longer than a year; one whose time is over is still there"
         fix "`oncely secrets rotate PURPOSE` (Replace keys); garbage collection takes away what is over: `pg.maintenance` says whether a relay does it";
-    LATER "letters.quota" "Every tenant's dead letters are stored"
+    DOCTOR_ONLY "letters.quota" "Every tenant's dead letters are stored"
         reads "`oncely.letter_usage`: tenants of which open dead letters are not stored, as a relay counted within the last minute"
         bad "warning: a tenant is over its quota: the messages of its further dead letters are in the dead-letter queue alone"
         fix "requeue or discard what waits (`oncely failed groups --tenant`), or give it more room (`oncely tenant limit`); bound the dead-letter queue's          disk by a policy";
-    LATER "letters.unknown" "No call has an unknown outcome"
+    DOCTOR_ONLY "letters.unknown" "No call has an unknown outcome"
         reads "`oncely.dead_letters` that wait with the reason `outcome_unknown`"
         bad "warning: there are some: a step that must not be repeated may have happened, and Oncely can't know"
         fix "look at the other side by the step's key, then `oncely keys settle`, or `oncely failed requeue --repeat-unknown` (Effects outside PostgreSQL)";
-    LATER "letters.keys" "Encrypted bodies can be read"
+    DOCTOR_ONLY "letters.keys" "Encrypted bodies can be read"
         reads "`oncely.dead_letters.encrypted_by` beside the ids in the file that `encryption.keys` names"
         bad "warning: bodies of dead letters are encrypted with a key that is not there: they can't be shown here, and are requeued from their queue"
         fix "add the key to the file (Encrypt what is stored); letters that are requeued or discarded go after `audit.retention`";
-    LATER "time.skew" "The clocks agree"
+    DOCTOR_ONLY "time.skew" "The clocks agree"
         reads "`clock_timestamp()` beside this machine's clock, less half of the round trip"
         bad "warning: more than a second apart: ages and log lines mislead. What takes effect follows the database's clock alone"
         fix "run a time service (chrony, systemd-timesyncd) on both machines";
@@ -164,7 +164,7 @@ checks! {
          or not valid now, it demands a certificate or refuses ours, \
          it speaks no TLS, a file can't be used (a finding's `kind` says which); info: `allow_plaintext`"
         fix "name the authority in `rabbitmq.tls.ca`, call the server by a name that is in its certificate, renew what has expired (TLS)";
-    LATER "mq.version" "The version of RabbitMQ"
+    DOCTOR_ONLY "mq.version" "The version of RabbitMQ"
         reads "the HTTP API's overview"
         bad "info: older than 4.0: its series has no community support any more"
         fix "plan an upgrade (Tested versions)";
@@ -172,7 +172,7 @@ checks! {
         reads "whether it may look at the queues, and an empty message without a delay to `<queue>.retry`, which finds no queue and comes back"
         bad "error, for a worker: it may not look at a queue or its companions, or not publish copies"
         fix "`rabbitmqctl set_permissions` with patterns that cover the queue's name and everything that begins with it";
-    LATER "mq.alarms" "The broker takes messages"
+    DOCTOR_ONLY "mq.alarms" "The broker takes messages"
         reads "a message to a queue that does not exist, which the broker returns; `connection.blocked`"
         bad "error: a memory or disk alarm: nothing that is published is taken, copies and events wait"
         fix "free memory or disk on the broker (`rabbitmq-diagnostics alarms`)";
@@ -198,21 +198,21 @@ checks! {
         reads "passive declaration of the exchanges in `bindings`"
         bad "error: an exchange is missing: nothing comes from it"
         fix "declare the exchange; run `oncely topology apply`";
-    LATER "mq.routes" "Bindings are complete"
+    DOCTOR_ONLY "mq.routes" "Bindings are complete"
         reads "the bindings of a consumer's queues in the HTTP API: `bindings`, and from `<queue>.dlx`, `<queue>.retry` and `<queue>.return` to \
                their queues"
         bad "error: one is missing: messages don't come, or copies and dead letters find no queue"
         fix "run `oncely topology apply`";
-    LATER "mq.policies" "No policy drops messages"
+    DOCTOR_ONLY "mq.policies" "No policy drops messages"
         reads "the effective policies of all of a consumer's queues in the HTTP API"
         bad "error: a policy gives a work or dead-letter queue a TTL, or lets it drop its head or expire; warning: a bound on its length"
         fix "`rabbitmqctl list_policies`; exclude these queues from the policy's pattern";
-    LATER "mq.limits" "Delivery limits and timeouts are large enough"
+    DOCTOR_ONLY "mq.limits" "Delivery limits and timeouts are large enough"
         reads "`x-delivery-limit` and `x-consumer-timeout` of queues, as arguments and as policies, in the HTTP API"
         bad "warning: a delivery limit below 100 (each lost connection counts for every message on it); a consumer timeout that the deadline and \
              two minutes of waiting may exceed, or of which lease.max_run is more than half"
         fix "declare the queue with `x-delivery-limit = 1000` (`oncely topology apply` does); lengthen the consumer timeout, or shorten lease.max_run";
-    LATER "mq.consumers" "Each queue has a subscriber"
+    DOCTOR_ONLY "mq.consumers" "Each queue has a subscriber"
         reads "ready messages and subscriptions of the work queues (passive declaration)"
         bad "error: messages are ready and there is no subscription"
         fix "start a worker; `oncely status` shows the running ones";
@@ -227,11 +227,11 @@ checks! {
          or not valid now, it demands a certificate or refuses ours, \
          it speaks no TLS, a file can't be used (a finding's `kind` says which); info: `allow_plaintext`"
         fix "name the authority in `redis.tls.ca`, call the server by a name that is in its certificate, renew what has expired (TLS)";
-    LATER "redis.memory" "Redis has room"
+    DOCTOR_ONLY "redis.memory" "Redis has room"
         reads "`INFO`: `used_memory`, `maxmemory`, `maxmemory_policy`"
         bad "warning: nine tenths of `maxmemory` are in use and the policy is `noeviction`: new entries are refused"
         fix "raise `maxmemory`, shorten `mirror.ttl`, or let Redis evict (`volatile-lru`)";
-    LATER "redis.role" "Redis takes writes"
+    DOCTOR_ONLY "redis.role" "Redis takes writes"
         reads "`INFO`: `role`"
         bad "warning: a replica: the relay can write nothing, every look-up misses"
         fix "name the primary in `redis.url`";
@@ -239,47 +239,47 @@ checks! {
         reads "`INFO`: `cluster_enabled`"
         bad "error: a node of a cluster: it redirects what belongs to others, so that look-ups count as misses and entries are never written"
         fix "use a Redis without cluster mode";
-    LATER "redis.latency" "Redis answers within the budget"
+    DOCTOR_ONLY "redis.latency" "Redis answers within the budget"
         reads "the median of five `PING`s beside `mirror.budget`"
         bad "warning: slower: the mirror is bypassed"
         fix "lengthen `mirror.budget`, or bring Redis nearer";
-    LATER "live.relay" "A relay is running"
+    DOCTOR_ONLY "live.relay" "A relay is running"
         reads "heartbeats of relays in `oncely.processes`"
         bad "warning: none: no event is published, nothing is mirrored or collected"
         fix "start a relay";
-    LATER "live.workers" "Each consumer has a worker"
+    DOCTOR_ONLY "live.workers" "Each consumer has a worker"
         reads "heartbeats of workers, by the consumers that they name"
         bad "warning: none lives that names the consumer: its messages wait; info: a worker has a consumer that this file does not name"
         fix "start a worker with this file; remove the consumer where it is gone for good";
-    LATER "live.processes" "No process is silent or unready"
+    DOCTOR_ONLY "live.processes" "No process is silent or unready"
         reads "`last_seen_at`, `state` and `reason` of heartbeats"
         bad "warning: silent for 12 seconds (it died, hangs, or can't reach PostgreSQL), or unready: why"
         fix "look at the process and its log; a dead one's row goes after an hour";
-    LATER "live.versions" "All processes are of one version"
+    DOCTOR_ONLY "live.versions" "All processes are of one version"
         reads "`version` of heartbeats, beside this program's"
         bad "info: several versions: a rolling upgrade, or a forgotten process"
         fix "finish the upgrade";
-    LATER "live.config" "All processes have one configuration"
+    DOCTOR_ONLY "live.config" "All processes have one configuration"
         reads "`config_digest` of heartbeats, by kind"
         bad "warning: workers, or relays, were started with different configurations (gateways may differ: each has its service)"
         fix "restart those that have the old one";
-    LATER "live.stalled" "No consumer is stalled"
+    DOCTOR_ONLY "live.stalled" "No consumer is stalled"
         reads "heartbeats of workers: since when and by which SQLSTATE no message succeeds"
         bad "error: a consumer is stalled by its environment"
         fix "`oncely status` names the message and the error; it continues by itself when that is fixed";
-    LATER "live.contended" "No consumer's transactions collide"
+    DOCTOR_ONLY "live.contended" "No consumer's transactions collide"
         reads "heartbeats of workers: since when batches of a consumer have had to give way to each other"
         bad "warning: transactions of a consumer collide over rows that many messages update; its batches run one at a time, over all processes"
         fix "say what a message locks (`consumers.lock_order`), lock rows in one order in the handler, or leave it: no attempt is spent (the book: Hot rows)";
-    LATER "live.leases" "Expired leases were taken over"
+    DOCTOR_ONLY "live.leases" "Expired leases were taken over"
         reads "keys that runs hold (`oncely leases list`), beside the consumers of the processes that were seen within the last half minute"
         bad "warning: a lease ended more than ten minutes ago, the key was not taken over, and no living worker has its consumer; info: where one has"
         fix "start a worker of the consumer; where a client of your own holds keys (`oncely.claim_lease`), see that its messages come back";
-    LATER "live.paused" "No consumer was left paused"
+    DOCTOR_ONLY "live.paused" "No consumer was left paused"
         reads "`oncely.controls`"
         bad "info: paused by an operator; warning: for more than a day"
         fix "resume it (`oncely consumers resume`), or ask who paused it";
-    LATER "data.identity" "Identities are plausible"
+    DOCTOR_ONLY "data.identity" "Identities are plausible"
         reads "up to 10,000 decisions of the last hour in the trail, and the counters in `oncely.stats`; keys are counted, never shown"
         bad "warning: a twentieth came without a valid tenant or key; half of the keys read as times (two messages of one moment would be one); \
              a twentieth of the keys came with another payload; two fifths of the deliveries were duplicates"

@@ -21,13 +21,13 @@ pub struct Check {
 }
 
 impl Check {
-    /// Returns the page of its documentation.
+    /// Returns the path of the documentation of the check, with its section.
     #[must_use]
     pub fn page(&self) -> String {
         format!("docs/src/how-to/doctor.md#{}", self.id.replace('.', ""))
     }
 
-    /// Returns its subject: the part of its id before the full stop.
+    /// Returns the subject of the check: the part of its id before the full stop.
     #[must_use]
     pub fn group(&self) -> &'static str {
         self.id.split('.').next().unwrap_or(self.id)

@@ -12,35 +12,40 @@ pub(super) struct CheckSession<'a> {
     session: Option<Session>,
     /// Limit past which the connection counts as lost; the server cancels a statement before.
     limit: Duration,
-    pub(super) found: &'a mut CheckFindings,
+    pub(super) findings: &'a mut CheckFindings,
 }
 
 impl<'a> CheckSession<'a> {
-    pub(super) fn new(session: Session, limit: Duration, found: &'a mut CheckFindings) -> Self {
-        Self { session: Some(session), limit, found }
+    pub(super) fn new(session: Session, limit: Duration, findings: &'a mut CheckFindings) -> Self {
+        Self { session: Some(session), limit, findings }
     }
 
-    /// Returns the connection for one query; `None` once it is lost: then the check is skipped.
-    pub(super) fn connection(&mut self, check: &'static str) -> Option<&mut PgConnection> {
+    /// Returns the connection for a query of this check. Once it is lost, adds the check as skipped, and returns `None`.
+    pub(super) fn connection_or_skip(&mut self, check: &'static str) -> Option<&mut PgConnection> {
         if self.session.is_none() {
-            self.found.skipped(check, "the connection to PostgreSQL was lost");
+            self.findings.add_skipped(check, "the connection to PostgreSQL was lost");
         }
         self.session.as_mut().map(|session| &mut session.connection)
     }
 
-    /// Returns the limit of one answer.
+    /// Returns the limit of one query.
     pub(super) fn limit(&self) -> Duration {
         self.limit
     }
 
-    /// Takes an answer; without one, reports why the check is skipped.
-    pub(super) fn take<T>(&mut self, check: &'static str, answer: Result<T, sqlx::Error>) -> Option<T> {
-        let error = match answer {
-            Ok(answer) => return Some(answer),
+    /// Returns the value of a query's result. After an error adds the check as skipped, and returns `None`; after an outage also drops the
+    /// session.
+    pub(super) fn unwrap_or_skip<T>(
+        &mut self,
+        check: &'static str,
+        result: Result<T, sqlx::Error>,
+    ) -> Option<T> {
+        let error = match result {
+            Ok(value) => return Some(value),
             Err(error) => error,
         };
         let code = error.as_database_error().and_then(|error| error.code());
-        let why = match code.as_deref() {
+        let reason = match code.as_deref() {
             // INSUFFICIENT_PRIVILEGE
             Some("42501") => "the login lacks the rights of this check".to_owned(),
             // QUERY_CANCELED
@@ -51,13 +56,13 @@ impl<'a> CheckSession<'a> {
             // The state of the connection is unknown.
             self.session = None;
         }
-        self.found.skipped(check, why);
+        self.findings.add_skipped(check, reason);
         None
     }
 
-    /// Returns the session for start-up checks, and their findings; `None` once it is lost.
-    pub(super) fn at_start(&mut self) -> Option<(&mut Session, &mut CheckFindings)> {
-        self.session.as_mut().map(|session| (session, &mut *self.found))
+    /// Returns the session and the findings, for the checks of a starting process; `None` once the session is lost.
+    pub(super) fn session_and_findings(&mut self) -> Option<(&mut Session, &mut CheckFindings)> {
+        self.session.as_mut().map(|session| (session, &mut *self.findings))
     }
 
     pub(super) async fn close(self) {
@@ -67,17 +72,17 @@ impl<'a> CheckSession<'a> {
     }
 }
 
-/// Runs one query: `ask!(asking, "pg.xmin", pg::old_transactions)` is an `Option` of the answer.
-macro_rules! ask {
-    ($asking:expr, $check:expr, $query:path $(, $argument:expr)*) => {{
-        let limit = $asking.limit();
-        match $asking.connection($check) {
+/// Runs one query: `query_or_skip!(session, "pg.xmin", pg::list_old_transactions)` is an `Option` of its value.
+macro_rules! query_or_skip {
+    ($session:expr, $check:expr, $query:path $(, $argument:expr)*) => {{
+        let limit = $session.limit();
+        match $session.connection_or_skip($check) {
             None => None,
             Some(connection) => {
-                let answer = oncely_postgres::within(limit, $query(connection $(, $argument)*)).await;
-                $asking.take($check, answer)
+                let result = oncely_postgres::wait_for_answer(limit, $query(connection $(, $argument)*)).await;
+                $session.unwrap_or_skip($check, result)
             }
         }
     }};
 }
-pub(super) use ask;
+pub(super) use query_or_skip;

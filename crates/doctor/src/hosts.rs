@@ -6,8 +6,9 @@ use oncely_config::Config;
 use oncely_postgres as pg;
 use oncely_process::preflight::CheckFindings;
 
-/// Checks every host. Processes need only one, so they don't report a missing one.
-pub(super) async fn run_checks(config: &Config, found: &mut CheckFindings) {
+/// Checks that every host of PostgreSQL answers, and that one of them at most takes writes. Processes need only one, so they don't report a
+/// missing one.
+pub(super) async fn run_checks(config: &Config, findings: &mut CheckFindings) {
     let hosts: Vec<_> = config.postgres.each_host().collect();
     if hosts.len() < 2 {
         return;
@@ -16,27 +17,28 @@ pub(super) async fn run_checks(config: &Config, found: &mut CheckFindings) {
     for host in hosts {
         let is_standby = async {
             let mut connection = host.connect("oncely doctor").await?;
-            let is_standby = pg::within(host.client_timeout(), pg::is_standby(&mut connection)).await?;
+            let is_standby =
+                pg::wait_for_answer(host.client_timeout(), pg::is_standby(&mut connection)).await?;
             connection.close().await?;
             Ok::<_, sqlx::Error>(is_standby)
         };
         match is_standby.await {
-            Ok(true) => found.add_read("pg.reach", format!("{}: a standby", host.shown())),
+            Ok(true) => findings.add_read("pg.reach", format!("{}: a standby", host.redacted())),
             Ok(false) => {
-                found.add_read("pg.reach", format!("{}: takes writes", host.shown()));
-                primaries.push(host.shown());
+                findings.add_read("pg.reach", format!("{}: takes writes", host.redacted()));
+                primaries.push(host.redacted());
             }
             Err(error) => {
-                let what = format!("{}: {}; the other hosts are used", host.shown(), pg::describe(&error));
-                found.warning("pg.reach", "postgres.url", what);
+                let text = format!("{}: {}; the other hosts are used", host.redacted(), pg::describe(&error));
+                findings.add_warning("pg.reach", "postgres.url", text);
             }
         }
     }
     if primaries.len() > 1 {
-        let what = format!(
+        let text = format!(
             "{} accept writes, all of them: writes to an old primary are lost, and run again; stop all but the new one",
             primaries.join(" and ")
         );
-        found.error("pg.reach", "postgres.url", what);
+        findings.add_error("pg.reach", "postgres.url", text);
     }
 }

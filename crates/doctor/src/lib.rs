@@ -1,4 +1,4 @@
-//! Checks configuration, servers, grants and live state. Each check reads, judges and prints a fix; none changes anything.
+//! Checks configuration, servers, grants and live state. Each check reads data and reports findings with a fix; none changes anything.
 //!
 //! The checks of one server run one after the other on one connection, the servers concurrently. A check that can't run (no rights, no
 //! answer, no HTTP API) is skipped with the reason: it never counts as passed.
@@ -29,11 +29,11 @@ mod words;
 
 use std::time::Duration;
 
-pub use self::catalogue::{CHECKS, check};
+pub use self::catalogue::{CHECKS, find_check};
 pub use self::check::Check;
 use self::check_session::CheckSession;
 pub use self::limits::Limits;
-pub use self::redis_cluster::IN_CLUSTER;
+pub use self::redis_cluster::CLUSTER_TEXT;
 pub use self::report::{CheckResult, Report};
 pub use self::role::Role;
 pub use self::scope::CheckSelection;
@@ -45,109 +45,116 @@ use oncely_process::preflight::{self, CheckFindings};
 pub use oncely_process::preflight::{Finding, Verdict};
 
 /// Limit of one query.
-const PATIENCE: Duration = Duration::from_secs(2);
+const QUERY_TIMEOUT: Duration = Duration::from_secs(2);
 /// Limit of a connection.
-const CONNECT: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Runs all checks, with the configured login: checks that its role may not read are skipped. Changes nothing, and waits for up to two
-/// seconds for each answer. If dropped, only connections that are closing remain.
+/// Runs all checks, with the configured login, and reports the results: checks that its role may not read are skipped. Changes nothing, and
+/// waits for up to two seconds for each result. If dropped, only connections that are closing remain.
 pub async fn run(config: &Config) -> Report {
     examine(config, &Problems::default(), &CheckSelection::default()).await
 }
 
-/// Runs the checks of a scope. `problems` are those of the configuration: a server with problems in its section is not queried.
+/// Runs the checks of a scope, and reports the results. `problems` are those of the configuration: a server with problems in its section is
+/// not queried.
 pub async fn examine(config: &Config, problems: &Problems, scope: &CheckSelection) -> Report {
-    let (found, role) = run_all(config, problems, scope).await;
-    Report::from_findings(found, role, scope)
+    let (findings, role) = run_all(config, problems, scope).await;
+    Report::from_findings(findings, role, scope)
 }
 
-/// Reports the problems of an unusable configuration.
+/// Makes the report of an unusable configuration, of which no server is queried.
 #[must_use]
-pub fn unusable(problems: &Problems, scope: &CheckSelection) -> Report {
-    let mut found = CheckFindings::default();
-    configuration(None, problems, &mut found);
-    Report::from_findings(found, scope.role.unwrap_or(Role::Worker), scope)
+pub fn report_problems(problems: &Problems, scope: &CheckSelection) -> Report {
+    let mut findings = CheckFindings::default();
+    check_configuration(None, problems, &mut findings);
+    Report::from_findings(findings, scope.role.unwrap_or(Role::Worker), scope)
 }
 
-fn configuration(config: Option<&Config>, problems: &Problems, found: &mut CheckFindings) {
+/// Adds the problems of the configuration, and checks its secret files.
+fn check_configuration(config: Option<&Config>, problems: &Problems, findings: &mut CheckFindings) {
     for problem in problems.list() {
-        found.error("config", problem.place.as_str(), problem.message.as_str());
+        findings.add_error("config", problem.place.as_str(), problem.message.as_str());
     }
     if let Some(config) = config {
         let names: Vec<_> = config.consumers.iter().map(|consumer| consumer.name.as_str()).collect();
-        found.add_read("config", format!("consumers {}", names.join(", ")));
-        preflight::check_secret_files(config, found);
+        findings.add_read("config", format!("consumers {}", names.join(", ")));
+        preflight::check_secret_files(config, findings);
     }
 }
 
-/// Returns the configuration with the doctor's time limits.
-fn patient(config: &Config, scope: &CheckSelection) -> Config {
+/// Returns the configuration with the doctor's time limits; unchanged for the checks of a starting process.
+fn limit_times(config: &Config, scope: &CheckSelection) -> Config {
     let mut config = config.clone();
     if !scope.at_start {
-        config.postgres.connect_timeout = config.postgres.connect_timeout.min(CONNECT);
-        config.postgres.statement_timeout = PATIENCE;
-        config.postgres.lock_timeout = config.postgres.lock_timeout.min(PATIENCE / 2);
-        config.rabbitmq.timeout = config.rabbitmq.timeout.min(CONNECT);
+        config.postgres.connect_timeout = config.postgres.connect_timeout.min(CONNECT_TIMEOUT);
+        config.postgres.statement_timeout = QUERY_TIMEOUT;
+        config.postgres.lock_timeout = config.postgres.lock_timeout.min(QUERY_TIMEOUT / 2);
+        config.rabbitmq.timeout = config.rabbitmq.timeout.min(CONNECT_TIMEOUT);
     }
     config
 }
 
-/// Opens a session that changes nothing; `None` if that fails, which is a finding.
+/// Checks PostgreSQL, and opens a read-only session; `None` if that fails, which is a finding.
 async fn open_session<'f>(
     config: &Config,
     scope: &CheckSelection,
-    found: &'f mut CheckFindings,
+    findings: &'f mut CheckFindings,
 ) -> Option<CheckSession<'f>> {
-    let session = preflight::postgres(config, found).await;
+    let session = preflight::check_postgres(config, findings).await;
     if !scope.at_start {
-        hosts::run_checks(config, found).await;
+        hosts::run_checks(config, findings).await;
     }
     let mut session = session?;
     let limit = config.postgres.client_timeout();
-    match pg::within(limit, pg::read_only(&mut session.connection)).await {
-        Ok(()) => Some(CheckSession::new(session, limit, found)),
+    match pg::wait_for_answer(limit, pg::set_read_only(&mut session.connection)).await {
+        Ok(()) => Some(CheckSession::new(session, limit, findings)),
         Err(error) => {
-            preflight::unexpected(found, "pg.reach", &config.postgres.shown(), error);
+            preflight::report_query_error(findings, "pg.reach", &config.postgres.redacted(), error);
             None
         }
     }
 }
 
+/// Runs all checks, those of the three servers at the same time. Returns the role that they were run for, too.
 async fn run_all(config: &Config, problems: &Problems, scope: &CheckSelection) -> (CheckFindings, Role) {
-    let mut found = CheckFindings::default();
-    configuration(Some(config), problems, &mut found);
-    let config = &patient(config, scope);
-    let bad = |section: &str| problems.list().iter().any(|problem| problem.place.starts_with(section));
-    let limit = if scope.at_start { config.rabbitmq.timeout } else { PATIENCE };
+    let mut findings = CheckFindings::default();
+    check_configuration(Some(config), problems, &mut findings);
+    let config = &limit_times(config, scope);
+    let has_problems =
+        |section: &str| problems.list().iter().any(|problem| problem.place.starts_with(section));
+    let limit = if scope.at_start { config.rabbitmq.timeout } else { QUERY_TIMEOUT };
 
     // The role first: the queries of other servers depend on it.
     let mut in_database = CheckFindings::default();
-    let mut asking = match bad("postgres.") {
+    let mut session = match has_problems("postgres.") {
         true => None,
         false => open_session(config, scope, &mut in_database).await,
     };
-    let role = match &mut asking {
-        Some(asking) => login::role(scope.role, asking).await,
+    let role = match &mut session {
+        Some(session) => login::check_role(scope.role, session).await,
         None => scope.role.unwrap_or(Role::Worker),
     };
     let (mut in_broker, mut in_mirror) = (CheckFindings::default(), CheckFindings::default());
     let database = async {
-        if let Some(mut asking) = asking {
-            postgres(config, scope, role, &mut asking).await;
-            asking.close().await;
+        if let Some(mut session) = session {
+            check_postgres(config, scope, role, &mut session).await;
+            session.close().await;
         }
     };
     // A relay publishes to the exchanges that events name; an auditor does not use the broker.
     let with_queues = !scope.at_start || role != Role::Relay;
     let broker = async {
-        if !bad("rabbitmq.") && scope.includes_any_of(&["mq"]) && !(scope.at_start && role == Role::Auditor) {
+        if !has_problems("rabbitmq.")
+            && scope.includes_any_of(&["mq"])
+            && !(scope.at_start && role == Role::Auditor)
+        {
             rabbitmq::run_checks(config, scope, limit, with_queues, &mut in_broker).await;
         }
     };
     let mirror = async {
         let needs = matches!(role, Role::Worker | Role::Relay);
-        if !bad("redis.")
-            && !bad("mirror.")
+        if !has_problems("redis.")
+            && !has_problems("mirror.")
             && scope.includes_any_of(&["redis"])
             && (needs || !scope.at_start)
         {
@@ -161,30 +168,33 @@ async fn run_all(config: &Config, problems: &Problems, scope: &CheckSelection) -
             finding.verdict = Verdict::Skipped;
         }
     }
-    found.join(in_database);
-    found.join(in_broker);
-    found.join(in_mirror);
-    (found, role)
+    findings.append(in_database);
+    findings.append(in_broker);
+    findings.append(in_mirror);
+    (findings, role)
 }
 
-async fn postgres(config: &Config, scope: &CheckSelection, role: Role, asking: &mut CheckSession<'_>) {
+/// Runs the checks in PostgreSQL that the role may read.
+async fn check_postgres(config: &Config, scope: &CheckSelection, role: Role, session: &mut CheckSession<'_>) {
     if role != Role::Worker {
-        asking.found.skipped("pg.handler", format!("this is the login of the role {role}, not a worker's"));
+        session
+            .findings
+            .add_skipped("pg.handler", format!("this is the login of the role {role}, not a worker's"));
     }
-    if let Some((session, found)) = asking.at_start() {
+    if let Some((pg_session, findings)) = session.session_and_findings() {
         if role == Role::Worker {
-            preflight::handlers(config, session, found).await;
+            preflight::check_handlers(config, pg_session, findings).await;
         }
         if role == Role::Worker || !scope.at_start {
-            preflight::consumers(config, session, found).await;
+            preflight::check_consumers(config, pg_session, findings).await;
         }
         let has_key = config.mirror.as_ref().is_some_and(|mirror| mirror.key.is_some());
         match role {
             Role::Worker => {
-                preflight::read_secrets(config, session, found).await;
+                preflight::read_secrets(config, pg_session, findings).await;
             }
             Role::Relay if config.mirror.is_some() && !has_key => {
-                preflight::read_tag_keys(config, session, found).await;
+                preflight::check_tag_keys(config, pg_session, findings).await;
             }
             Role::Relay | Role::Operator | Role::Auditor => {}
         }
@@ -193,13 +203,13 @@ async fn postgres(config: &Config, scope: &CheckSelection, role: Role, asking: &
         return;
     }
     let limits = &scope.limits;
-    login::powers(asking).await;
-    server::run_checks(config, limits, asking).await;
-    maintenance::run_checks(config, limits, asking).await;
+    login::check_powers(session).await;
+    server::run_checks(config, limits, session).await;
+    maintenance::run_checks(config, limits, session).await;
     if scope.includes_any_of(&["live"]) {
-        live::run_checks(config, limits, asking).await;
+        live::run_checks(config, limits, session).await;
     }
     if scope.includes_any_of(&["data"]) {
-        identity::run_checks(limits, asking).await;
+        identity::run_checks(limits, session).await;
     }
 }

@@ -5,15 +5,15 @@ use std::collections::BTreeSet;
 use chrono::{DateTime, TimeDelta, Utc};
 use serde::Deserialize;
 
-use super::check_session::{CheckSession, ask};
+use super::check_session::{CheckSession, query_or_skip};
 use super::limits::Limits;
-use super::words::delta;
+use super::words::format_delta;
 use oncely_config::Config;
 use oncely_postgres::{self as pg, Pause, ProcessRow};
 use oncely_process::preflight::{CheckFindings, QuotedText};
 
-/// Silence after which a process counts as gone.
-const GONE: TimeDelta = TimeDelta::hours(1);
+/// Maximum silence of a process that is listed.
+const MAX_LISTED_SILENCE: TimeDelta = TimeDelta::hours(1);
 
 const CHECKS: [&str; 8] = [
     "live.relay",
@@ -47,184 +47,212 @@ struct LiveProcess {
     beats: Vec<ConsumerBeat>,
 }
 
-pub(super) async fn run_checks(config: &Config, limits: &Limits, asking: &mut CheckSession<'_>) {
-    paused(limits, asking).await;
-    let Some(clock) = ask!(asking, "live.processes", pg::read_clock) else {
-        return skip_all(asking.found);
+/// Runs the checks of processes, consumers, leases and pauses. Those that need the heartbeats are skipped if these can't be read.
+pub(super) async fn run_checks(config: &Config, limits: &Limits, session: &mut CheckSession<'_>) {
+    check_pauses(limits, session).await;
+    let Some(clock) = query_or_skip!(session, "live.processes", pg::read_clock) else {
+        return skip_all(session.findings);
     };
     let now = clock.database;
-    let Some(rows) = ask!(asking, "live.processes", pg::processes, now - GONE) else {
-        return skip_all(asking.found);
+    let Some(rows) = query_or_skip!(session, "live.processes", pg::list_processes, now - MAX_LISTED_SILENCE)
+    else {
+        return skip_all(session.findings);
     };
     let names = rows.iter().flat_map(|row| [&row.name, &row.host]);
-    asking.found.quoted.extend(names.cloned().map(QuotedText::Name));
-    let (living, silent): (Vec<LiveProcess>, Vec<LiveProcess>) =
-        rows.into_iter().map(seen).partition(|seen| now - seen.row.last_seen_at <= pg::SILENT);
+    session.findings.quoted.extend(names.cloned().map(QuotedText::Name));
+    let (living, silent): (Vec<LiveProcess>, Vec<LiveProcess>) = rows
+        .into_iter()
+        .map(to_live_process)
+        .partition(|process| now - process.row.last_seen_at <= pg::SILENCE_TIME);
     for check in CHECKS {
-        asking.found.add_read(check, format!("{} processes live, {} are silent", living.len(), silent.len()));
+        session
+            .findings
+            .add_read(check, format!("{} processes live, {} are silent", living.len(), silent.len()));
     }
-    relay(&living, asking.found);
-    workers(config, &living, asking.found);
-    processes(&living, &silent, now, asking.found);
-    versions(&living, asking.found);
-    digests(&living, asking.found);
-    stalled(&living, now, asking.found);
-    contended(&living, now, asking.found);
-    leases(&living, now, asking).await;
+    check_relay(&living, session.findings);
+    check_workers(config, &living, session.findings);
+    check_processes(&living, &silent, now, session.findings);
+    check_versions(&living, session.findings);
+    check_digests(&living, session.findings);
+    check_stalls(&living, now, session.findings);
+    check_contention(&living, now, session.findings);
+    check_leases(&living, now, session).await;
 }
 
-/// A copy arrives within seconds if a worker consumes the queue and the queue is short.
-const TAKEN_OVER: TimeDelta = TimeDelta::minutes(10);
+/// Maximum time until an expired lease is taken over. A copy arrives within seconds if a worker consumes the queue and the queue is short.
+const MAX_TAKEOVER_TIME: TimeDelta = TimeDelta::minutes(10);
 
-async fn leases(living: &[LiveProcess], now: DateTime<Utc>, asking: &mut CheckSession<'_>) {
+/// Checks that no key is held by a lease that ended more than ten minutes ago.
+async fn check_leases(living: &[LiveProcess], now: DateTime<Utc>, session: &mut CheckSession<'_>) {
     const CHECK: &str = "live.leases";
-    let Some(leases) = ask!(asking, CHECK, pg::held_counts, now) else { return };
-    asking.found.add_read(CHECK, format!("{} consumers with keys that are held", leases.len()));
-    for held in leases.into_iter().filter(|held| now - held.first_end > TAKEN_OVER) {
-        let has_worker =
-            living.iter().flat_map(|seen| &seen.beats).any(|beat| beat.consumer == held.consumer);
-        let what = format!(
+    let Some(leases) = query_or_skip!(session, CHECK, pg::count_held_leases, now) else { return };
+    session.findings.add_read(CHECK, format!("{} consumers with keys that are held", leases.len()));
+    for lease_count in
+        leases.into_iter().filter(|lease_count| now - lease_count.first_end > MAX_TAKEOVER_TIME)
+    {
+        let has_worker = living
+            .iter()
+            .flat_map(|process| &process.beats)
+            .any(|beat| beat.consumer == lease_count.consumer);
+        let text = format!(
             "{} held by an expired lease, the first expired {} ago, and no run took over \
              (`oncely leases list --over`): {}",
-            if held.over == 1 { "1 key is".to_owned() } else { format!("{} keys are", held.over) },
-            delta(now - held.first_end),
+            if lease_count.over == 1 {
+                "1 key is".to_owned()
+            } else {
+                format!("{} keys are", lease_count.over)
+            },
+            format_delta(now - lease_count.first_end),
             match has_worker {
                 true => "the messages have not come back to its workers yet",
                 false => "no worker of this consumer is running",
             }
         );
-        asking.found.quoted.push(QuotedText::Name(held.consumer.clone()));
+        session.findings.quoted.push(QuotedText::Name(lease_count.consumer.clone()));
         if has_worker {
-            asking.found.info(CHECK, held.consumer, what);
+            session.findings.add_info(CHECK, lease_count.consumer, text);
         } else {
-            asking.found.warning(CHECK, held.consumer, what);
+            session.findings.add_warning(CHECK, lease_count.consumer, text);
         }
     }
 }
 
-fn skip_all(found: &mut CheckFindings) {
+fn skip_all(findings: &mut CheckFindings) {
     for check in CHECKS.into_iter().filter(|check| *check != "live.processes") {
-        found.skipped(check, "the heartbeats could not be read: see live.processes");
+        findings.add_skipped(check, "the heartbeats could not be read: see live.processes");
     }
 }
 
-fn seen(row: ProcessRow) -> LiveProcess {
+/// Parses the consumers' part of a heartbeat; one that can't be parsed has none.
+fn to_live_process(row: ProcessRow) -> LiveProcess {
     LiveProcess { beats: serde_json::from_value(row.consumers.clone()).unwrap_or_default(), row }
 }
 
-fn relay(living: &[LiveProcess], found: &mut CheckFindings) {
-    if !living.iter().any(|seen| seen.row.kind == "relay") {
-        let what = "none is running: no event is published, nothing is mirrored, nothing is collected";
-        found.warning("live.relay", "relay", what);
+fn check_relay(living: &[LiveProcess], findings: &mut CheckFindings) {
+    if !living.iter().any(|process| process.row.kind == "relay") {
+        let text = "none is running: no event is published, nothing is mirrored, nothing is collected";
+        findings.add_warning("live.relay", "relay", text);
     }
 }
 
-fn workers(config: &Config, living: &[LiveProcess], found: &mut CheckFindings) {
+/// Checks that every configured consumer has a live worker, and that no worker has another consumer.
+fn check_workers(config: &Config, living: &[LiveProcess], findings: &mut CheckFindings) {
     const CHECK: &str = "live.workers";
-    let named: BTreeSet<&str> =
-        living.iter().flat_map(|seen| seen.beats.iter().map(|beat| beat.consumer.as_str())).collect();
+    let live_consumers: BTreeSet<&str> =
+        living.iter().flat_map(|process| process.beats.iter().map(|beat| beat.consumer.as_str())).collect();
     for consumer in &config.consumers {
-        if !named.contains(consumer.name.as_str()) {
-            let what = "no worker of it is running: its messages wait";
-            found.warning(CHECK, format!("consumers.{}", consumer.name), what);
+        if !live_consumers.contains(consumer.name.as_str()) {
+            let text = "no worker of it is running: its messages wait";
+            findings.add_warning(CHECK, format!("consumers.{}", consumer.name), text);
         }
     }
-    let known: BTreeSet<&str> = config.consumers.iter().map(|consumer| consumer.name.as_str()).collect();
-    for name in named.difference(&known) {
-        let what = format!("a worker has the consumer {name}, which this configuration does not name");
-        found.info(CHECK, "", what);
+    let configured_consumers: BTreeSet<&str> =
+        config.consumers.iter().map(|consumer| consumer.name.as_str()).collect();
+    for name in live_consumers.difference(&configured_consumers) {
+        let text = format!("a worker has the consumer {name}, which this configuration does not name");
+        findings.add_info(CHECK, "", text);
     }
 }
 
-fn processes(living: &[LiveProcess], silent: &[LiveProcess], now: DateTime<Utc>, found: &mut CheckFindings) {
+/// Checks that no process is silent or unready.
+fn check_processes(
+    living: &[LiveProcess],
+    silent: &[LiveProcess],
+    now: DateTime<Utc>,
+    findings: &mut CheckFindings,
+) {
     const CHECK: &str = "live.processes";
-    let name = |seen: &LiveProcess| format!("{} {}", seen.row.kind, seen.row.name);
-    for seen in silent {
-        let what = format!(
+    let name = |process: &LiveProcess| format!("{} {}", process.row.kind, process.row.name);
+    for process in silent {
+        let text = format!(
             "is silent for {} (host {}, process {}): it died, hangs, or can't reach PostgreSQL",
-            delta(now - seen.row.last_seen_at),
-            seen.row.host,
-            seen.row.pid
+            format_delta(now - process.row.last_seen_at),
+            process.row.host,
+            process.row.pid
         );
-        found.warning(CHECK, name(seen), what);
+        findings.add_warning(CHECK, name(process), text);
     }
-    for seen in living.iter().filter(|seen| seen.row.state == "unready") {
-        let why = seen.row.reason.as_deref().unwrap_or("no reason is known");
-        found.warning(CHECK, name(seen), format!("is not ready: {why}"));
+    for process in living.iter().filter(|process| process.row.state == "unready") {
+        let reason = process.row.reason.as_deref().unwrap_or("no reason is known");
+        findings.add_warning(CHECK, name(process), format!("is not ready: {reason}"));
     }
 }
 
-fn versions(living: &[LiveProcess], found: &mut CheckFindings) {
-    let mut versions: BTreeSet<&str> = living.iter().map(|seen| seen.row.version.as_str()).collect();
+fn check_versions(living: &[LiveProcess], findings: &mut CheckFindings) {
+    let mut versions: BTreeSet<&str> = living.iter().map(|process| process.row.version.as_str()).collect();
     versions.insert(env!("CARGO_PKG_VERSION"));
     if versions.len() > 1 {
-        let listed: Vec<&str> = versions.into_iter().collect();
-        let what = format!("processes and this program are of several versions: {}", listed.join(", "));
-        found.info("live.versions", "", what);
+        let versions: Vec<&str> = versions.into_iter().collect();
+        let text = format!("processes and this program are of several versions: {}", versions.join(", "));
+        findings.add_info("live.versions", "", text);
     }
 }
 
-fn digests(living: &[LiveProcess], found: &mut CheckFindings) {
+/// Checks that all workers, and all relays, have one configuration.
+fn check_digests(living: &[LiveProcess], findings: &mut CheckFindings) {
     for kind in ["worker", "relay"] {
-        let of_kind = living.iter().filter(|seen| seen.row.kind == kind);
-        let listed: BTreeSet<(&str, &str)> =
-            of_kind.map(|seen| (seen.row.config_digest.as_str(), seen.row.name.as_str())).collect();
-        let digests: BTreeSet<&str> = listed.iter().map(|(digest, _)| *digest).collect();
+        let of_kind = living.iter().filter(|process| process.row.kind == kind);
+        let configurations: BTreeSet<(&str, &str)> =
+            of_kind.map(|process| (process.row.config_digest.as_str(), process.row.name.as_str())).collect();
+        let digests: BTreeSet<&str> = configurations.iter().map(|(digest, _)| *digest).collect();
         if digests.len() > 1 {
-            let listed: Vec<String> =
-                listed.iter().map(|(digest, name)| format!("{name} has {digest}")).collect();
-            let what = format!("were started with different configurations: {}", listed.join(", "));
-            found.warning("live.config", format!("{kind}s"), what);
+            let configurations: Vec<String> =
+                configurations.iter().map(|(digest, name)| format!("{name} has {digest}")).collect();
+            let text = format!("were started with different configurations: {}", configurations.join(", "));
+            findings.add_warning("live.config", format!("{kind}s"), text);
         }
     }
 }
 
-fn stalled(living: &[LiveProcess], now: DateTime<Utc>, found: &mut CheckFindings) {
-    for seen in living {
-        for beat in &seen.beats {
+/// Reports the consumers of which no message succeeds.
+fn check_stalls(living: &[LiveProcess], now: DateTime<Utc>, findings: &mut CheckFindings) {
+    for process in living {
+        for beat in &process.beats {
             let Some(stall) = &beat.stalled else { continue };
             let code = stall.code.as_deref().map(|code| format!(" (SQLSTATE {code})")).unwrap_or_default();
-            let what = format!(
+            let text = format!(
                 "has been stalled for {}{code}: no message succeeds (worker {}; `oncely status` says why)",
-                delta(now - stall.since),
-                seen.row.name
+                format_delta(now - stall.since),
+                process.row.name
             );
-            found.error("live.stalled", beat.consumer.as_str(), what);
+            findings.add_error("live.stalled", beat.consumer.as_str(), text);
         }
     }
 }
 
-fn contended(living: &[LiveProcess], now: DateTime<Utc>, found: &mut CheckFindings) {
-    for seen in living {
-        for beat in &seen.beats {
-            let Some(since) = &beat.contended else { continue };
-            let what = format!(
+/// Reports the consumers with transactions that collide.
+fn check_contention(living: &[LiveProcess], now: DateTime<Utc>, findings: &mut CheckFindings) {
+    for process in living {
+        for beat in &process.beats {
+            let Some(stall) = &beat.contended else { continue };
+            let text = format!(
                 "has had transactions that collide for {} (worker {})",
-                delta(now - since.since),
-                seen.row.name
+                format_delta(now - stall.since),
+                process.row.name
             );
-            found.warning("live.contended", beat.consumer.as_str(), what);
+            findings.add_warning("live.contended", beat.consumer.as_str(), text);
         }
     }
 }
 
-async fn paused(limits: &Limits, asking: &mut CheckSession<'_>) {
+/// Reports the paused consumers; a pause longer than the limit is a warning.
+async fn check_pauses(limits: &Limits, session: &mut CheckSession<'_>) {
     const CHECK: &str = "live.paused";
-    let Some(clock) = ask!(asking, CHECK, pg::read_clock) else { return };
-    let Some(pauses) = ask!(asking, CHECK, pg::pauses) else { return };
-    asking.found.add_read(CHECK, format!("{} pauses", pauses.len()));
+    let Some(clock) = query_or_skip!(session, CHECK, pg::read_clock) else { return };
+    let Some(pauses) = query_or_skip!(session, CHECK, pg::list_pauses) else { return };
+    session.findings.add_read(CHECK, format!("{} pauses", pauses.len()));
     for Pause { consumer, paused_at, paused_until, paused_by, reason } in pauses {
         let age = clock.database - paused_at;
-        asking.found.quoted.push(QuotedText::Words(reason.clone()));
+        session.findings.quoted.push(QuotedText::Words(reason.clone()));
         let until = paused_until.map_or_else(
             || "until it is resumed".to_owned(),
             |at| format!("until {}", at.format("%Y-%m-%d %H:%M:%SZ")),
         );
-        let what = format!("is paused for {} by {paused_by}, {until}: {reason}", delta(age));
+        let text = format!("is paused for {} by {paused_by}, {until}: {reason}", format_delta(age));
         if age.to_std().unwrap_or_default() > limits.pause {
-            asking.found.warning(CHECK, consumer, what);
+            session.findings.add_warning(CHECK, consumer, text);
         } else {
-            asking.found.info(CHECK, consumer, what);
+            session.findings.add_info(CHECK, consumer, text);
         }
     }
 }

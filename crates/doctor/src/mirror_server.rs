@@ -2,116 +2,124 @@
 
 use std::collections::BTreeSet;
 
-use super::redis_cluster::judge_cluster;
+use super::redis_cluster::report_cluster;
 use super::scope::CheckSelection;
-use super::words::{bytes, span};
+use super::words::{format_duration, format_size};
 use oncely_config::Config;
-use oncely_mirror::{Mirror, MirrorError, RedisFacts, shown_place};
+use oncely_mirror::{Mirror, MirrorError, RedisFacts, format_address};
 use oncely_process::preflight::{self, CheckFindings};
 
 const CHECKS: [&str; 4] = ["redis.memory", "redis.role", "redis.cluster", "redis.latency"];
 
-pub(super) async fn run_checks(config: &Config, scope: &CheckSelection, found: &mut CheckFindings) {
+/// Runs the checks of Redis; without a mirror in the configuration they are skipped.
+pub(super) async fn run_checks(config: &Config, scope: &CheckSelection, findings: &mut CheckFindings) {
     let Some(settings) = &config.mirror else {
         for check in ["redis.reach", "redis.tls"].into_iter().chain(CHECKS) {
-            found.skipped(check, "there is no [redis] url: PostgreSQL answers for all duplicates");
+            findings.add_skipped(check, "there is no [redis] url: PostgreSQL answers for all duplicates");
         }
         return;
     };
-    let server = settings.shown();
+    let server = settings.redacted();
     let mirror = match Mirror::new(settings) {
         Ok(mirror) => mirror,
-        Err(error) => return report_unreachable(found, &server, &error),
+        Err(error) => return report_unreachable(findings, &server, &error),
     };
     if let Err(error) = mirror.ping().await {
         return match mirror.tls_fault(&error) {
-            Some(fault) => preflight::REDIS.report_fault(fault, &server, &error.to_string(), found),
-            None => report_unreachable(found, &server, &error),
+            Some(fault) => preflight::REDIS.report_fault(fault, &server, &error.to_string(), findings),
+            None => report_unreachable(findings, &server, &error),
         };
     }
-    found.add_read("redis.reach", server);
+    findings.add_read("redis.reach", server);
     if let Ok(tls) = settings.redis_tls() {
-        preflight::REDIS.report_protection(tls.as_ref(), settings.allow_plaintext, found);
+        preflight::REDIS.report_protection(tls.as_ref(), settings.allow_plaintext, findings);
     }
     if scope.at_start {
-        if let Ok(facts) = mirror.facts().await {
-            judge_cluster(&facts, found);
+        if let Ok(facts) = mirror.read_facts().await {
+            report_cluster(&facts, findings);
         }
         return;
     }
-    sentinels(&mirror, found).await;
-    match mirror.facts().await {
-        Ok(facts) => judge(&facts, settings.budget, found),
+    check_sentinels(&mirror, findings).await;
+    match mirror.read_facts().await {
+        Ok(facts) => check_facts(&facts, settings.budget, findings),
         Err(error) => {
             for check in CHECKS {
-                found.skipped(check, format!("INFO was not answered: {error}"));
+                findings.add_skipped(check, format!("INFO was not answered: {error}"));
             }
         }
     }
 }
 
-/// Checks every Sentinel. Processes need only one, so they don't report a missing one.
-async fn sentinels(mirror: &Mirror, found: &mut CheckFindings) {
-    const PLACE: &str = "redis.sentinels";
-    let Ok(said) = mirror.sentinels().await else { return };
+/// Checks that every Sentinel answers, and that all of them name one master. Processes need only one, so they don't report a missing one.
+async fn check_sentinels(mirror: &Mirror, findings: &mut CheckFindings) {
+    const SENTINELS_SETTING: &str = "redis.sentinels";
+    let Ok(results) = mirror.query_sentinels().await else { return };
     let mut masters = BTreeSet::new();
-    for (sentinel, said) in said {
-        match said {
-            Ok(Some(place)) => {
-                let master = shown_place(&place);
-                found.add_read("redis.reach", format!("Sentinel at {sentinel}: the master is at {master}"));
+    for (sentinel, result) in results {
+        match result {
+            Ok(Some(address)) => {
+                let master = format_address(&address);
+                findings
+                    .add_read("redis.reach", format!("Sentinel at {sentinel}: the master is at {master}"));
                 masters.insert(master);
             }
             Ok(None) => {
-                let what = format!("Sentinel at {sentinel}: knows no such master; the others are asked");
-                found.warning("redis.reach", PLACE, what);
+                let text = format!("Sentinel at {sentinel}: knows no such master; the others are asked");
+                findings.add_warning("redis.reach", SENTINELS_SETTING, text);
             }
-            Err(error) => found.warning("redis.reach", PLACE, format!("{error}; the others are asked")),
+            Err(error) => findings.add_warning(
+                "redis.reach",
+                SENTINELS_SETTING,
+                format!("{error}; the others are asked"),
+            ),
         }
     }
     if masters.len() > 1 {
         let masters: Vec<String> = masters.into_iter().collect();
-        let what = format!(
+        let text = format!(
             "name different masters ({}): a failover is under way, or some are cut off from the others",
             masters.join(" and ")
         );
-        found.warning("redis.reach", PLACE, what);
+        findings.add_warning("redis.reach", SENTINELS_SETTING, text);
     }
 }
 
-fn report_unreachable(found: &mut CheckFindings, server: &str, error: &MirrorError) {
+/// Adds an error if Redis refuses the login, otherwise a server that does not answer.
+fn report_unreachable(findings: &mut CheckFindings, server: &str, error: &MirrorError) {
     if error.is_refusal() {
-        let what = format!("{server}: user or password is refused ({error})");
-        found.error("redis.reach", error.place(), what);
+        let text = format!("{server}: user or password is refused ({error})");
+        findings.add_error("redis.reach", error.setting(), text);
     } else {
-        found.add_unreachable("redis.reach", format!("Redis at {server}: {error} (slower, never wrong)"));
+        findings.add_unreachable("redis.reach", format!("Redis at {server}: {error} (slower, never wrong)"));
     }
 }
 
-fn judge(facts: &RedisFacts, budget: std::time::Duration, found: &mut CheckFindings) {
+/// Checks that Redis has room, takes writes, is no node of a cluster, and answers within the budget.
+fn check_facts(facts: &RedisFacts, budget: std::time::Duration, findings: &mut CheckFindings) {
     let RedisFacts { version, used_memory, max_memory, policy, is_replica, is_cluster: _, latency } = facts;
-    let size = |count: u64| bytes(i64::try_from(count).unwrap_or(i64::MAX));
-    let most = if *max_memory == 0 { "no bound".to_owned() } else { size(*max_memory) };
-    found.add_read("redis.memory", format!("{version}: {} in use, {most}, {policy}", size(*used_memory)));
+    let size = |count: u64| format_size(i64::try_from(count).unwrap_or(i64::MAX));
+    let limit = if *max_memory == 0 { "no bound".to_owned() } else { size(*max_memory) };
+    findings.add_read("redis.memory", format!("{version}: {} in use, {limit}, {policy}", size(*used_memory)));
     if policy == "noeviction" && *max_memory > 0 && used_memory / 9 >= max_memory / 10 {
-        let what = format!(
-            "{} of {most} are in use, and nothing is evicted: new entries are refused, duplicates then cost more",
+        let text = format!(
+            "{} of {limit} are in use, and nothing is evicted: new entries are refused, duplicates then cost more",
             size(*used_memory)
         );
-        found.warning("redis.memory", "maxmemory", what);
+        findings.add_warning("redis.memory", "maxmemory", text);
     }
-    found.add_read("redis.role", if *is_replica { "replica" } else { "primary" });
+    findings.add_read("redis.role", if *is_replica { "replica" } else { "primary" });
     if *is_replica {
-        found.warning("redis.role", "redis.url", "is a replica: the relay can write nothing there");
+        findings.add_warning("redis.role", "redis.url", "is a replica: the relay can write nothing there");
     }
-    judge_cluster(facts, found);
-    found.add_read("redis.latency", format!("{latency:?} a round trip, the budget is {budget:?}"));
+    report_cluster(facts, findings);
+    findings.add_read("redis.latency", format!("{latency:?} a round trip, the budget is {budget:?}"));
     if *latency > budget {
-        let what = format!(
+        let text = format!(
             "is {}, and Redis takes {} for a round trip: the mirror is bypassed; lengthen it, or bring Redis nearer",
-            span(budget),
-            span(*latency)
+            format_duration(budget),
+            format_duration(*latency)
         );
-        found.warning("redis.latency", "mirror.budget", what);
+        findings.add_warning("redis.latency", "mirror.budget", text);
     }
 }

@@ -41,13 +41,14 @@ pub struct Report {
 }
 
 impl Report {
-    pub(super) fn from_findings(found: CheckFindings, role: Role, scope: &CheckSelection) -> Self {
+    /// Makes the report of the checks of a scope; a check without a finding and without read data is skipped.
+    pub(super) fn from_findings(check_findings: CheckFindings, role: Role, scope: &CheckSelection) -> Self {
         let mut checks = Vec::new();
         for check in CHECKS.iter().filter(|check| scope.includes(check)) {
             let mut findings: Vec<Finding> =
-                found.findings.iter().filter(|finding| finding.check == check.id).cloned().collect();
-            let away = found.unreachable.iter().filter(|(of, _)| *of == check.id);
-            findings.extend(away.map(|(_, text)| Finding {
+                check_findings.findings.iter().filter(|finding| finding.check == check.id).cloned().collect();
+            let unreachable = check_findings.unreachable.iter().filter(|(of, _)| *of == check.id);
+            findings.extend(unreachable.map(|(_, text)| Finding {
                 check: check.id,
                 // Redis is optional.
                 verdict: if check.group() == "redis" { Verdict::Warning } else { Verdict::Error },
@@ -55,10 +56,14 @@ impl Report {
                 text: text.clone(),
                 kind: None,
             }));
-            let read: Vec<String> =
-                found.read.iter().filter(|(of, _)| *of == check.id).map(|(_, what)| what.clone()).collect();
+            let read: Vec<String> = check_findings
+                .read
+                .iter()
+                .filter(|(of, _)| *of == check.id)
+                .map(|(_, text)| text.clone())
+                .collect();
             if findings.is_empty() && read.is_empty() {
-                let text = not_looked_at(check, &found);
+                let text = describe_missing_result(check, &check_findings);
                 findings.push(Finding {
                     check: check.id,
                     verdict: Verdict::Skipped,
@@ -76,36 +81,36 @@ impl Report {
                 page: check.page(),
             });
         }
-        let unreachable = found.unreachable.into_iter().map(|(_, text)| text).collect();
-        Self { role, checks, unreachable, quoted: found.quoted }
+        let unreachable = check_findings.unreachable.into_iter().map(|(_, text)| text).collect();
+        Self { role, checks, unreachable, quoted: check_findings.quoted }
     }
 
-    /// Returns the worst verdict.
+    /// Returns the worst verdict of all checks.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
-        self.checks.iter().map(|examined| examined.verdict).max().unwrap_or(Verdict::Ok)
+        self.checks.iter().map(|result| result.verdict).max().unwrap_or(Verdict::Ok)
     }
 
     /// Returns the number of a check's findings with this verdict.
     #[must_use]
     pub fn count(&self, check: &str, verdict: Verdict) -> usize {
-        let of = self.checks.iter().filter(|examined| examined.check.id == check);
-        of.flat_map(|examined| &examined.findings).filter(|finding| finding.verdict == verdict).count()
+        let results = self.checks.iter().filter(|result| result.check.id == check);
+        results.flat_map(|result| &result.findings).filter(|finding| finding.verdict == verdict).count()
     }
 }
 
-/// Returns why a check has no result.
-fn not_looked_at(check: &Check, found: &CheckFindings) -> String {
+/// Describes the reason for which a check has no result.
+fn describe_missing_result(check: &Check, check_findings: &CheckFindings) -> String {
     let server = match check.group() {
         "mq" => "mq.",
         "redis" => "redis.",
         "config" => "config",
         _ => "pg.",
     };
-    if let Some((of, _)) = found.unreachable.iter().find(|(of, _)| of.starts_with(server)) {
+    if let Some((of, _)) = check_findings.unreachable.iter().find(|(of, _)| of.starts_with(server)) {
         return format!("the server does not answer: see {of}");
     }
-    let first = found.findings.iter().find(|finding| {
+    let first = check_findings.findings.iter().find(|finding| {
         finding.verdict == Verdict::Error && (finding.check.starts_with(server) || finding.check == "config")
     });
     match first {

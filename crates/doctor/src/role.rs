@@ -22,7 +22,7 @@ impl Role {
     /// All roles, in the order in which they are detected.
     pub const ALL: [Self; 4] = [Self::Worker, Self::Relay, Self::Operator, Self::Auditor];
 
-    /// Returns its name in PostgreSQL.
+    /// Returns the role's name in PostgreSQL.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -33,7 +33,7 @@ impl Role {
         }
     }
 
-    /// Returns the table and function privileges of its tasks that, when missing, would be noticed late.
+    /// Returns the table and function privileges for the role's tasks that, when missing, would be noticed late.
     pub(super) fn privileges(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Self::Worker => &[

@@ -31,46 +31,45 @@ pub const STEPS: &[&str] = steps! {
 #[cfg(feature = "testing")]
 tokio::task_local! {
     /// The step at which the current task ends.
-    static LAST: &'static str;
+    static LAST_STEP: &'static str;
 }
 
 /// Panic payload of a task that has reached its last step.
 #[cfg(feature = "testing")]
 struct FailpointReached;
 
-/// Runs until this step; returns `None` if it was reached. Everything that the future owned is dropped then; the process goes on. A future
-/// that completes before the step returns its result.
+/// Runs a future until this step. Returns `None` if the step was reached: the future was dropped with all that it owned, and the process
+/// goes on. A future that completes before the step returns its result.
 ///
 /// # Panics
 /// If the future does. With `panic = "abort"`, which tests can't use, the step ends the process.
-/// As the future does. Built with `panic = "abort"`, which tests can't be, the step ends the process.
 #[cfg(feature = "testing")]
 pub async fn run_until<T>(step: &'static str, run: impl Future<Output = T>) -> Option<T> {
     use futures::FutureExt as _;
 
     debug_assert!(STEPS.contains(&step), "{step} is not in the list of steps");
-    match std::panic::AssertUnwindSafe(LAST.scope(step, run)).catch_unwind().await {
-        Ok(done) => Some(done),
+    match std::panic::AssertUnwindSafe(LAST_STEP.scope(step, run)).catch_unwind().await {
+        Ok(result) => Some(result),
         Err(panic) if panic.is::<FailpointReached>() => None,
         Err(panic) => std::panic::resume_unwind(panic),
     }
 }
 
-/// Lets a task that works for the current one end at the same step.
+/// Wraps a task that works for the current task, so that it ends at the same step.
 #[cfg(feature = "testing")]
 pub fn inherit<F: Future>(task: F) -> impl Future<Output = F::Output> {
-    let last = LAST.try_with(|last| *last).ok();
+    let last = LAST_STEP.try_with(|last| *last).ok();
     async move {
         match last {
-            Some(last) => LAST.scope(last, task).await,
+            Some(last) => LAST_STEP.scope(last, task).await,
             None => task.await,
         }
     }
 }
 
-/// Ends the current task, if a task that worked for it has reached the last step.
+/// Ends the current task by a panic if a task that worked for it has reached the last step; else does nothing.
 #[cfg(feature = "testing")]
-pub fn ended(other: tokio::task::JoinError) {
+pub fn propagate_end(other: tokio::task::JoinError) {
     if let Ok(panic) = other.try_into_panic()
         && panic.is::<FailpointReached>()
     {
@@ -88,14 +87,14 @@ pub fn inherit<F: Future>(task: F) -> F {
 /// Does nothing.
 #[cfg(not(feature = "testing"))]
 #[inline(always)]
-pub fn ended(_: tokio::task::JoinError) {}
+pub fn propagate_end(_: tokio::task::JoinError) {}
 
 /// Reaches a step: of a process in this crate's tests, or of a task in those of an embedding program.
 #[cfg(any(feature = "failpoints", feature = "testing"))]
 pub fn step(name: &'static str) {
     debug_assert!(STEPS.contains(&name), "{name} is not in the list of steps");
     #[cfg(feature = "testing")]
-    if LAST.try_with(|last| *last == name).unwrap_or(false) {
+    if LAST_STEP.try_with(|last| *last == name).unwrap_or(false) {
         // Without the panic hook, so that nothing is reported.
         std::panic::resume_unwind(Box::new(FailpointReached));
     }
@@ -108,8 +107,8 @@ pub fn step(name: &'static str) {
 fn end_at(name: &'static str) {
     use std::sync::OnceLock;
 
-    static CHOSEN: OnceLock<Option<String>> = OnceLock::new();
-    let Some(chosen) = CHOSEN.get_or_init(|| std::env::var("FAILPOINT").ok()) else { return };
+    static CHOSEN_STEP: OnceLock<Option<String>> = OnceLock::new();
+    let Some(chosen) = CHOSEN_STEP.get_or_init(|| std::env::var("FAILPOINT").ok()) else { return };
     if chosen == name {
         eprintln!("failpoint: {name}");
         std::process::abort();

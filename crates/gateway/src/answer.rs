@@ -5,9 +5,9 @@ use http::response::Parts;
 use http::{Response, StatusCode};
 use hyper::body::Incoming;
 
-use super::body::Data;
-use super::request::strip;
-use oncely_http::{Body, passed};
+use super::body::ServiceBody;
+use super::request::strip_hop_headers;
+use oncely_http::{Body, streaming_body};
 
 /// Removes the headers of the hop to the service.
 pub(super) fn remove_hop_headers(parts: &mut Parts) {
@@ -15,15 +15,15 @@ pub(super) fn remove_hop_headers(parts: &mut Parts) {
         // With a transfer coding, its length is the valid one.
         parts.headers.remove(CONTENT_LENGTH);
     }
-    strip(&mut parts.headers);
+    strip_hop_headers(&mut parts.headers);
     parts.extensions.clear();
 }
 
-/// Passes an answer through as a stream, without trailers.
-pub(super) fn streamed(answer: Response<Incoming>) -> Response<Body> {
-    let (mut parts, body) = answer.into_parts();
+/// Builds the client's response from the service's: without the headers of the hop, with the body as a stream without trailers.
+pub(super) fn build_streamed_response(response: Response<Incoming>) -> Response<Body> {
+    let (mut parts, body) = response.into_parts();
     remove_hop_headers(&mut parts);
-    Response::from_parts(parts, passed(Data(body)))
+    Response::from_parts(parts, streaming_body(ServiceBody(body)))
 }
 
 /// Returns whether the answer is an event stream, which has no defined end.
@@ -36,7 +36,7 @@ pub(super) fn is_endless(headers: &HeaderMap) -> bool {
 /// Meaning of an answer for the outcome of its request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Meaning {
-    /// The request took effect or was judged: the answer is kept.
+    /// The request took effect or was refused for good: the answer is kept.
     Final,
     /// Certainly nothing was done; a later request may succeed.
     NotDone,
@@ -44,8 +44,8 @@ pub(super) enum Meaning {
     Unknown,
 }
 
-/// Derives the meaning from the status alone.
-pub(super) fn meaning(status: StatusCode, not_done: &[u16]) -> Meaning {
+/// Classifies an answer by its status alone. `not_done`: configured statuses of answers without an effect.
+pub(super) fn classify_status(status: StatusCode, not_done: &[u16]) -> Meaning {
     match status.as_u16() {
         _ if not_done.contains(&status.as_u16()) => Meaning::NotDone,
         // As in the layer, these may change on a retry: they depend on headers, which are not compared, or on a route that does not exist yet.
@@ -72,9 +72,9 @@ mod tests {
                 _ => Meaning::Unknown,
             };
             let status = StatusCode::from_u16(status).unwrap();
-            assert_eq!(meaning(status, &[503]), expected, "{status}");
+            assert_eq!(classify_status(status, &[503]), expected, "{status}");
         }
-        assert_eq!(meaning(StatusCode::SERVICE_UNAVAILABLE, &[]), Meaning::Unknown);
-        assert_eq!(meaning(StatusCode::GONE, &[410]), Meaning::NotDone);
+        assert_eq!(classify_status(StatusCode::SERVICE_UNAVAILABLE, &[]), Meaning::Unknown);
+        assert_eq!(classify_status(StatusCode::GONE, &[410]), Meaning::NotDone);
     }
 }

@@ -8,57 +8,57 @@ use tokio::sync::Semaphore;
 use oncely_http::ReceivedBytes;
 
 /// Default limit of answer bytes, unless twice the longest answer is more.
-const BYTES: usize = 48 << 20;
+const DEFAULT_MAX_BYTES: usize = 48 << 20;
 /// Maximum size in bytes of a body that is stored. Up to it four times the size is counted, for the two copies as JSON text, in the step
 /// and in the key.
-const STORED: usize = 48 << 10;
+const MAX_STORED_BODY: usize = 48 << 10;
 
-/// Memory for answers.
+/// Memory limit for answers.
 pub(super) struct AnswerMemory {
     /// Maximum size in bytes of a held body.
-    most: usize,
+    max_bytes: usize,
     bytes: Arc<Semaphore>,
 }
 
 /// An answer's body while it is read. Its bytes are counted until they are dropped.
 pub(super) struct BufferedBody {
-    most: usize,
+    max_bytes: usize,
     bytes: Vec<u8>,
-    counted: ReceivedBytes,
+    received: ReceivedBytes,
 }
 
 impl AnswerMemory {
-    pub(super) fn new(most: usize) -> Self {
-        let bytes = BYTES.max(most.saturating_mul(2)).min(Semaphore::MAX_PERMITS);
-        Self { most, bytes: Arc::new(Semaphore::new(bytes)) }
+    pub(super) fn new(max_bytes: usize) -> Self {
+        let bytes = DEFAULT_MAX_BYTES.max(max_bytes.saturating_mul(2)).min(Semaphore::MAX_PERMITS);
+        Self { max_bytes, bytes: Arc::new(Semaphore::new(bytes)) }
     }
 
-    /// Begins to hold an answer.
-    pub(super) fn answer(&self) -> BufferedBody {
+    /// Returns an empty buffer for an answer's body, counted in this memory.
+    pub(super) fn begin_body(&self) -> BufferedBody {
         BufferedBody {
-            most: self.most,
+            max_bytes: self.max_bytes,
             bytes: Vec::new(),
-            counted: ReceivedBytes::new(Arc::clone(&self.bytes)),
+            received: ReceivedBytes::new(Arc::clone(&self.bytes)),
         }
     }
 }
 
-/// Returns the bytes counted for a buffer of this capacity.
+/// Returns the number of bytes that count for a buffer of this capacity.
 fn cost(capacity: usize) -> usize {
-    capacity.max(capacity.min(STORED).saturating_mul(4))
+    capacity.max(capacity.min(MAX_STORED_BODY).saturating_mul(4))
 }
 
 impl BufferedBody {
     /// Appends a part of the body. Returns false, without a change, if the body would exceed the maximum or the memory limit.
     pub(super) fn push(&mut self, data: &[u8]) -> bool {
         let needed = self.bytes.len().saturating_add(data.len());
-        if needed > self.most {
+        if needed > self.max_bytes {
             return false;
         }
         let capacity = self.bytes.capacity();
         if needed > capacity {
-            let grown = needed.max(capacity.saturating_mul(2).min(self.most));
-            if !self.counted.grow(cost(grown) - cost(capacity)) {
+            let grown = needed.max(capacity.saturating_mul(2).min(self.max_bytes));
+            if !self.received.grow(cost(grown) - cost(capacity)) {
                 return false;
             }
             self.bytes.reserve_exact(grown - self.bytes.len());
@@ -67,7 +67,7 @@ impl BufferedBody {
         true
     }
 
-    pub(super) fn freeze(self) -> Bytes {
+    pub(super) fn into_bytes(self) -> Bytes {
         Bytes::from_owner(self)
     }
 }
@@ -84,36 +84,36 @@ mod tests {
 
     #[test]
     fn what_is_held_is_counted_until_the_last_of_its_bytes_is_dropped() {
-        let room = AnswerMemory::new(1 << 20);
-        let all = room.bytes.available_permits();
-        let mut held = room.answer();
-        assert!(held.push(&[7; 10]));
-        assert_eq!(all - room.bytes.available_permits(), 40, "and what is stored of it");
-        assert!(held.push(&[8; 600_000]));
-        assert!(!held.push(&[9; 600_000]), "longer than what is held");
-        let bytes = held.freeze();
+        let memory = AnswerMemory::new(1 << 20);
+        let all = memory.bytes.available_permits();
+        let mut body = memory.begin_body();
+        assert!(body.push(&[7; 10]));
+        assert_eq!(all - memory.bytes.available_permits(), 40, "and what is stored of it");
+        assert!(body.push(&[8; 600_000]));
+        assert!(!body.push(&[9; 600_000]), "longer than what is held");
+        let bytes = body.into_bytes();
         assert_eq!(bytes.len(), 600_010);
         let part = bytes.slice(20..30);
         drop(bytes);
-        assert_eq!(all - room.bytes.available_permits(), 600_010);
+        assert_eq!(all - memory.bytes.available_permits(), 600_010);
         drop(part);
-        assert_eq!(room.bytes.available_permits(), all);
+        assert_eq!(memory.bytes.available_permits(), all);
     }
 
     #[test]
     fn where_there_is_no_room_nothing_is_held() {
-        let room = AnswerMemory::new(1 << 20);
-        let mut answers = Vec::new();
+        let memory = AnswerMemory::new(1 << 20);
+        let mut bodies = Vec::new();
         loop {
-            let mut held = room.answer();
-            if !held.push(&vec![0; 1 << 20]) {
-                assert_eq!(held.freeze().len(), 0);
+            let mut body = memory.begin_body();
+            if !body.push(&vec![0; 1 << 20]) {
+                assert_eq!(body.into_bytes().len(), 0);
                 break;
             }
-            answers.push(held);
+            bodies.push(body);
         }
-        assert_eq!(answers.len(), BYTES >> 20);
-        answers.pop();
-        assert!(room.answer().push(&[0; 1 << 20]));
+        assert_eq!(bodies.len(), DEFAULT_MAX_BYTES >> 20);
+        bodies.pop();
+        assert!(memory.begin_body().push(&[0; 1 << 20]));
     }
 }

@@ -13,16 +13,16 @@ use tokio::time::{Instant, Sleep};
 use super::connection_limiter::ConnectionPermit;
 
 /// Longest pause between two pieces of a request's body.
-const PAUSE: Duration = Duration::from_secs(30);
-/// Minimum rate in bytes per second, from `PAUSE` after the beginning of the body on.
-const SLOWEST: u64 = 1 << 10;
+const MAX_PAUSE: Duration = Duration::from_secs(30);
+/// Minimum rate, from `MAX_PAUSE` after the beginning of the body on.
+const MIN_BYTES_PER_SECOND: u64 = 1 << 10;
 
 /// A body on its way from the client. Trailers are dropped: they belong to the coding of this hop.
 pub(super) struct Upload {
     body: Incoming,
     /// Pace of a streamed body; one with a key has a limit for the whole body (`gateway.read_limit`).
     pace: Option<UploadPace>,
-    place: Arc<ConnectionPermit>,
+    permit: Arc<ConnectionPermit>,
     /// Number of its request on the connection.
     request: u64,
 }
@@ -36,41 +36,42 @@ struct UploadPace {
 impl UploadPace {
     fn new() -> Self {
         let began = Instant::now();
-        Self { until: Box::pin(tokio::time::sleep_until(began + PAUSE)), began, bytes: 0 }
+        Self { until: Box::pin(tokio::time::sleep_until(began + MAX_PAUSE)), began, bytes: 0 }
     }
 
-    fn went_on(&mut self, bytes: usize) {
+    /// Records received bytes, and sets the time by which the next ones must arrive.
+    fn record_bytes(&mut self, bytes: usize) {
         self.bytes += bytes as u64;
-        let slowest = self.began + PAUSE + Duration::from_secs(self.bytes / SLOWEST);
-        self.until.as_mut().reset(slowest.min(Instant::now() + PAUSE));
+        let slowest = self.began + MAX_PAUSE + Duration::from_secs(self.bytes / MIN_BYTES_PER_SECOND);
+        self.until.as_mut().reset(slowest.min(Instant::now() + MAX_PAUSE));
     }
 }
 
 impl Drop for Upload {
     fn drop(&mut self) {
-        self.place.finish_body(self.request);
+        self.permit.finish_body(self.request);
     }
 }
 
-/// If a client's body does not arrive completely.
+/// Error of a client's body that does not arrive completely.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum UploadError {
     #[error(transparent)]
     Torn(#[from] hyper::Error),
     #[error(
-        "it came too slowly: {SLOWEST} bytes a second at least, after {PAUSE:?}, and no longer pause than that"
+        "it came too slowly: {MIN_BYTES_PER_SECOND} bytes a second at least, after {MAX_PAUSE:?}, and no longer pause than that"
     )]
     Slow,
 }
 
 impl Upload {
     /// Wraps a body. `is_streamed`: no other limit applies, so the pace is checked.
-    pub(super) fn new(body: Incoming, is_streamed: bool, place: Arc<ConnectionPermit>) -> Self {
-        let request = place.request();
+    pub(super) fn new(body: Incoming, is_streamed: bool, permit: Arc<ConnectionPermit>) -> Self {
+        let request = permit.request();
         if body.is_end_stream() {
-            place.finish_body(request);
+            permit.finish_body(request);
         }
-        Self { body, pace: is_streamed.then(UploadPace::new), place, request }
+        Self { body, pace: is_streamed.then(UploadPace::new), permit, request }
     }
 }
 
@@ -87,14 +88,14 @@ impl Body for Upload {
                 Poll::Ready(Some(Ok(frame))) => {
                     if let Some(data) = frame.data_ref() {
                         if let Some(pace) = &mut self.pace {
-                            pace.went_on(data.len());
+                            pace.record_bytes(data.len());
                         }
                         return Poll::Ready(Some(Ok(frame)));
                     }
                 }
                 Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(Err(error.into()))),
                 Poll::Ready(None) => {
-                    self.place.finish_body(self.request);
+                    self.permit.finish_body(self.request);
                     return Poll::Ready(None);
                 }
                 Poll::Pending => {
@@ -149,9 +150,9 @@ impl<G: Unpin> Body for GuardedBody<G> {
 }
 
 /// The service's body, without a limit and without trailers.
-pub(super) struct Data(pub(super) Incoming);
+pub(super) struct ServiceBody(pub(super) Incoming);
 
-impl Body for Data {
+impl Body for ServiceBody {
     type Data = Bytes;
     type Error = hyper::Error;
 

@@ -9,10 +9,10 @@ use std::time::Instant;
 
 use tokio_util::sync::CancellationToken;
 
-/// All places for connections.
+/// Limiter of connections.
 pub(super) struct ConnectionLimiter {
-    most: usize,
-    open: Mutex<ConnectionTable>,
+    max_connections: usize,
+    table: Mutex<ConnectionTable>,
 }
 
 #[derive(Default)]
@@ -28,7 +28,7 @@ struct Connection {
     address: IpAddr,
     phase: ConnectionPhase,
     since: Instant,
-    leave: CancellationToken,
+    displacement: CancellationToken,
 }
 
 /// State of a connection.
@@ -45,53 +45,66 @@ enum ConnectionPhase {
 }
 
 impl ConnectionLimiter {
-    pub(super) fn new(most: usize) -> Arc<Self> {
-        Arc::new(Self { most, open: Mutex::default() })
+    pub(super) fn new(max_connections: usize) -> Arc<Self> {
+        Arc::new(Self { max_connections, table: Mutex::default() })
     }
 
-    /// Takes a place for a connection from this address; `None` if no place can be freed. `is_shared`: the address is a proxy's, with many
-    /// clients.
+    /// Takes a permit for a connection from this address; `None` if the limit is reached and no connection can be displaced. `is_shared`:
+    /// the address is a proxy's, with many clients.
     ///
-    /// One address has nine tenths of all places at most; at that limit a new connection displaces the longest idle one of its address.
-    /// When all places are taken, it displaces the longest idle one of the address with the most places. A connection that receives a body
-    /// counts as idle if its address has more places than the new connection's address will have. A complete request is never aborted.
+    /// One address has nine tenths of all connections at most; at that limit a new connection displaces the longest idle one of its
+    /// address. At the limit of all connections it displaces the longest idle one of the address with the most connections. A connection
+    /// that receives a body counts as idle if its address has more connections than the new one's address will have. A complete request is
+    /// never aborted.
     pub(super) fn enter(self: &Arc<Self>, address: IpAddr, is_shared: bool) -> Option<Arc<ConnectionPermit>> {
         let address = network(address);
-        let mut open = self.lock();
-        let own = open.count(address);
-        let share = if is_shared { self.most } else { self.most - self.most / 10 };
-        if own >= share || open.connections.len() >= self.most {
+        let mut table = self.lock();
+        let own = table.count(address);
+        let share =
+            if is_shared { self.max_connections } else { self.max_connections - self.max_connections / 10 };
+        if own >= share || table.connections.len() >= self.max_connections {
             let is_full = own < share;
-            let may_go = |one: &Connection| match one.phase {
-                ConnectionPhase::Idle => is_full || one.address == address,
-                ConnectionPhase::Arriving => is_full && open.count(one.address) > own + 1,
+            let is_displaceable = |connection: &Connection| match connection.phase {
+                ConnectionPhase::Idle => is_full || connection.address == address,
+                ConnectionPhase::Arriving => is_full && table.count(connection.address) > own + 1,
                 ConnectionPhase::Working | ConnectionPhase::Answered => false,
             };
-            let chosen = open.connections.iter().filter(|(_, one)| may_go(one)).max_by_key(|(_, one)| {
-                (open.count(one.address), one.phase == ConnectionPhase::Idle, Reverse(one.since))
-            });
-            let number = *chosen?.0;
-            open.end(number);
+            let candidate =
+                table.connections.iter().filter(|(_, connection)| is_displaceable(connection)).max_by_key(
+                    |(_, connection)| {
+                        (
+                            table.count(connection.address),
+                            connection.phase == ConnectionPhase::Idle,
+                            Reverse(connection.since),
+                        )
+                    },
+                );
+            let number = *candidate?.0;
+            table.remove(number);
         }
-        let number = open.next;
-        open.next += 1;
-        *open.counts.entry(address).or_default() += 1;
-        let leave = CancellationToken::new();
-        let one =
-            Connection { address, phase: ConnectionPhase::Idle, since: Instant::now(), leave: leave.clone() };
-        open.connections.insert(number, one);
-        drop(open);
+        let number = table.next;
+        table.next += 1;
+        *table.counts.entry(address).or_default() += 1;
+        let displacement = CancellationToken::new();
+        let connection = Connection {
+            address,
+            phase: ConnectionPhase::Idle,
+            since: Instant::now(),
+            displacement: displacement.clone(),
+        };
+        table.connections.insert(number, connection);
+        drop(table);
         Some(Arc::new(ConnectionPermit {
-            places: Arc::clone(self),
+            limiter: Arc::clone(self),
             number,
             request: AtomicU64::new(0),
-            leave,
+            displacement,
         }))
     }
 
     fn lock(&self) -> MutexGuard<'_, ConnectionTable> {
         // Every change leaves it consistent.
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -100,37 +113,39 @@ impl ConnectionTable {
         self.counts.get(&address).copied().unwrap_or(0)
     }
 
-    fn end(&mut self, number: u64) {
-        let Some(one) = self.connections.remove(&number) else { return };
-        one.leave.cancel();
-        if let Some(count) = self.counts.get_mut(&one.address) {
+    /// Removes a connection and signals that to it; does nothing if it was removed before.
+    fn remove(&mut self, number: u64) {
+        let Some(connection) = self.connections.remove(&number) else { return };
+        connection.displacement.cancel();
+        if let Some(count) = self.counts.get_mut(&connection.address) {
             *count -= 1;
             if *count == 0 {
-                self.counts.remove(&one.address);
+                self.counts.remove(&connection.address);
             }
         }
     }
 }
 
-/// The place of one connection, until it is dropped.
+/// Permit of one connection, until it is dropped.
 pub(super) struct ConnectionPermit {
-    places: Arc<ConnectionLimiter>,
+    limiter: Arc<ConnectionLimiter>,
     number: u64,
     /// Number of the last request that has begun.
     request: AtomicU64,
-    leave: CancellationToken,
+    displacement: CancellationToken,
 }
 
 impl ConnectionPermit {
-    /// Waits until the place is given to another connection.
-    pub(super) async fn lost(&self) {
-        self.leave.cancelled().await;
+    /// Waits until another connection displaces this one.
+    pub(super) async fn wait_until_lost(&self) {
+        self.displacement.cancelled().await;
     }
 
-    /// Marks the headers of a request as received; returns false if the place is lost, so that the request must not begin.
+    /// Marks the headers of a request as received; returns false if the connection was displaced, so that the request must
+    /// not begin.
     pub(super) fn begin_request(&self) -> bool {
         self.request.fetch_add(1, Ordering::Relaxed);
-        self.set(ConnectionPhase::Arriving, |_| true)
+        self.set_phase(ConnectionPhase::Arriving, |_| true)
     }
 
     /// Returns the number of the last request that has begun.
@@ -141,26 +156,28 @@ impl ConnectionPermit {
     /// Marks the body of this request as received or abandoned: the connection is not displaced until its answer is finished. Does nothing
     /// if the body has ended before, or another request has begun: the service may answer before it has read a body, and the client goes on.
     pub(super) fn finish_body(&self, request: u64) {
-        self.set(ConnectionPhase::Working, |phase| {
+        self.set_phase(ConnectionPhase::Working, |phase| {
             phase == ConnectionPhase::Arriving && request == self.request()
         });
     }
 
     /// Marks the answer as finished: the connection is idle once it is written.
     pub(super) fn finish_answer(&self) {
-        self.set(ConnectionPhase::Answered, |_| true);
+        self.set_phase(ConnectionPhase::Answered, |_| true);
     }
 
-    /// Marks all that was answered as written to the socket. Does nothing while an answer is not finished.
-    pub(super) fn flush(&self) {
-        self.set(ConnectionPhase::Idle, |phase| phase == ConnectionPhase::Answered);
+    /// Marks the finished answers as written to the socket. Does nothing while an answer is not finished.
+    pub(super) fn mark_written(&self) {
+        self.set_phase(ConnectionPhase::Idle, |phase| phase == ConnectionPhase::Answered);
     }
 
-    fn set(&self, phase: ConnectionPhase, from: impl FnOnce(ConnectionPhase) -> bool) -> bool {
-        let mut open = self.places.lock();
-        let Some(one) = open.connections.get_mut(&self.number) else { return false };
-        if from(one.phase) {
-            (one.phase, one.since) = (phase, Instant::now());
+    /// Sets the phase of the connection if its present one satisfies `from`. Returns false if the connection was
+    /// displaced.
+    fn set_phase(&self, phase: ConnectionPhase, from: impl FnOnce(ConnectionPhase) -> bool) -> bool {
+        let mut table = self.limiter.lock();
+        let Some(connection) = table.connections.get_mut(&self.number) else { return false };
+        if from(connection.phase) {
+            (connection.phase, connection.since) = (phase, Instant::now());
         }
         true
     }
@@ -168,7 +185,7 @@ impl ConnectionPermit {
 
 impl Drop for ConnectionPermit {
     fn drop(&mut self) {
-        self.places.lock().end(self.number);
+        self.limiter.lock().remove(self.number);
     }
 }
 
@@ -188,87 +205,87 @@ mod tests {
         IpAddr::from([10, 0, 0, last])
     }
 
-    fn is_lost(place: &ConnectionPermit) -> bool {
-        place.leave.is_cancelled()
+    fn is_lost(permit: &ConnectionPermit) -> bool {
+        permit.displacement.is_cancelled()
     }
 
     #[test]
     fn the_one_that_is_idle_longest_makes_room_and_no_whole_request_does() {
-        let places = ConnectionLimiter::new(3);
-        let [first, second, third] = [1, 2, 3].map(|last| places.enter(address(last), false).unwrap());
+        let limiter = ConnectionLimiter::new(3);
+        let [first, second, third] = [1, 2, 3].map(|last| limiter.enter(address(last), false).unwrap());
         assert!(first.begin_request());
         first.finish_body(first.request());
-        let fourth = places.enter(address(4), false).unwrap();
+        let fourth = limiter.enter(address(4), false).unwrap();
         assert!(is_lost(&second) && !is_lost(&first) && !is_lost(&third));
         assert!(!second.begin_request(), "nothing begins on a place that is lost");
-        for place in [&third, &fourth] {
-            assert!(place.begin_request());
+        for permit in [&third, &fourth] {
+            assert!(permit.begin_request());
         }
         assert!(
-            places.enter(address(5), false).is_none(),
+            limiter.enter(address(5), false).is_none(),
             "a body on its way, of an address that has no more than the newcomer"
         );
         first.finish_answer();
-        assert!(places.enter(address(5), false).is_none(), "its answer may be cut off");
-        first.flush();
-        assert!(places.enter(address(5), false).is_some() && is_lost(&first));
+        assert!(limiter.enter(address(5), false).is_none(), "its answer may be cut off");
+        first.mark_written();
+        assert!(limiter.enter(address(5), false).is_some() && is_lost(&first));
         drop((third, fourth));
-        assert!(places.enter(address(5), false).is_some());
+        assert!(limiter.enter(address(5), false).is_some());
     }
 
     #[test]
     fn a_body_that_ends_late_is_not_that_of_the_next_request() {
-        let places = ConnectionLimiter::new(1);
-        let place = places.enter(address(1), false).unwrap();
-        assert!(place.begin_request());
-        let first = place.request();
-        place.finish_answer();
-        assert!(place.begin_request());
-        place.finish_body(first);
-        let is_arriving = |place: &ConnectionPermit| {
-            places.lock().connections[&place.number].phase == ConnectionPhase::Arriving
+        let limiter = ConnectionLimiter::new(1);
+        let permit = limiter.enter(address(1), false).unwrap();
+        assert!(permit.begin_request());
+        let first = permit.request();
+        permit.finish_answer();
+        assert!(permit.begin_request());
+        permit.finish_body(first);
+        let is_arriving = |permit: &ConnectionPermit| {
+            limiter.lock().connections[&permit.number].phase == ConnectionPhase::Arriving
         };
-        assert!(is_arriving(&place));
-        place.finish_body(place.request());
-        assert!(!is_arriving(&place));
+        assert!(is_arriving(&permit));
+        permit.finish_body(permit.request());
+        assert!(!is_arriving(&permit));
     }
 
     #[test]
     fn one_address_keeps_no_other_one_out() {
-        let places = ConnectionLimiter::new(10);
-        let greedy: Vec<_> = (0..9).map(|_| places.enter(address(1), false).unwrap()).collect();
-        for place in &greedy {
-            place.begin_request();
+        let limiter = ConnectionLimiter::new(10);
+        let greedy: Vec<_> = (0..9).map(|_| limiter.enter(address(1), false).unwrap()).collect();
+        for permit in &greedy {
+            permit.begin_request();
         }
-        assert!(places.enter(address(1), false).is_none(), "nine tenths");
+        assert!(limiter.enter(address(1), false).is_none(), "nine tenths");
         let mut others = Vec::new();
         for last in 2..6 {
-            others.push(places.enter(address(last), false).unwrap());
+            others.push(limiter.enter(address(last), false).unwrap());
             others.last().unwrap().begin_request();
-            let place = others.last().unwrap();
-            place.finish_body(place.request());
+            let permit = others.last().unwrap();
+            permit.finish_body(permit.request());
         }
         // The first connection had the last place; the others had places of bodies that were arriving.
-        assert_eq!(greedy.iter().filter(|place| is_lost(place)).count(), 3);
+        assert_eq!(greedy.iter().filter(|permit| is_lost(permit)).count(), 3);
         assert!(is_lost(&greedy[0]) && is_lost(&greedy[2]) && !is_lost(&greedy[3]), "the oldest");
-        assert!(others.iter().all(|place| !is_lost(place)));
+        assert!(others.iter().all(|permit| !is_lost(permit)));
         // The address's idle connections make room for its new ones.
         greedy[5].finish_answer();
-        greedy[5].flush();
-        assert!(places.enter(address(1), false).is_some() && is_lost(&greedy[5]));
+        greedy[5].mark_written();
+        assert!(limiter.enter(address(1), false).is_some() && is_lost(&greedy[5]));
     }
 
     #[test]
     fn behind_a_proxy_are_many_and_a_network_is_one() {
-        let places = ConnectionLimiter::new(10);
-        let proxied: Vec<_> = (0..10).map(|_| places.enter(address(1), true)).collect();
+        let limiter = ConnectionLimiter::new(10);
+        let proxied: Vec<_> = (0..10).map(|_| limiter.enter(address(1), true)).collect();
         assert!(proxied.iter().all(Option::is_some));
-        let places = ConnectionLimiter::new(10);
+        let limiter = ConnectionLimiter::new(10);
         let of = |last: u16| IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last));
-        let own: Vec<_> = (0..9).map(|last| places.enter(of(last), false).unwrap()).collect();
-        own.iter().for_each(|place| assert!(place.begin_request()));
-        assert!(places.enter(of(10), false).is_none());
+        let own: Vec<_> = (0..9).map(|last| limiter.enter(of(last), false).unwrap()).collect();
+        own.iter().for_each(|permit| assert!(permit.begin_request()));
+        assert!(limiter.enter(of(10), false).is_none());
         let other = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 1, 0, 0, 0, 1));
-        assert!(places.enter(other, false).is_some());
+        assert!(limiter.enter(other, false).is_some());
     }
 }

@@ -11,7 +11,7 @@ use super::problem::UPSTREAM;
 use oncely_http::{Body, KEY, REPLAY};
 
 /// Headers of problems that a script needs.
-const EXPOSED: HeaderValue = HeaderValue::from_static("retry-after, idempotent-replayed");
+const EXPOSED_HEADERS: HeaderValue = HeaderValue::from_static("retry-after, idempotent-replayed");
 
 /// Origin of a script that sends a key.
 ///
@@ -25,18 +25,19 @@ impl ScriptOrigin {
         Self(headers.get(ORIGIN).filter(|_| headers.contains_key(KEY)).cloned())
     }
 
-    /// Lets the origin read an answer of this name, if it is the gateway's own. The service's answer and its replay carry the service's own
-    /// headers.
-    pub(super) fn allow(self, name: &str, answer: &mut Response<Body>) {
+    /// Adds the headers that let the origin read a response with this name, if it is the gateway's own. The service's answer and its replay
+    /// carry the service's own headers.
+    pub(super) fn allow(self, name: &str, response: &mut Response<Body>) {
         let Self(Some(origin)) = self else { return };
-        let is_services = name == UPSTREAM || name == REPLAY && answer.body().size_hint().exact() != Some(0);
-        let headers = answer.headers_mut();
-        if is_services || headers.contains_key(ACCESS_CONTROL_ALLOW_ORIGIN) {
+        let is_from_service =
+            name == UPSTREAM || name == REPLAY && response.body().size_hint().exact() != Some(0);
+        let headers = response.headers_mut();
+        if is_from_service || headers.contains_key(ACCESS_CONTROL_ALLOW_ORIGIN) {
             return;
         }
         headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
         headers.insert(ACCESS_CONTROL_ALLOW_CREDENTIALS, HeaderValue::from_static("true"));
-        headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED);
+        headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED_HEADERS);
         headers.append(VARY, HeaderValue::from_static("origin"));
     }
 }

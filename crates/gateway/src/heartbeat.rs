@@ -3,13 +3,13 @@
 use oncely_postgres::{Pause, Secrets};
 use oncely_process::heartbeat::{Member, Totals};
 
-/// Has no consumers to pause, signs nothing, and writes no stats.
+/// Gateway as a member with a heartbeat: it has no consumers to pause, signs nothing, and writes no stats.
 pub(super) struct GatewayMember;
 
 impl Member for GatewayMember {
-    const OBEYS: bool = false;
+    const OBEYS_PAUSES: bool = false;
 
-    fn obey(&self, _: Vec<Pause>) {}
+    fn set_pauses(&self, _: Vec<Pause>) {}
 
     fn set_secrets(&self, _: &Secrets) {}
 

@@ -35,8 +35,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use self::heartbeat::GatewayMember;
-use self::layer::layer;
-use self::problem::answers;
+use self::layer::build_layer;
+use self::problem::answer_names;
 use self::readiness::ReadinessWatch;
 use self::request_handler::RequestHandler;
 use self::tls::Tls;
@@ -45,15 +45,15 @@ use oncely_config::GatewayConfig;
 use oncely_postgres::{self as pg, Readiness, SessionPool, Timelines};
 use oncely_process::heartbeat::Heartbeat;
 use oncely_process::metrics::{GatewayMetrics, Server};
-use oncely_process::preflight::{fit_database, warn_of_gateway_files};
+use oncely_process::preflight::{preflight_database, warn_of_gateway_files};
 use oncely_process::process::Lifecycle;
 use oncely_process::shutdown::StopOutcome;
 use oncely_process::vitals::Program;
 
 /// Limit of concurrent PostgreSQL sessions. A request holds one for a statement, and none while the service works.
-const SESSIONS: usize = 16;
+const MAX_SESSIONS: usize = 16;
 /// Limit for closing the sessions after the last answer.
-const CLOSE: Duration = Duration::from_secs(2);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A gateway.
 pub struct Gateway(pub GatewayConfig);
@@ -73,31 +73,32 @@ impl Gateway {
             servers: &[Server::Postgres],
             listen: config.gateway.metrics,
             setting: "gateway.metrics",
-            tells_systemd: true,
+            notifies_systemd: true,
         };
         let lifecycle = match Lifecycle::start(program, &config.worker, &config.log, stop).await? {
             ControlFlow::Continue(lifecycle) => lifecycle,
-            ControlFlow::Break(stopped) => return Ok(stopped),
+            ControlFlow::Break(outcome) => return Ok(outcome),
         };
         let (vitals, stop) = (&lifecycle.vitals, &lifecycle.stop);
         warn_of_gateway_files(&config);
-        warn(&config);
+        warn_of_settings(&config);
         check_database(&config).await?;
         let name = format!("oncely gateway {}", config.worker.name);
         let timelines = Timelines::default();
         let factory =
             pg::SessionFactory::new(config.postgres.clone(), config.cell.clone(), timelines.clone());
-        let sessions = SessionPool::new(factory, name, SESSIONS, config.postgres.connect_timeout);
+        let sessions = SessionPool::new(factory, name, MAX_SESSIONS, config.postgres.connect_timeout);
         let metrics =
-            Arc::new(vitals.with_registry(|| GatewayMetrics::new(&config.gateway.consumer, answers)));
+            Arc::new(vitals.with_registry(|| GatewayMetrics::new(&config.gateway.consumer, answer_names)));
         let upstream = Upstream::new(&config, Arc::clone(&metrics)).context("gateway.upstream")?;
-        let layer = layer(&config, sessions.clone())?;
+        let layer = build_layer(&config, sessions.clone())?;
         let handler = Arc::new(RequestHandler::new(&config.gateway, layer, upstream, metrics)?);
         let tls =
             config.gateway.listen_tls.as_ref().map(Tls::new).transpose().context("gateway.listen_tls")?;
         let listener = listen(config.gateway.listen).await?;
-        let _renewing =
-            tls.clone().map(|tls| AbortOnDropHandle::new(tokio::spawn(tls::renew(tls, stop.clone()))));
+        let _reload_task = tls
+            .clone()
+            .map(|tls| AbortOnDropHandle::new(tokio::spawn(tls::reload_certificates(tls, stop.clone()))));
         let heartbeat = Heartbeat::start(
             Arc::clone(vitals),
             &config.postgres,
@@ -107,7 +108,7 @@ impl Gateway {
             timelines,
             GatewayMember,
         );
-        let watched = CancellationToken::new();
+        let watch_stop = CancellationToken::new();
         let watch = ReadinessWatch {
             sessions,
             vitals: Arc::clone(vitals),
@@ -115,38 +116,43 @@ impl Gateway {
             consumer: config.gateway.consumer.clone(),
             settings: config.postgres.clone(),
         };
-        let mut watching = AbortOnDropHandle::new(tokio::spawn(watch.run(watched.clone())));
+        let mut watch_task = AbortOnDropHandle::new(tokio::spawn(watch.run(watch_stop.clone())));
         let limit = config.worker.shutdown;
-        let open = server::serve(&handler, listener, tls, config.gateway.connections, stop.clone()).await;
+        let connections =
+            server::serve(&handler, listener, tls, config.gateway.connections, stop.clone()).await;
         vitals.set_readiness(Readiness::Stopping);
         let finished = tokio::time::timeout(limit, async {
-            open.wait().await;
+            connections.wait().await;
             // Requests that have lost their client.
             handler.drain().await;
         });
-        let stopped = finished.await.map_or(StopOutcome::Deadline, |()| StopOutcome::Clean);
-        if stopped == StopOutcome::Deadline {
+        let outcome = finished.await.map_or(StopOutcome::Deadline, |()| StopOutcome::Clean);
+        if outcome == StopOutcome::Deadline {
             tracing::error!(?limit, "shutdown limit reached; unanswered requests are cut off");
         }
-        watched.cancel();
+        watch_stop.cancel();
         // A server that does not answer is not awaited: the query ends with its session.
-        let _ = tokio::join!(tokio::time::timeout(CLOSE, &mut watching), heartbeat.end());
-        Ok(stopped)
+        let _ = tokio::join!(tokio::time::timeout(CLOSE_TIMEOUT, &mut watch_task), heartbeat.end());
+        Ok(outcome)
     }
 }
 
-/// Checks the database, if it answers.
+/// Checks the database, if it answers. Logs the conditions under which requests with a key are refused.
+///
+/// # Errors
+/// Required changes of the configuration.
 async fn check_database(config: &GatewayConfig) -> anyhow::Result<()> {
-    let mut found = fit_database(&config.postgres, &config.cell).await;
-    if let Some(session) = found.session.take() {
+    let mut preflight = preflight_database(&config.postgres, &config.cell).await;
+    if let Some(session) = preflight.session.take() {
         session.close().await;
     }
-    for waits_for in found.waits_for() {
-        tracing::warn!("{waits_for}; requests with a key are refused until then");
+    for condition in preflight.wait_conditions() {
+        tracing::warn!("{condition}; requests with a key are refused until then");
     }
-    Ok(found.problems.or(())?)
+    Ok(preflight.problems.into_result(())?)
 }
 
+/// Listens at the address, and logs it.
 async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
     let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
     // The port, if the system chose it.
@@ -154,8 +160,8 @@ async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
     Ok(listener)
 }
 
-/// Warns of settings that are allowed, but rarely intended.
-fn warn(config: &GatewayConfig) {
+/// Logs a warning for settings that are allowed, but rarely intended.
+fn warn_of_settings(config: &GatewayConfig) {
     let max_run = config.gateway.max_run;
     if max_run >= config.worker.shutdown {
         tracing::warn!(?max_run, shutdown = ?config.worker.shutdown,

@@ -6,9 +6,9 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use http::{Response, StatusCode};
 use serde_json::json;
 
-use oncely_http::{AnswerName, Body, PROBLEMS, REPLAY, whole};
+use oncely_http::{AnswerName, Body, PROBLEMS, REPLAY, full_body};
 
-/// If a request is not sent on, or its answer not passed on.
+/// Kind of a problem: the request is not sent on, or its answer not passed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum GatewayProblemKind {
     /// The request violates HTTP, or a restriction of this gateway.
@@ -27,6 +27,7 @@ pub(super) enum GatewayProblemKind {
 }
 
 impl GatewayProblemKind {
+    /// Returns status, name and title of the problem.
     fn parts(self) -> (StatusCode, &'static str, &'static str) {
         match self {
             Self::Malformed => (StatusCode::BAD_REQUEST, "malformed", "The request is malformed"),
@@ -53,12 +54,12 @@ impl GatewayProblemKind {
     }
 }
 
-/// The service's own answer, in metrics.
+/// Name of the service's own answer in metrics.
 pub(super) const UPSTREAM: &str = "upstream";
-/// No place for the connection.
+/// Name of the refusal of a connection over the limit.
 pub(super) const FULL: &str = "full";
 /// Names of answers that are not problems of the layer.
-const OWN: [&str; 9] = [
+const OWN_ANSWER_NAMES: [&str; 9] = [
     UPSTREAM,
     REPLAY,
     FULL,
@@ -71,17 +72,17 @@ const OWN: [&str; 9] = [
 ];
 
 /// Returns the names of all answers, for metrics: the service's, the replay, and problems.
-pub(super) fn answers() -> impl Iterator<Item = &'static str> {
-    OWN.into_iter().chain(PROBLEMS)
+pub(super) fn answer_names() -> impl Iterator<Item = &'static str> {
+    OWN_ANSWER_NAMES.into_iter().chain(PROBLEMS)
 }
 
-/// Builds the answer for a problem.
-pub(super) fn problem(kind: GatewayProblemKind, detail: &str) -> Response<Body> {
+/// Builds the response with a problem.
+pub(super) fn build_problem_response(kind: GatewayProblemKind, detail: &str) -> Response<Body> {
     let (status, name, title) = kind.parts();
     let text = json!({
         "type": format!("urn:oncely:problem:{name}"), "title": title, "status": status.as_u16(), "detail": detail,
     });
-    let mut response = Response::new(whole(text.to_string().into()));
+    let mut response = Response::new(full_body(text.to_string().into()));
     *response.status_mut() = status;
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));

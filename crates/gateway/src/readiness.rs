@@ -10,12 +10,12 @@ use oncely_process::metrics::{GatewayMetrics, Server};
 use oncely_process::vitals::Vitals;
 
 /// Interval of the PostgreSQL check.
-const INTERVAL: Duration = Duration::from_secs(2);
+const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 /// Number of checks between two counts of keys.
-const COUNT: u32 = 5;
+const CHECKS_PER_COUNT: u32 = 5;
 
 /// Limit of one check.
-const LIMIT: Duration = Duration::from_secs(5);
+const CHECK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The readiness check.
 pub(super) struct ReadinessWatch {
@@ -28,35 +28,44 @@ pub(super) struct ReadinessWatch {
 }
 
 impl ReadinessWatch {
-    /// Checks until `stop`.
+    /// Checks PostgreSQL until `stop`, and sets the readiness, the metric of its connection and, at every fifth check, of unknown keys.
     pub(super) async fn run(self, stop: CancellationToken) {
         let beat = self.vitals.liveness.watch("readiness");
-        let mut asked: u32 = 0;
+        let mut check_count: u32 = 0;
         while !stop.is_cancelled() {
-            beat.expect(
-                INTERVAL + self.settings.longest_connect() + self.settings.client_timeout() * 3 + LIMIT,
+            beat.begin_step(
+                CHECK_INTERVAL
+                    + self.settings.max_connect_time()
+                    + self.settings.client_timeout() * 3
+                    + CHECK_TIMEOUT,
             );
-            let said = self.ask(asked.is_multiple_of(COUNT)).await;
+            let result = self.check_postgres(check_count.is_multiple_of(CHECKS_PER_COUNT)).await;
             // After an outage the keys are counted at once.
-            asked = if said.is_ok() { asked.wrapping_add(1) } else { 0 };
-            self.vitals.metrics.set_connected(Server::Postgres, said.is_ok());
-            self.vitals.set_readiness(match said {
+            check_count = if result.is_ok() { check_count.wrapping_add(1) } else { 0 };
+            self.vitals.metrics.set_connected(Server::Postgres, result.is_ok());
+            self.vitals.set_readiness(match result {
                 Ok(()) => Readiness::Ready,
                 Err(error) => Readiness::Unready(format!("PostgreSQL: {error}")),
             });
             tokio::select! {
                 () = stop.cancelled() => {}
-                () = tokio::time::sleep(INTERVAL) => {}
+                () = tokio::time::sleep(CHECK_INTERVAL) => {}
             }
         }
     }
 
-    async fn ask(&self, counts: bool) -> Result<(), pg::NoSession> {
+    /// Queries PostgreSQL on a session of the pool; if `is_count_due`, also sets the metric of the unknown keys.
+    async fn check_postgres(&self, is_count_due: bool) -> Result<(), pg::NoSession> {
         // If no session is available in time, requests don't get one either.
-        let mut taken = self.sessions.acquire().await?;
-        pg::within(LIMIT, pg::process(taken.connection())).await?;
-        if counts {
-            match pg::within(LIMIT, pg::unknown_keys(taken.connection(), &self.consumer)).await {
+        let mut session = self.sessions.acquire().await?;
+        pg::wait_for_answer(CHECK_TIMEOUT, pg::read_backend_pid(session.connection())).await?;
+        if is_count_due {
+            match pg::wait_for_answer(
+                CHECK_TIMEOUT,
+                pg::count_unknown_keys(session.connection(), &self.consumer),
+            )
+            .await
+            {
                 Ok(count) => {
                     self.metrics.unknown_keys.set(f64::from(i32::try_from(count).unwrap_or(i32::MAX)))
                 }
@@ -68,7 +77,7 @@ impl ReadinessWatch {
                 ),
             }
         }
-        taken.give_back();
+        session.give_back();
         Ok(())
     }
 }

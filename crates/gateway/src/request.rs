@@ -13,7 +13,7 @@ use http::{Method, Uri, Version};
 use super::problem::GatewayProblemKind;
 
 /// Headers of one hop (RFC 9110, 7.6.1), besides those that `Connection` names.
-const HOP: [HeaderName; 10] = [
+const HOP_HEADERS: [HeaderName; 10] = [
     CONNECTION,
     HeaderName::from_static("proxy-connection"),
     HeaderName::from_static("keep-alive"),
@@ -25,12 +25,12 @@ const HOP: [HeaderName; 10] = [
     TRANSFER_ENCODING,
     UPGRADE,
 ];
-const FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
-const BY_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
-const BY_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
-/// Prefix of headers that only proxies set, and services trust.
-const SAID_BY_PROXIES: &str = "x-forwarded-";
-const REAL: HeaderName = HeaderName::from_static("x-real-ip");
+const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+/// Prefix of headers that only proxies set and services trust.
+const X_FORWARDED_PREFIX: &str = "x-forwarded-";
+const X_REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
 
 /// Refusal of a request.
 pub(super) type RequestRefusal = (GatewayProblemKind, &'static str);
@@ -46,15 +46,16 @@ pub(super) struct Peer {
 }
 
 /// Turns a received request into the one that is sent on: removes the headers of its hop, adds those of a proxy, and makes its target a path.
+/// Refuses tunnels, upgrades, unknown codings, and a malformed host or target.
 pub(super) fn prepare_upstream(parts: &mut Parts, peer: Peer) -> Result<(), RequestRefusal> {
     if parts.method == Method::CONNECT {
         return Err((GatewayProblemKind::Unsupported, "Tunnels are not made"));
     }
     refuse_upgrade(&parts.headers)?;
     check_transfer_coding(&parts.headers)?;
-    let host = host(parts)?;
-    parts.uri = target(&parts.uri)?;
-    strip(&mut parts.headers);
+    let host = parse_host(parts)?;
+    parts.uri = parse_target(&parts.uri)?;
+    strip_hop_headers(&mut parts.headers);
     let headers = &mut parts.headers;
     // The server on this side has answered it; the length is set again.
     headers.remove(EXPECT);
@@ -63,27 +64,28 @@ pub(super) fn prepare_upstream(parts: &mut Parts, peer: Peer) -> Result<(), Requ
     headers.append(VIA, HeaderValue::from_static(protocol));
     if !peer.is_trusted {
         // Many services read `x_forwarded_for` as the same name.
-        let said = headers.keys().filter(|name| {
+        let forwarding = headers.keys().filter(|name| {
             let name = name.as_str().replace('_', "-");
-            name.starts_with(SAID_BY_PROXIES) || name == REAL.as_str() || name == FORWARDED.as_str()
+            name.starts_with(X_FORWARDED_PREFIX) || name == X_REAL_IP.as_str() || name == FORWARDED.as_str()
         });
-        for name in said.cloned().collect::<Vec<_>>() {
+        for name in forwarding.cloned().collect::<Vec<_>>() {
             headers.remove(name);
         }
     }
-    let before: Vec<&str> = headers.get_all(FOR).iter().filter_map(|value| value.to_str().ok()).collect();
-    let mut chain = before.join(", ");
+    let addresses: Vec<&str> =
+        headers.get_all(X_FORWARDED_FOR).iter().filter_map(|value| value.to_str().ok()).collect();
+    let mut chain = addresses.join(", ");
     if !chain.is_empty() {
         chain.push_str(", ");
     }
     chain.push_str(&peer.address.to_canonical().to_string());
     if let Ok(chain) = HeaderValue::try_from(chain) {
-        headers.insert(FOR, chain);
+        headers.insert(X_FORWARDED_FOR, chain);
     }
     let protocol = if peer.is_secure { "https" } else { "http" };
-    headers.entry(BY_PROTO).or_insert(HeaderValue::from_static(protocol));
+    headers.entry(X_FORWARDED_PROTO).or_insert(HeaderValue::from_static(protocol));
     if let Some(host) = host {
-        headers.entry(BY_HOST).or_insert(host.clone());
+        headers.entry(X_FORWARDED_HOST).or_insert(host.clone());
         headers.insert(HOST, host);
     }
     parts.version = Version::HTTP_11;
@@ -91,10 +93,10 @@ pub(super) fn prepare_upstream(parts: &mut Parts, peer: Peer) -> Result<(), Requ
 }
 
 /// Removes the headers of one hop, of requests and answers.
-pub(super) fn strip(headers: &mut HeaderMap) {
-    let named: Vec<HeaderName> =
+pub(super) fn strip_hop_headers(headers: &mut HeaderMap) {
+    let names: Vec<HeaderName> =
         tokens(headers, CONNECTION).filter_map(|token| HeaderName::try_from(token).ok()).collect();
-    for name in named.iter().chain(&HOP) {
+    for name in names.iter().chain(&HOP_HEADERS) {
         headers.remove(name);
     }
 }
@@ -107,8 +109,9 @@ fn tokens(headers: &HeaderMap, name: HeaderName) -> impl Iterator<Item = &str> {
 
 /// Refuses protocol upgrades. An offer of HTTP/2 is ignored: such a client continues with HTTP/1.1.
 fn refuse_upgrade(headers: &HeaderMap) -> Result<(), RequestRefusal> {
-    let wanted = headers.get_all(UPGRADE).iter().any(|value| !value.as_bytes().eq_ignore_ascii_case(b"h2c"));
-    match wanted {
+    let is_upgrade =
+        headers.get_all(UPGRADE).iter().any(|value| !value.as_bytes().eq_ignore_ascii_case(b"h2c"));
+    match is_upgrade {
         true => Err((GatewayProblemKind::Unsupported, "No other protocol is spoken through the gateway")),
         false => Ok(()),
     }
@@ -128,40 +131,40 @@ fn check_transfer_coding(headers: &HeaderMap) -> Result<(), RequestRefusal> {
     }
 }
 
-/// Returns the host that the client addresses. A request of HTTP/1.0 may omit it.
-fn host(parts: &Parts) -> Result<Option<HeaderValue>, RequestRefusal> {
-    let wrong = (
+/// Returns the host that the client addresses: that of the target, or the only `Host` header. A request of HTTP/1.0 may omit it.
+fn parse_host(parts: &Parts) -> Result<Option<HeaderValue>, RequestRefusal> {
+    let refusal = (
         GatewayProblemKind::Malformed,
         "A request has one Host, a name or an address with or without a port",
     );
-    let mut said = parts.headers.get_all(HOST).iter();
-    let (first, second) = (said.next(), said.next());
+    let mut hosts = parts.headers.get_all(HOST).iter();
+    let (first, second) = (hosts.next(), hosts.next());
     if second.is_some() {
-        return Err(wrong);
+        return Err(refusal);
     }
     // The target takes precedence (RFC 9112, 3.2.2).
     let authority = match (parts.uri.authority(), first) {
         (Some(authority), _) => authority.clone(),
-        (None, Some(host)) => Authority::try_from(host.as_bytes()).map_err(|_| wrong)?,
+        (None, Some(host)) => Authority::try_from(host.as_bytes()).map_err(|_| refusal)?,
         (None, None) if parts.version == Version::HTTP_10 => return Ok(None),
-        (None, None) => return Err(wrong),
+        (None, None) => return Err(refusal),
     };
     if authority.as_str().contains('@') {
-        return Err(wrong);
+        return Err(refusal);
     }
-    HeaderValue::from_str(authority.as_str()).map(Some).map_err(|_| wrong)
+    HeaderValue::from_str(authority.as_str()).map(Some).map_err(|_| refusal)
 }
 
-/// Returns path and query, byte for byte.
-fn target(uri: &Uri) -> Result<Uri, RequestRefusal> {
-    let wrong = (GatewayProblemKind::Malformed, "The target is a path that begins with a slash");
+/// Returns path and query of a target, byte for byte; refuses a path without a leading slash.
+fn parse_target(uri: &Uri) -> Result<Uri, RequestRefusal> {
+    let refusal = (GatewayProblemKind::Malformed, "The target is a path that begins with a slash");
     let path = uri.path_and_query().map_or("/", |path| path.as_str());
     let path = if path.starts_with('?') { format!("/{path}") } else { path.to_owned() };
     if !path.starts_with('/') {
-        return Err(wrong);
+        return Err(refusal);
     }
     // Two leading slashes would be parsed as a host.
-    Uri::builder().path_and_query(path).build().map_err(|_| wrong)
+    Uri::builder().path_and_query(path).build().map_err(|_| refusal)
 }
 
 #[cfg(test)]
@@ -182,13 +185,13 @@ mod tests {
         request.body(()).unwrap().into_parts().0
     }
 
-    fn said(parts: &Parts) -> Vec<(String, String)> {
-        let shown = |(name, value): (&HeaderName, &HeaderValue)| {
+    fn header_pairs(parts: &Parts) -> Vec<(String, String)> {
+        let to_pair = |(name, value): (&HeaderName, &HeaderValue)| {
             (name.as_str().to_owned(), value.to_str().unwrap().to_owned())
         };
-        let mut said: Vec<_> = parts.headers.iter().map(shown).collect();
-        said.sort();
-        said
+        let mut pairs: Vec<_> = parts.headers.iter().map(to_pair).collect();
+        pairs.sort();
+        pairs
     }
 
     #[test]
@@ -224,7 +227,7 @@ mod tests {
             ("x-forwarded-host", "shop.example.com:8080"),
             ("x-forwarded-proto", "http"),
         ];
-        assert_eq!(said(&request), expected.map(|(name, value)| (name.to_owned(), value.to_owned())));
+        assert_eq!(header_pairs(&request), expected.map(|(name, value)| (name.to_owned(), value.to_owned())));
         assert_eq!(request.uri.to_string(), "/orders?x=1");
     }
 
@@ -242,28 +245,28 @@ mod tests {
         let of = |is_trusted| {
             let mut request = parts("/", &forged);
             prepare_upstream(&mut request, peer(is_trusted)).unwrap();
-            said(&request)
+            header_pairs(&request)
         };
-        let has = |said: &[(String, String)], name: &str, value: &str| {
-            said.contains(&(name.to_owned(), value.to_owned()))
+        let has = |headers: &[(String, String)], name: &str, value: &str| {
+            headers.contains(&(name.to_owned(), value.to_owned()))
         };
-        let believed = of(true);
-        assert!(has(&believed, "x-forwarded-for", "198.51.100.1, 203.0.113.7"), "{believed:?}");
-        assert!(has(&believed, "x-forwarded-proto", "https"), "{believed:?}");
-        assert!(has(&believed, "forwarded", "for=198.51.100.1"), "{believed:?}");
-        let stranger = of(false);
+        let trusted = of(true);
+        assert!(has(&trusted, "x-forwarded-for", "198.51.100.1, 203.0.113.7"), "{trusted:?}");
+        assert!(has(&trusted, "x-forwarded-proto", "https"), "{trusted:?}");
+        assert!(has(&trusted, "forwarded", "for=198.51.100.1"), "{trusted:?}");
+        let untrusted = of(false);
         assert!(
-            !stranger.iter().any(|(_, value)| value.contains("198.51") || value == "/admin"),
-            "{stranger:?}"
+            !untrusted.iter().any(|(_, value)| value.contains("198.51") || value == "/admin"),
+            "{untrusted:?}"
         );
-        assert!(has(&stranger, "x-forwarded-proto", "http") && has(&stranger, "x-forwarded-host", "shop"));
+        assert!(has(&untrusted, "x-forwarded-proto", "http") && has(&untrusted, "x-forwarded-host", "shop"));
     }
 
     #[test]
     fn what_came_by_tls_is_said_to_have() {
         let mut request = parts("/", &[("host", "shop")]);
         prepare_upstream(&mut request, Peer { is_secure: true, ..peer(false) }).unwrap();
-        assert!(said(&request).contains(&("x-forwarded-proto".to_owned(), "https".to_owned())));
+        assert!(header_pairs(&request).contains(&("x-forwarded-proto".to_owned(), "https".to_owned())));
     }
 
     #[test]

@@ -13,12 +13,12 @@ use tower_service::Service as _;
 use super::body::{GuardedBody, Upload};
 use super::connection_limiter::ConnectionPermit;
 use super::cors::ScriptOrigin;
-use super::layer::{methods, tenant_of};
-use super::problem::{GatewayProblemKind, UPSTREAM, problem};
+use super::layer::{find_tenant, parse_methods};
+use super::problem::{GatewayProblemKind, UPSTREAM, build_problem_response};
 use super::request::{Peer, prepare_upstream};
 use super::upstream::Upstream;
 use oncely_config::{GatewaySettings, GatewayTenant, Network};
-use oncely_http::{AnswerName, Body, Idempotency, IdempotencyLayer, KEY, passed};
+use oncely_http::{AnswerName, Body, Idempotency, IdempotencyLayer, KEY, streaming_body};
 use oncely_process::metrics::GatewayMetrics;
 
 /// Handler of the clients' requests.
@@ -46,7 +46,7 @@ impl RequestHandler {
         Ok(Self {
             service: layer.layer(upstream),
             layer,
-            methods: methods(settings)?,
+            methods: parse_methods(settings)?,
             required: settings.required,
             tenant: settings.tenant.clone(),
             trusted: settings.trusted_proxies.clone(),
@@ -54,53 +54,56 @@ impl RequestHandler {
         })
     }
 
-    /// Answers a request. `is_secure`: it came over TLS.
-    pub(super) async fn answer(
+    /// Returns the response to a request: a problem if it is refused, otherwise that of the layer and the service. Counts and times it.
+    /// `is_secure`: it came over TLS.
+    pub(super) async fn handle_request(
         &self,
         peer: IpAddr,
         is_secure: bool,
         request: Request<Incoming>,
-        place: &Arc<ConnectionPermit>,
+        permit: &Arc<ConnectionPermit>,
     ) -> Response<Body> {
         let began = Instant::now();
         let (mut parts, body) = request.into_parts();
         let origin = ScriptOrigin::from_headers(&parts.headers);
-        let peer = Peer { address: peer, is_trusted: self.trusts(peer), is_secure };
-        let refused = prepare_upstream(&mut parts, peer).err();
+        let peer = Peer { address: peer, is_trusted: self.is_trusted_proxy(peer), is_secure };
+        let refusal = prepare_upstream(&mut parts, peer).err();
         // Decided after `Connection` has removed the headers that it names.
         let is_keyed =
             self.methods.contains(&parts.method) && (self.required || parts.headers.contains_key(KEY));
         let metrics = self.metrics.requests(is_keyed);
         let inflight = InFlightGauge::new(&self.metrics.inflight);
-        let mut answer = match refused {
-            Some((kind, detail)) => problem(kind, detail),
-            None if is_keyed && tenant_of(&self.tenant, &parts.headers).is_none() => problem(
-                GatewayProblemKind::TenantMissing,
-                "The header with the tenant is missing, or was sent twice",
-            ),
+        let mut response = match refusal {
+            Some((kind, detail)) => build_problem_response(kind, detail),
+            None if is_keyed && find_tenant(&self.tenant, &parts.headers).is_none() => {
+                build_problem_response(
+                    GatewayProblemKind::TenantMissing,
+                    "The header with the tenant is missing, or was sent twice",
+                )
+            }
             None => {
                 parts.extensions.clear();
-                let upload = Upload::new(body, !is_keyed, Arc::clone(place));
-                let request = Request::from_parts(parts, passed(upload));
-                let Ok(answer) = self.service.clone().call(request).await;
-                answer
+                let upload = Upload::new(body, !is_keyed, Arc::clone(permit));
+                let request = Request::from_parts(parts, streaming_body(upload));
+                let Ok(response) = self.service.clone().call(request).await;
+                response
             }
         };
         drop(inflight);
-        // The rest of the body is not awaited.
-        place.finish_body(place.request());
+        // The remainder of the body is not awaited.
+        permit.finish_body(permit.request());
         metrics.duration.record(began.elapsed().as_secs_f64());
-        let name = name_of(&answer);
-        metrics.answered(name);
-        tracing::debug!(status = answer.status().as_u16(), is_keyed, "answered");
-        answer.extensions_mut().clear();
-        origin.allow(name, &mut answer);
-        let place = AnswerGuard(Arc::clone(place));
-        answer.map(|body| passed(GuardedBody::new(body, place)))
+        let name = answer_name(&response);
+        metrics.count_answer(name);
+        tracing::debug!(status = response.status().as_u16(), is_keyed, "answered");
+        response.extensions_mut().clear();
+        origin.allow(name, &mut response);
+        let permit = AnswerGuard(Arc::clone(permit));
+        response.map(|body| streaming_body(GuardedBody::new(body, permit)))
     }
 
-    /// Returns whether this peer is a proxy, so that its forwarding headers are trusted.
-    pub(super) fn trusts(&self, peer: IpAddr) -> bool {
+    /// Returns whether this peer is a configured proxy, so that its forwarding headers are trusted.
+    pub(super) fn is_trusted_proxy(&self, peer: IpAddr) -> bool {
         self.trusted.iter().any(|one| one.contains(peer))
     }
 
@@ -126,7 +129,7 @@ impl Drop for InFlightGauge<'_> {
     }
 }
 
-/// A connection with an answer on its way.
+/// Guard of a connection while its answer is sent.
 struct AnswerGuard(Arc<ConnectionPermit>);
 
 impl Drop for AnswerGuard {
@@ -135,7 +138,7 @@ impl Drop for AnswerGuard {
     }
 }
 
-/// Returns the answer's name in metrics.
-fn name_of(answer: &Response<Body>) -> &'static str {
-    answer.extensions().get().map_or(UPSTREAM, |AnswerName(name)| *name)
+/// Returns the name of an answer in metrics: the problem's or the replay's, or that of the service's answers.
+fn answer_name(response: &Response<Body>) -> &'static str {
+    response.extensions().get().map_or(UPSTREAM, |AnswerName(name)| *name)
 }

@@ -25,7 +25,7 @@ use super::request_handler::RequestHandler;
 use super::tls::Tls;
 use oncely_net::http_server::{BrokenConnection, ConnectionLimits, accept, serve_connection};
 
-const LIMITS: ConnectionLimits = ConnectionLimits {
+const CONNECTION_LIMITS: ConnectionLimits = ConnectionLimits {
     headers: Duration::from_secs(30),
     write: Duration::from_secs(30),
     head: 64 << 10,
@@ -33,13 +33,15 @@ const LIMITS: ConnectionLimits = ConnectionLimits {
 };
 /// Limit of a TLS handshake.
 #[cfg(feature = "tls")]
-const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Answer for a client without a place.
-const NO_PLACE: &[u8] =
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Response to a client over the limit of connections.
+const REFUSAL_RESPONSE: &[u8] =
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: 1\r\nconnection: close\r\n\r\n";
-/// Limit of clients that are sent it at the same time, and the time for it.
-const TURNED_AWAY: usize = 100;
-const LINGER: Duration = Duration::from_secs(1);
+/// Limit of clients to which it is sent at the same time.
+const MAX_REFUSALS: usize = 100;
+/// Time limit for sending it.
+const REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// Connections that are open after the listener stopped.
 pub(super) struct OpenConnections(TaskTracker);
 
@@ -58,31 +60,31 @@ pub(super) async fn serve(
     connections: u32,
     stop: CancellationToken,
 ) -> OpenConnections {
-    let places = ConnectionLimiter::new(usize::try_from(connections).unwrap_or(usize::MAX));
-    let turned_away = Arc::new(Semaphore::new(TURNED_AWAY));
+    let limiter = ConnectionLimiter::new(usize::try_from(connections).unwrap_or(usize::MAX));
+    let refusals = Arc::new(Semaphore::new(MAX_REFUSALS));
     let tasks = TaskTracker::new();
     loop {
         let (stream, peer) = tokio::select! {
             accepted = accept(&listener) => accepted,
             () = stop.cancelled() => break,
         };
-        match places.enter(peer.ip(), handler.trusts(peer.ip())) {
-            Some(place) => {
+        match limiter.enter(peer.ip(), handler.is_trusted_proxy(peer.ip())) {
+            Some(permit) => {
                 let client = ClientConnection {
                     handler: Arc::clone(handler),
                     peer: peer.ip(),
-                    place,
+                    permit,
                     stop: stop.clone(),
                 };
-                tasks.spawn(connection(client, stream, tls.clone()));
+                tasks.spawn(serve_client(client, stream, tls.clone()));
             }
             None => {
-                handler.metrics.plain.answered(FULL);
+                handler.metrics.plain.count_answer(FULL);
                 // Over TLS no answer is possible without a handshake: the connection is closed.
                 if tls.is_none()
-                    && let Ok(place) = Arc::clone(&turned_away).try_acquire_owned()
+                    && let Ok(permit) = Arc::clone(&refusals).try_acquire_owned()
                 {
-                    tasks.spawn(refuse_connection(stream, place));
+                    tasks.spawn(refuse_connection(stream, permit));
                 }
             }
         }
@@ -91,14 +93,15 @@ pub(super) async fn serve(
     OpenConnections(tasks)
 }
 
-/// Answers that no place is free. Bytes of the client are read before the socket is closed: otherwise a reset would discard the answer.
-async fn refuse_connection(mut stream: TcpStream, _place: OwnedSemaphorePermit) {
-    let told = async {
-        stream.write_all(NO_PLACE).await?;
+/// Sends a 503, as the limit of connections is reached, and closes the connection. Bytes of the client are read before the socket is
+/// closed: otherwise a reset would discard the response.
+async fn refuse_connection(mut stream: TcpStream, _permit: OwnedSemaphorePermit) {
+    let sending = async {
+        stream.write_all(REFUSAL_RESPONSE).await?;
         stream.shutdown().await?;
         tokio::io::copy(&mut stream, &mut tokio::io::sink()).await
     };
-    if let Ok(Err(error)) = tokio::time::timeout(LINGER, told).await {
+    if let Ok(Err(error)) = tokio::time::timeout(REFUSAL_TIMEOUT, sending).await {
         tracing::debug!(%error, "a client left that was turned away");
     }
 }
@@ -107,7 +110,7 @@ async fn refuse_connection(mut stream: TcpStream, _place: OwnedSemaphorePermit) 
 struct ClientConnection {
     handler: Arc<RequestHandler>,
     peer: IpAddr,
-    place: Arc<ConnectionPermit>,
+    permit: Arc<ConnectionPermit>,
     stop: CancellationToken,
 }
 
@@ -129,19 +132,19 @@ impl ClientStream for tokio_rustls::server::TlsStream<TcpStream> {
     }
 }
 
-/// A client's stream that tells when all bytes are written to the socket.
+/// A client's stream that marks its permit when all bytes are written to the socket.
 struct FlushedStream<S> {
     stream: S,
-    place: Arc<ConnectionPermit>,
+    permit: Arc<ConnectionPermit>,
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for FlushedStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-        into: &mut ReadBuf<'_>,
+        buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(context, into)
+        Pin::new(&mut self.stream).poll_read(context, buffer)
     }
 }
 
@@ -167,11 +170,11 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for FlushedStream<S> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let flushed = Pin::new(&mut self.stream).poll_flush(context);
-        if matches!(flushed, Poll::Ready(Ok(()))) {
-            self.place.flush();
+        let result = Pin::new(&mut self.stream).poll_flush(context);
+        if matches!(result, Poll::Ready(Ok(()))) {
+            self.permit.mark_written();
         }
-        flushed
+        result
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -179,7 +182,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for FlushedStream<S> {
     }
 }
 
-async fn connection(client: ClientConnection, stream: TcpStream, tls: Option<Tls>) {
+/// Serves a client's connection until it ends, or a limit closes it.
+async fn serve_client(client: ClientConnection, stream: TcpStream, tls: Option<Tls>) {
     let connections = client.handler.metrics.connections.clone();
     connections.increment(1.0);
     if let Err(error) = stream.set_nodelay(true) {
@@ -189,12 +193,12 @@ async fn connection(client: ClientConnection, stream: TcpStream, tls: Option<Tls
         None => client.serve_requests(stream, false).await,
         #[cfg(feature = "tls")]
         Some(tls) => {
-            let shaken = tokio::select! {
-                shaken = tls.handshake(stream, HANDSHAKE) => Some(shaken),
+            let result = tokio::select! {
+                result = tls.handshake(stream, HANDSHAKE_TIMEOUT) => Some(result),
                 () = client.stop.cancelled() => None,
-                () = client.place.lost() => None,
+                () = client.permit.wait_until_lost() => None,
             };
-            match shaken {
+            match result {
                 Some(Ok(stream)) => client.serve_requests(stream, true).await,
                 Some(Err(error)) => tracing::debug!(%error, "a TLS handshake has failed"),
                 None => {}
@@ -207,30 +211,32 @@ async fn connection(client: ClientConnection, stream: TcpStream, tls: Option<Tls
 }
 
 impl ClientConnection {
-    /// Answers requests until either side closes the connection, or another client gets its place.
+    /// Handles requests until either side closes the connection, or another connection displaces it.
     async fn serve_requests<S: ClientStream>(self, stream: S, is_secure: bool) {
-        let Self { handler, peer, place, stop } = self;
-        // Whether an answer that ends with the connection is being sent.
+        let Self { handler, peer, permit, stop } = self;
+        // Whether a response that ends with the connection is being sent.
         let is_unsized = Arc::new(AtomicBool::new(false));
-        let (seen, at) = (Arc::clone(&is_unsized), Arc::clone(&place));
+        let (is_unsized_flag, request_permit) = (Arc::clone(&is_unsized), Arc::clone(&permit));
         let service = service_fn(move |request: hyper::Request<Incoming>| {
-            let (handler, place, is_unsized) = (Arc::clone(&handler), Arc::clone(&at), Arc::clone(&seen));
+            let (handler, permit, is_unsized) =
+                (Arc::clone(&handler), Arc::clone(&request_permit), Arc::clone(&is_unsized_flag));
             async move {
-                if !place.begin_request() {
-                    // The place is lost: the connection ends.
+                if !permit.begin_request() {
+                    // The connection was displaced: it ends.
                     std::future::pending::<()>().await;
                 }
-                let is_old = request.version() == Version::HTTP_10;
-                let answer = handler.answer(peer, is_secure, request, &place).await;
-                let has_length = answer.headers().contains_key(CONTENT_LENGTH)
-                    || answer.body().size_hint().exact().is_some();
-                is_unsized.store(is_old && !has_length, Ordering::Relaxed);
-                Ok::<_, Infallible>(answer)
+                let is_http_10 = request.version() == Version::HTTP_10;
+                let response = handler.handle_request(peer, is_secure, request, &permit).await;
+                let has_length = response.headers().contains_key(CONTENT_LENGTH)
+                    || response.body().size_hint().exact().is_some();
+                is_unsized.store(is_http_10 && !has_length, Ordering::Relaxed);
+                Ok::<_, Infallible>(response)
             }
         });
-        let stream = FlushedStream { stream, place: Arc::clone(&place) };
-        let served = serve_connection(stream, &LIMITS, service, &stop, place.lost()).await;
-        let Err(BrokenConnection { error, stream }) = served else { return };
+        let stream = FlushedStream { stream, permit: Arc::clone(&permit) };
+        let result =
+            serve_connection(stream, &CONNECTION_LIMITS, service, &stop, permit.wait_until_lost()).await;
+        let Err(BrokenConnection { error, stream }) = result else { return };
         // The answer's source broke off. A client of HTTP/1.0 without a length takes the end of the connection for the end of the answer,
         // so the connection is reset.
         if error.is_user()

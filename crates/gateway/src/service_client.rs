@@ -14,8 +14,8 @@ use oncely_process::metrics::ServiceCallOutcome;
 pub(super) struct ServiceClient {
     scheme: Scheme,
     authority: Authority,
-    kept: Transport<Body>,
-    fresh: Transport<Body>,
+    pooled: Transport<Body>,
+    single_use: Transport<Body>,
 }
 
 /// Result of a request.
@@ -31,7 +31,7 @@ pub(super) enum ServiceCallResult {
 }
 
 impl ServiceClient {
-    /// Reads the certificates; makes no connection yet.
+    /// Creates a client of the configured service. Reads the certificates; makes no connection yet.
     ///
     /// # Errors
     /// If the certificates can't be used.
@@ -42,18 +42,18 @@ impl ServiceClient {
         let (Some(scheme), Some(authority)) = (parts.scheme, parts.authority) else {
             anyhow::bail!("the URL names no host");
         };
-        let transport = |keeps| Transport::new(settings.tls.as_ref(), settings.max_run, keeps, "gateway");
-        Ok(Self { scheme, authority, kept: transport(true)?, fresh: transport(false)? })
+        let transport = |is_kept| Transport::new(settings.tls.as_ref(), settings.max_run, is_kept, "gateway");
+        Ok(Self { scheme, authority, pooled: transport(true)?, single_use: transport(false)? })
     }
 
     /// Sends a request. One that `is_repeatable` may use a kept connection; all others get a new one, which the service is not about to close.
     pub(super) async fn send(&self, request: Request<Body>, is_repeatable: bool) -> ServiceCallResult {
-        let transport = if is_repeatable { &self.kept } else { &self.fresh };
-        match transport.send(self.addressed(request)).await {
-            Ok(answer) if answer.status().is_informational() => {
+        let transport = if is_repeatable { &self.pooled } else { &self.single_use };
+        match transport.send(self.address_request(request)).await {
+            Ok(response) if response.status().is_informational() => {
                 ServiceCallResult::Torn("the service has changed the protocol, unasked".to_owned())
             }
-            Ok(answer) => ServiceCallResult::Answer(answer),
+            Ok(response) => ServiceCallResult::Answer(response),
             Err(TransportError { is_cut: true, text, .. }) => ServiceCallResult::Cut(text),
             Err(TransportError { is_unsent: true, text, .. }) => ServiceCallResult::Unsent(text),
             Err(TransportError { text, .. }) => ServiceCallResult::Torn(text),
@@ -61,27 +61,27 @@ impl ServiceClient {
     }
 
     /// Addresses the request to the service, regardless of the host in the client's request.
-    fn addressed(&self, request: Request<Body>) -> Request<Body> {
+    fn address_request(&self, request: Request<Body>) -> Request<Body> {
         let (parts, body) = request.into_parts();
-        let mut onward = Request::new(body);
-        *onward.method_mut() = parts.method;
-        *onward.headers_mut() = parts.headers;
-        set_framing(&mut onward);
+        let mut outgoing = Request::new(body);
+        *outgoing.method_mut() = parts.method;
+        *outgoing.headers_mut() = parts.headers;
+        set_framing(&mut outgoing);
         let mut uri = parts.uri.into_parts();
         uri.scheme = Some(self.scheme.clone());
         uri.authority = Some(self.authority.clone());
         // A path with a scheme and a host is a valid URI.
-        *onward.uri_mut() = Uri::from_parts(uri).unwrap_or_default();
-        onward
+        *outgoing.uri_mut() = Uri::from_parts(uri).unwrap_or_default();
+        outgoing
     }
 }
 
 /// Sets a `Content-Length` or chunked coding. By default hyper sets none for an empty body, which some servers refuse, and assumes that a
 /// GET has no body.
 fn set_framing(request: &mut Request<Body>) {
-    let has_none = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
+    let has_no_body = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
     match request.body().size_hint().exact() {
-        Some(0) if has_none => {}
+        Some(0) if has_no_body => {}
         Some(length) => drop(request.headers_mut().insert(CONTENT_LENGTH, length.into())),
         None => {
             drop(request.headers_mut().insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked")));
@@ -90,8 +90,8 @@ fn set_framing(request: &mut Request<Body>) {
 }
 
 impl ServiceCallResult {
-    /// Returns the result for metrics.
-    pub(super) fn result(&self) -> ServiceCallOutcome {
+    /// Returns the outcome of the call for metrics.
+    pub(super) fn outcome(&self) -> ServiceCallOutcome {
         match self {
             Self::Answer(_) => ServiceCallOutcome::Answered,
             Self::Unsent(_) => ServiceCallOutcome::NotSent,

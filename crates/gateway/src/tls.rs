@@ -15,33 +15,33 @@ pub(super) enum Tls {}
 
 /// Interval at which the certificate files are read.
 #[cfg(feature = "tls")]
-const RENEW: Duration = Duration::from_secs(10);
+const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Reloads the certificate files until `stop`.
+/// Reloads the certificate files at intervals until `stop`; a failure is logged, and the previous certificate stays in use.
 #[cfg(feature = "tls")]
-pub(super) async fn renew(tls: Tls, stop: CancellationToken) {
-    let mut failing = false;
+pub(super) async fn reload_certificates(tls: Tls, stop: CancellationToken) {
+    let mut is_failing = false;
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
-            () = tokio::time::sleep(RENEW) => {}
+            () = tokio::time::sleep(RELOAD_INTERVAL) => {}
         }
-        let renewed = tls.renew().await;
-        match &renewed {
+        let result = tls.renew().await;
+        match &result {
             Ok(true) => tracing::info!("loaded a new TLS certificate"),
             Ok(false) => {}
-            Err(error) if !failing => {
+            Err(error) if !is_failing => {
                 tracing::error!(%error,
                     "cannot load the TLS certificate of gateway.listen_tls; the previous one stays in use");
             }
             Err(error) => tracing::debug!(%error, "gateway.listen_tls can't be read"),
         }
-        failing = renewed.is_err();
+        is_failing = result.is_err();
     }
 }
 
 #[cfg(not(feature = "tls"))]
-pub(super) async fn renew(tls: Tls, _: CancellationToken) {
+pub(super) async fn reload_certificates(tls: Tls, _: CancellationToken) {
     match tls {}
 }
 

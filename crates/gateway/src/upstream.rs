@@ -10,71 +10,79 @@ use http::{Request, Response};
 use tokio::sync::oneshot;
 use tower_service::Service;
 
-use super::answer::streamed;
+use super::answer::build_streamed_response;
 use super::body::GuardedBody;
 use super::keyed::KeyedService;
-use super::problem::{GatewayProblemKind, problem};
+use super::problem::{GatewayProblemKind, build_problem_response};
 use super::service_client::{ServiceCallResult, ServiceClient};
 use oncely_config::GatewayConfig;
-use oncely_http::{Body, Run, passed};
+use oncely_http::{Body, Run, streaming_body};
 use oncely_process::metrics::GatewayMetrics;
 
+/// Service behind the gateway.
 #[derive(Clone)]
 pub(super) struct Upstream(Arc<UpstreamInner>);
 
 struct UpstreamInner {
     keyed: KeyedService,
-    calls: Arc<ServiceClient>,
+    client: Arc<ServiceClient>,
     limit: Duration,
     metrics: Arc<GatewayMetrics>,
 }
 
 impl Upstream {
-    /// Makes no connection yet.
+    /// Creates the service behind the gateway; makes no connection yet.
     ///
     /// # Errors
     /// If the certificates can't be used.
     pub(super) fn new(config: &GatewayConfig, metrics: Arc<GatewayMetrics>) -> anyhow::Result<Self> {
-        let calls = Arc::new(ServiceClient::new(config)?);
-        let keyed = KeyedService::new(&config.gateway, Arc::clone(&calls), Arc::clone(&metrics));
-        Ok(Self(Arc::new(UpstreamInner { keyed, calls, limit: config.gateway.max_run, metrics })))
+        let client = Arc::new(ServiceClient::new(config)?);
+        let keyed = KeyedService::new(&config.gateway, Arc::clone(&client), Arc::clone(&metrics));
+        Ok(Self(Arc::new(UpstreamInner { keyed, client, limit: config.gateway.max_run, metrics })))
     }
 }
 
 impl UpstreamInner {
-    /// Streams request and answer.
+    /// Streams a request without a key to the service, and its answer back; a failed call becomes a problem.
     async fn stream(&self, request: Request<Body>) -> Response<Body> {
         let is_repeatable = request.method().is_safe();
         // Limited from the end of the request on: an upload may take longer.
-        let (guard, sent) = oneshot::channel::<()>();
-        let request = request.map(|body| passed(GuardedBody::new(body, guard)));
+        let (guard, request_end) = oneshot::channel::<()>();
+        let request = request.map(|body| streaming_body(GuardedBody::new(body, guard)));
         let late = async {
-            let _ = sent.await;
+            let _ = request_end.await;
             tokio::time::sleep(self.limit).await;
         };
-        let sent = tokio::select! {
+        let result = tokio::select! {
             biased;
-            sent = self.calls.send(request, is_repeatable) => sent,
+            result = self.client.send(request, is_repeatable) => result,
             () = late => ServiceCallResult::Late,
         };
-        self.metrics.plain.called(sent.result());
-        match sent {
-            ServiceCallResult::Answer(answer) => streamed(answer),
+        self.metrics.plain.count_call(result.outcome());
+        match result {
+            ServiceCallResult::Answer(answer) => build_streamed_response(answer),
             ServiceCallResult::Unsent(why) => {
                 tracing::warn!(error = why, "cannot connect to the service");
-                problem(GatewayProblemKind::UpstreamAway, "Nothing was sent")
+                build_problem_response(GatewayProblemKind::UpstreamAway, "Nothing was sent")
             }
             ServiceCallResult::Torn(why) => {
                 tracing::warn!(error = why, "the service's answer was cut off");
-                problem(GatewayProblemKind::UpstreamBroken, "Whether the request took effect is not known")
+                build_problem_response(
+                    GatewayProblemKind::UpstreamBroken,
+                    "Whether the request took effect is not known",
+                )
             }
             ServiceCallResult::Cut(why) => {
                 tracing::debug!(error = why, "a client's request was cut off");
-                problem(GatewayProblemKind::BodyIncomplete, "It broke off, is malformed, or came too slowly")
+                build_problem_response(
+                    GatewayProblemKind::BodyIncomplete,
+                    "It broke off, is malformed, or came too slowly",
+                )
             }
-            ServiceCallResult::Late => {
-                problem(GatewayProblemKind::UpstreamLate, "Whether the request took effect is not known")
-            }
+            ServiceCallResult::Late => build_problem_response(
+                GatewayProblemKind::UpstreamLate,
+                "Whether the request took effect is not known",
+            ),
         }
     }
 }

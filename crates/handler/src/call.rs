@@ -9,29 +9,29 @@ use super::row::MessageRow;
 use super::{JsonPolicy, Message, SqlFunction, SqlHandler};
 use oncely_core::fault::Fault;
 use oncely_core::identity::IdentityPart;
-use oncely_postgres::{LockWait, enter_handler, handler_class_of, operator_text};
+use oncely_postgres::{LockWait, classify_handler_sqlstate, enter_handler, format_operator_text};
 
 /// Runs the handler on all messages at once; returns their responses in their order, as PostgreSQL writes them: its JSON holds numbers that
 /// Rust's does not. `wait` limits its wait for locks.
 ///
 /// # Errors
-/// The first error of any message; ONC06 if a response is over the limit, ONC25 if all of them together are over 4 MiB. As a decoding error:
-/// a batch function that did not return one row per message.
-pub async fn call_together(
+/// The first error of any message; ONC06 if a response is over the limit, ONC25 if all of them together are over 4 MiB. As a decoding
+/// error: a batch function that did not return one row per message.
+pub async fn call_batch(
     connection: &mut PgConnection,
     handler: &SqlHandler,
     consumer: &IdentityPart,
     messages: &[Message<'_>],
     wait: LockWait,
 ) -> Result<Vec<Result<Option<String>, Fault>>, sqlx::Error> {
-    let rows = rows(handler, consumer, messages, true);
-    let statement = handler.together(connection).await?;
+    let rows = to_rows(handler, consumer, messages, true);
+    let statement = handler.statement_for_batch(connection).await?;
     enter_handler(connection, wait).await?;
-    let row = sqlx::query_with(statement, arguments(&rows)?)
+    let row = sqlx::query_with(statement, to_arguments(&rows)?)
         .bind(handler.response_limit)
         .fetch_one(connection)
         .await?;
-    Ok(responses(messages.len(), &row)?.into_iter().map(Ok).collect())
+    Ok(read_responses(messages.len(), &row)?.into_iter().map(Ok).collect())
 }
 
 /// Extent of a rollback if messages share a statement.
@@ -41,9 +41,9 @@ pub enum Subtransactions {
     Parts,
     /// One for each message; JSON bodies are sent as jsonb.
     ParsedMessages,
-    /// The same as parts if jsonb refuses a body: each is parsed by itself, and one that is refused is null.
+    /// Like [`Self::Parts`], for a batch with a body that jsonb refuses: each body is parsed by itself, and a refused one is null.
     UnparsedParts,
-    /// One for each message.
+    /// One for each message; each body is parsed by itself, and a refused one is null.
     Messages,
 }
 
@@ -52,15 +52,16 @@ pub enum Subtransactions {
 ///
 /// # Errors
 /// An error that ends the whole statement, such as a timeout, a lost connection, a deadlock or an unavailable lock, or, if bodies are sent
-/// as jsonb, one that jsonb refuses; ONC06 and ONC25 as [`call_together`]. As a decoding error: a batch function that did not return one row per message.
-pub async fn call_apart(
+/// as jsonb, one that jsonb refuses; ONC06 and ONC25 as [`call_batch`]. As a decoding error: a batch function that did not return one
+/// row per message.
+pub async fn call_in_subtransactions(
     connection: &mut PgConnection,
     handler: &SqlHandler,
     consumer: &IdentityPart,
     messages: &[Message<'_>],
     subtransactions: Subtransactions,
 ) -> Result<Vec<Result<Option<String>, Fault>>, sqlx::Error> {
-    let rows = rows(
+    let rows = to_rows(
         handler,
         consumer,
         messages,
@@ -69,9 +70,9 @@ pub async fn call_apart(
     let rows = rows.as_slice();
     let SqlFunction { name, batch, json } = &handler.function;
     let needs_json = *json == JsonPolicy::Required;
-    let is_json = json_of(handler, messages);
+    let is_json = json_flags(handler, messages);
     let limit = handler.response_limit;
-    let answers = match subtransactions {
+    let results = match subtransactions {
         Subtransactions::Parts => {
             sqlx::query_file_as!(
                 HandlerResults,
@@ -127,59 +128,60 @@ pub async fn call_apart(
             .await?
         }
     };
-    in_order(messages.len(), answers.read())
+    order_by_message(messages.len(), results.into_results())
 }
 
-/// Returns which bodies are to be jsonb.
-fn json_of(handler: &SqlHandler, messages: &[Message<'_>]) -> Vec<bool> {
-    messages.iter().map(|one| handler.function.json != JsonPolicy::Off && one.is_json).collect()
+/// Returns for each message whether its body is sent as jsonb.
+fn json_flags(handler: &SqlHandler, messages: &[Message<'_>]) -> Vec<bool> {
+    messages.iter().map(|message| handler.function.json != JsonPolicy::Off && message.is_json).collect()
 }
 
-/// Returns the messages as the functions take them; if `parsed`, with JSON bodies as jsonb.
-fn rows<'a>(
+/// Converts the messages to rows, as the functions take them; if `is_parsed`, with JSON bodies as jsonb.
+fn to_rows<'a>(
     handler: &SqlHandler,
     consumer: &'a IdentityPart,
     messages: &'a [Message<'a>],
-    parsed: bool,
+    is_parsed: bool,
 ) -> Vec<MessageRow<'a>> {
-    let is_json = |one: &Message<'_>| parsed && handler.function.json != JsonPolicy::Off && one.is_json;
+    let is_json =
+        |message: &Message<'_>| is_parsed && handler.function.json != JsonPolicy::Off && message.is_json;
     let numbered = messages.iter().enumerate();
-    numbered.map(|(index, one)| MessageRow::new(index + 1, consumer, one, is_json(one))).collect()
+    numbered.map(|(index, message)| MessageRow::new(index + 1, consumer, message, is_json(message))).collect()
 }
 
-/// Returns the messages as a statement's first argument, in memory that is allocated once.
-fn arguments(rows: &[MessageRow<'_>]) -> Result<PgArguments, sqlx::Error> {
+/// Encodes the messages as a statement's first argument, in memory that is allocated once.
+fn to_arguments(rows: &[MessageRow<'_>]) -> Result<PgArguments, sqlx::Error> {
     let mut arguments = PgArguments::default();
     // The hint leaves out types and lengths of fields.
-    let bytes: usize = rows.iter().map(|row| Encode::<Postgres>::size_hint(row) + ROW).sum();
-    arguments.reserve(1, bytes + ROW);
+    let bytes: usize = rows.iter().map(|row| Encode::<Postgres>::size_hint(row) + ROW_OVERHEAD).sum();
+    arguments.reserve(1, bytes + ROW_OVERHEAD);
     arguments.add(rows).map_err(sqlx::Error::Encode)?;
     Ok(arguments)
 }
 
-/// Most bytes of the types and lengths of a row's fields, with some more for an array.
-const ROW: usize = 256;
+/// Maximum size in bytes of the types and lengths of a row's fields, with a margin for an array.
+const ROW_OVERHEAD: usize = 256;
 
-/// Records that are written with a batch of [`commit_fresh`].
+/// Records that are written with the batch of [`commit_fresh_batch`].
 pub struct BatchRecord<'a> {
-    /// By message.
+    /// Fingerprints of the messages, in their order.
     #[doc(hidden)]
     pub fingerprints: Vec<Option<&'a [u8]>>,
     #[doc(hidden)]
     pub worker: &'a str,
     #[doc(hidden)]
     pub now: DateTime<Utc>,
-    /// Time since the batch began, in microseconds.
+    /// Time since the beginning of the batch, in microseconds.
     #[doc(hidden)]
-    pub waited: i64,
+    pub elapsed_micros: i64,
     /// Tags of the batch, one after another, if there is a mirror.
     #[doc(hidden)]
     pub tags: Option<Vec<u8>>,
     #[doc(hidden)]
     pub expires_at: DateTime<Utc>,
-    /// Its locks are taken in the same order as those of others.
+    /// Whether it takes its locks in the same order as other batches.
     #[doc(hidden)]
-    pub in_lock_order: bool,
+    pub is_in_lock_order: bool,
 }
 
 /// Claims the keys of messages that are expected to be new, runs the handler on all of them, writes the responses, the trail and the mirror
@@ -187,41 +189,41 @@ pub struct BatchRecord<'a> {
 ///
 /// # Errors
 /// Nothing is left of it then, or the reply is lost. As unique_violation on the table of keys if one of them is known; as ONC06 if a
-/// response is over the limit; else as [`call_together`].
-pub async fn commit_fresh(
+/// response is over the limit; else as [`call_batch`].
+pub async fn commit_fresh_batch(
     connection: &mut PgConnection,
     handler: &SqlHandler,
     consumer: &IdentityPart,
     messages: &[Message<'_>],
     record: &BatchRecord<'_>,
 ) -> Result<(), sqlx::Error> {
-    let rows = rows(handler, consumer, messages, true);
-    let statement = handler.fresh(connection).await?;
-    sqlx::query_with(statement, arguments(&rows)?)
+    let rows = to_rows(handler, consumer, messages, true);
+    let statement = handler.statement_for_fresh(connection).await?;
+    sqlx::query_with(statement, to_arguments(&rows)?)
         .bind(record.fingerprints.as_slice())
         .bind(consumer.as_str())
         .bind(record.now)
         .bind(record.worker)
-        .bind(record.waited)
+        .bind(record.elapsed_micros)
         .bind(Uuid::now_v7())
         .bind(record.tags.as_deref())
         .bind(record.expires_at)
         .bind(handler.response_limit)
-        .bind(record.in_lock_order)
+        .bind(record.is_in_lock_order)
         // Reads on until the server is ready again: only then has it committed, not when the row has come.
         .fetch_one(connection)
         .await?;
     Ok(())
 }
 
-/// Returns a whole batch's answers in the order of the messages. They come as one row: hundreds of rows cost the client more than their
+/// Reads a whole batch's responses, in the order of the messages. They come as one row: hundreds of rows cost the client more than their
 /// content. The responses are null if no message has one.
-fn responses(count: usize, row: &PgRow) -> Result<Vec<Option<String>>, sqlx::Error> {
+fn read_responses(count: usize, row: &PgRow) -> Result<Vec<Option<String>>, sqlx::Error> {
     let seqs: Option<Vec<i32>> = row.try_get(0)?;
     let responses: Option<Vec<Option<String>>> = row.try_get(1)?;
     let seqs = seqs.unwrap_or_default();
     let responses = responses.unwrap_or_else(|| vec![None; seqs.len()]);
-    in_order(count, seqs.into_iter().zip(responses))
+    order_by_message(count, seqs.into_iter().zip(responses))
 }
 
 /// Results of messages inside the server: arrays of the same length, one element per message. The responses are null if no message has one.
@@ -234,52 +236,53 @@ struct HandlerResults {
 }
 
 impl HandlerResults {
-    /// Returns the results with the numbers of their messages.
-    fn read(self) -> impl Iterator<Item = (i32, Result<Option<String>, Fault>)> {
+    /// Converts the arrays to results with the numbers of their messages.
+    fn into_results(self) -> impl Iterator<Item = (i32, Result<Option<String>, Fault>)> {
         let responses = self.responses.unwrap_or_else(|| vec![None; self.seqs.len()]);
         let errors = self.error_codes.into_iter().zip(self.error_messages).zip(self.error_places);
-        let answers = responses.into_iter().zip(errors).map(|(response, ((code, text), place))| {
+        let results = responses.into_iter().zip(errors).map(|(response, ((code, text), place))| {
             let Some(code) = code else { return Ok(response) };
-            let text = operator_text(&code, &place.unwrap_or_default(), &text.unwrap_or_default());
-            Err(Fault::new(handler_class_of(&code), Some(code), text))
+            let text = format_operator_text(&code, &place.unwrap_or_default(), &text.unwrap_or_default());
+            Err(Fault::new(classify_handler_sqlstate(&code), Some(code), text))
         });
-        self.seqs.into_iter().zip(answers)
+        self.seqs.into_iter().zip(results)
     }
 }
 
-/// Returns answers in the order of the messages; each message must have exactly one.
-fn in_order<T>(count: usize, answers: impl Iterator<Item = (i32, T)>) -> Result<Vec<T>, sqlx::Error> {
+/// Puts results in the order of the messages. Fails unless each message has exactly one.
+fn order_by_message<T>(count: usize, results: impl Iterator<Item = (i32, T)>) -> Result<Vec<T>, sqlx::Error> {
     let mut slots: Vec<Option<T>> = (0..count).map(|_| None).collect();
-    let wrong = |what: String| sqlx::Error::Decode(what.into());
-    for (seq, answer) in answers {
-        let slot = usize::try_from(seq)
-            .ok()
-            .and_then(|seq| slots.get_mut(seq.checked_sub(1)?))
-            .ok_or_else(|| wrong(format!("the batch handler returned a row for message {seq} of {count}")))?;
-        if slot.replace(answer).is_some() {
-            return Err(wrong(format!("the batch handler returned message {seq} twice")));
+    let to_error = |text: String| sqlx::Error::Decode(text.into());
+    for (seq, result) in results {
+        let slot = usize::try_from(seq).ok().and_then(|seq| slots.get_mut(seq.checked_sub(1)?)).ok_or_else(
+            || to_error(format!("the batch handler returned a row for message {seq} of {count}")),
+        )?;
+        if slot.replace(result).is_some() {
+            return Err(to_error(format!("the batch handler returned message {seq} twice")));
         }
     }
     slots
         .into_iter()
         .enumerate()
         .map(|(index, slot)| {
-            slot.ok_or_else(|| wrong(format!("the batch handler returned no row for message {}", index + 1)))
+            slot.ok_or_else(|| {
+                to_error(format!("the batch handler returned no row for message {}", index + 1))
+            })
         })
         .collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::in_order;
+    use super::order_by_message;
 
     #[test]
     fn each_message_must_have_exactly_one_answer() {
-        assert_eq!(in_order(2, [(2, 'b'), (1, 'a')].into_iter()).unwrap(), ['a', 'b']);
+        assert_eq!(order_by_message(2, [(2, 'b'), (1, 'a')].into_iter()).unwrap(), ['a', 'b']);
         for bad in
             [vec![(1, 'a')], vec![(1, 'a'), (1, 'a')], vec![(1, 'a'), (3, 'c')], vec![(0, 'x'), (1, 'a')]]
         {
-            assert!(in_order(2, bad.into_iter()).is_err());
+            assert!(order_by_message(2, bad.into_iter()).is_err());
         }
     }
 }

@@ -11,7 +11,7 @@ use oncely_postgres as pg;
 #[derive(Debug)]
 pub struct Context<'c> {
     connection: &'c mut PgConnection,
-    /// Message that is handled, if it is a single one.
+    /// The handled message; `None` for a batch.
     message: Option<Message<'c>>,
 }
 
@@ -28,7 +28,7 @@ impl<'c> Context<'c> {
         self.connection
     }
 
-    /// Borrows the context for a while: for a function that takes a context, called for each message of a batch.
+    /// Returns a context that borrows this one, for a function that takes a context and is called for each message of a batch.
     pub fn reborrow(&mut self) -> Context<'_> {
         Context { connection: self.connection, message: self.message }
     }

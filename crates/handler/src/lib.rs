@@ -14,7 +14,7 @@ mod traits;
 
 use std::sync::Arc;
 
-pub use call::{BatchRecord, Subtransactions, call_apart, call_together, commit_fresh};
+pub use call::{BatchRecord, Subtransactions, call_batch, call_in_subtransactions, commit_fresh_batch};
 pub use context::Context;
 pub use function::{HandlerFn, handler_fn};
 pub use http::HttpEndpoint;

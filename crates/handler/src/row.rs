@@ -42,32 +42,37 @@ pub(crate) struct MessageRow<'a> {
 }
 
 impl<'a> MessageRow<'a> {
-    /// Returns the row of a message with the number `seq`. With `payload`, the body is sent as jsonb, too.
-    pub(crate) fn new(seq: usize, consumer: &'a IdentityPart, incoming: &Message<'a>, payload: bool) -> Self {
-        let message = incoming.raw;
-        let properties = &message.properties;
+    /// Creates the row of a message with the number `seq`. With `has_payload`, the body is sent as jsonb, too.
+    pub(crate) fn new(
+        seq: usize,
+        consumer: &'a IdentityPart,
+        message: &Message<'a>,
+        has_payload: bool,
+    ) -> Self {
+        let raw = message.raw;
+        let properties = &raw.properties;
         Self {
             seq: i32::try_from(seq).unwrap_or(i32::MAX),
-            attempt: i32::try_from(incoming.attempt).unwrap_or(i32::MAX),
-            redelivered: message.redelivered,
+            attempt: i32::try_from(message.attempt).unwrap_or(i32::MAX),
+            redelivered: raw.redelivered,
             published_at: properties.timestamp,
-            tenant: incoming.identity.tenant.as_str(),
+            tenant: message.identity.tenant.as_str(),
             consumer: consumer.as_str(),
-            key: incoming.identity.key.as_str(),
-            payload: payload.then_some(Jsonb(Cow::Borrowed(&message.body))),
-            body: &message.body,
-            content_type: optional(&properties.content_type),
-            headers: Jsonb(Cow::Owned(message.headers_json().to_string().into_bytes())),
-            exchange: without_nul(&message.exchange),
-            routing_key: without_nul(&message.routing_key),
-            queue: &message.queue,
-            message_id: optional(&properties.message_id),
-            correlation_id: optional(&properties.correlation_id),
-            reply_to: optional(&properties.reply_to),
-            kind: optional(&properties.kind),
-            user_id: optional(&properties.user_id),
-            app_id: optional(&properties.app_id),
-            trace_id: message.trace_id(),
+            key: message.identity.key.as_str(),
+            payload: has_payload.then_some(Jsonb(Cow::Borrowed(&raw.body))),
+            body: &raw.body,
+            content_type: replace_nul_if_any(&properties.content_type),
+            headers: Jsonb(Cow::Owned(raw.headers_json().to_string().into_bytes())),
+            exchange: replace_nul(&raw.exchange),
+            routing_key: replace_nul(&raw.routing_key),
+            queue: &raw.queue,
+            message_id: replace_nul_if_any(&properties.message_id),
+            correlation_id: replace_nul_if_any(&properties.correlation_id),
+            reply_to: replace_nul_if_any(&properties.reply_to),
+            kind: replace_nul_if_any(&properties.kind),
+            user_id: replace_nul_if_any(&properties.user_id),
+            app_id: replace_nul_if_any(&properties.app_id),
+            trace_id: raw.trace_id(),
         }
     }
 }
@@ -85,15 +90,16 @@ impl PgHasArrayType for MessageRow<'_> {
 }
 
 /// Replaces NUL, which PostgreSQL's text can't hold; a property that is only passed on must not fail the message.
-fn without_nul(text: &str) -> Cow<'_, str> {
+fn replace_nul(text: &str) -> Cow<'_, str> {
     match text.contains('\0') {
         true => Cow::Owned(text.replace('\0', "\u{fffd}")),
         false => Cow::Borrowed(text),
     }
 }
 
-fn optional(text: &Option<String>) -> Option<Cow<'_, str>> {
-    text.as_deref().map(without_nul)
+/// Replaces NUL in a property, if the message has it.
+fn replace_nul_if_any(text: &Option<String>) -> Option<Cow<'_, str>> {
+    text.as_deref().map(replace_nul)
 }
 
 /// JSON text to be sent as jsonb. The server parses it; the client does not.

@@ -6,7 +6,7 @@
 pub struct SqlFunction {
     /// Schema-qualified name, as in SQL: folded to lower case unless quoted. Resolved by PostgreSQL, never pasted into a statement.
     pub name: String,
-    /// The set-returning form.
+    /// Whether it is the set-returning form.
     pub batch: bool,
     /// Expected format of the body.
     pub json: JsonPolicy,
@@ -29,28 +29,29 @@ impl SqlFunction {
     #[must_use]
     pub fn is_qualified_name(name: &str) -> bool {
         let mut parts = 0;
-        let mut rest = name;
+        let mut remainder = name;
         loop {
-            let after = if let Some(quoted) = rest.strip_prefix('"') {
+            let after = if let Some(quoted) = remainder.strip_prefix('"') {
                 match quoted.split_once('"') {
                     Some((inner, after)) if !inner.is_empty() && !inner.contains('\0') => after,
                     _ => return false,
                 }
             } else {
-                let end =
-                    rest.find(|c: char| !(c.is_alphanumeric() || c == '_' || c == '$')).unwrap_or(rest.len());
-                let starts_well = rest.starts_with(|c: char| c.is_alphabetic() || c == '_');
-                if !starts_well {
+                let end = remainder
+                    .find(|c: char| !(c.is_alphanumeric() || c == '_' || c == '$'))
+                    .unwrap_or(remainder.len());
+                let is_start_valid = remainder.starts_with(|c: char| c.is_alphabetic() || c == '_');
+                if !is_start_valid {
                     return false;
                 }
-                &rest[end..]
+                &remainder[end..]
             };
             parts += 1;
             if after.is_empty() {
                 return parts == 2;
             }
             match after.strip_prefix('.') {
-                Some(next) => rest = next,
+                Some(next) => remainder = next,
                 None => return false,
             }
         }

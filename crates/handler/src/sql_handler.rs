@@ -12,10 +12,10 @@ use super::SqlFunction;
 pub struct SqlHandler {
     #[doc(hidden)]
     pub function: SqlFunction,
-    /// Most bytes of a response as JSON.
+    /// Maximum size in bytes of a response as JSON.
     #[doc(hidden)]
     pub response_limit: i64,
-    calls: OnceLock<HandlerStatements>,
+    statements: OnceLock<HandlerStatements>,
 }
 
 /// The statements, with the function's name in them.
@@ -28,22 +28,33 @@ struct HandlerStatements {
 impl SqlHandler {
     #[doc(hidden)]
     pub fn new(function: SqlFunction, response_limit: u32) -> Self {
-        Self { function, response_limit: response_limit.into(), calls: OnceLock::new() }
+        Self { function, response_limit: response_limit.into(), statements: OnceLock::new() }
     }
 
-    /// Returns the statement that runs it on a whole batch: `$1`.
-    pub(super) async fn together(&self, connection: &mut PgConnection) -> Result<SqlStr, sqlx::Error> {
-        Ok(safe(&self.statements(connection).await?.together))
+    /// Returns the statement that runs the function on a whole batch: `$1`. Queries the database at the first call.
+    pub(super) async fn statement_for_batch(
+        &self,
+        connection: &mut PgConnection,
+    ) -> Result<SqlStr, sqlx::Error> {
+        Ok(mark_safe(&self.load_statements(connection).await?.together))
     }
 
-    /// Returns the statement that does the same in a transaction of its own, with the claim before it and the records after it.
-    pub(super) async fn fresh(&self, connection: &mut PgConnection) -> Result<SqlStr, sqlx::Error> {
-        Ok(safe(&self.statements(connection).await?.fresh))
+    /// Returns the statement that claims fresh keys, runs the function on their batch, records and commits. Queries the database at the
+    /// first call.
+    pub(super) async fn statement_for_fresh(
+        &self,
+        connection: &mut PgConnection,
+    ) -> Result<SqlStr, sqlx::Error> {
+        Ok(mark_safe(&self.load_statements(connection).await?.fresh))
     }
 
-    async fn statements(&self, connection: &mut PgConnection) -> Result<&HandlerStatements, sqlx::Error> {
-        if let Some(calls) = self.calls.get() {
-            return Ok(calls);
+    /// Returns the statements that call the function; at the first call, loads them from the database, which writes them.
+    async fn load_statements(
+        &self,
+        connection: &mut PgConnection,
+    ) -> Result<&HandlerStatements, sqlx::Error> {
+        if let Some(statements) = self.statements.get() {
+            return Ok(statements);
         }
         let SqlFunction { name, batch, .. } = &self.function;
         let row = sqlx::query!(
@@ -54,12 +65,12 @@ impl SqlHandler {
         .fetch_one(connection)
         .await?;
         Ok(self
-            .calls
+            .statements
             .get_or_init(|| HandlerStatements { together: row.together.into(), fresh: row.fresh.into() }))
     }
 }
 
 /// Marks a statement as safe: PostgreSQL has written it, and quoted the one name in it.
-fn safe(statement: &Arc<str>) -> SqlStr {
+fn mark_safe(statement: &Arc<str>) -> SqlStr {
     AssertSqlSafe(Arc::clone(statement)).into_sql_str()
 }

@@ -64,6 +64,7 @@ pub trait BatchHandler: Send + Sync + 'static {
 
 /// Object-safe form of [`Handler`].
 pub trait ErasedHandler: Send + Sync {
+    /// Calls [`Handler::handle`], and converts its response to JSON.
     #[doc(hidden)]
     fn handle<'a>(
         &'a self,
@@ -84,6 +85,7 @@ impl<H: Handler> ErasedHandler for H {
 
 /// Object-safe form of [`BatchHandler`].
 pub trait ErasedBatchHandler: Send + Sync {
+    /// Calls [`BatchHandler::handle_batch`], and converts its responses to JSON, one per message.
     #[doc(hidden)]
     fn handle_batch<'a>(
         &'a self,

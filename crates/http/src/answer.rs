@@ -7,7 +7,7 @@ use http::{HeaderMap, Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
 use tokio::sync::oneshot;
 
-use super::body::{Body, BoxError, followed, passed, whole};
+use super::body::{Body, BoxError, full_body, prefixed_body, streaming_body};
 use super::problem::AnswerName;
 use super::settings::{OnLarge, Settings};
 use oncely_lease::failure::FailureResponse;
@@ -16,7 +16,7 @@ use oncely_postgres::HttpAnswer;
 
 /// Maximum size in bytes of JSON that is also stored as the key's response, for a copy that arrives as a message; the same as for message
 /// handlers.
-const LONGEST_RESPONSE: usize = 65_536;
+const MAX_RESPONSE_BYTES: usize = 65_536;
 
 /// Header: the answer had a body, which was not stored.
 pub(super) const OMITTED: HeaderName = HeaderName::from_static("oncely-body-omitted");
@@ -61,12 +61,12 @@ pub struct StreamedBody;
 pub(super) type HandlerCall =
     Box<dyn FnOnce(Request<Body>) -> BoxFuture<'static, Result<HandlerAnswer, AnswerReadError>> + Send>;
 
-/// Sends the answer to the waiting client; the task goes on without it.
-pub(super) type AnswerSender = oneshot::Sender<Response<Body>>;
+/// Sends the response to the waiting client; the task goes on without it.
+pub(super) type ResponseSender = oneshot::Sender<Response<Body>>;
 
-/// Sends an answer to its client, if the client is still there.
-pub(super) fn send(reply: AnswerSender, answer: impl Into<Response<Body>>) {
-    if reply.send(answer.into()).is_err() {
+/// Sends a response to its client, if the client still waits for it.
+pub(super) fn send_response(sender: ResponseSender, response: impl Into<Response<Body>>) {
+    if sender.send(response.into()).is_err() {
         tracing::debug!("a client left before its answer");
     }
 }
@@ -78,13 +78,13 @@ pub(super) struct HandlerAnswer {
     headers: HeaderMap,
     body: Bytes,
     /// Remainder of a body that is too large to keep; streamed through.
-    rest: Option<Body>,
+    remainder: Option<Body>,
     failure: Option<FailureResponse>,
     /// Name of an answer that no handler gave.
     name: Option<AnswerName>,
 }
 
-/// If the answer can't be read.
+/// Error of reading a handler's answer.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum AnswerReadError {
     #[error("the answer has more than {0} bytes")]
@@ -96,10 +96,10 @@ pub(super) enum AnswerReadError {
 }
 
 impl HandlerAnswer {
-    /// Reads a response to its end, or until it exceeds `most` bytes, where `on_large` decides.
+    /// Reads a response to its end, or until it exceeds `max_bytes`, where `on_large` decides.
     pub(super) async fn read<B>(
         response: Response<B>,
-        most: usize,
+        max_bytes: usize,
         on_large: OnLarge,
     ) -> Result<Self, AnswerReadError>
     where
@@ -107,20 +107,20 @@ impl HandlerAnswer {
         B::Error: Into<BoxError>,
     {
         let (mut parts, body) = response.into_parts();
-        let body = passed(body);
-        let (read, rest) = match parts.extensions.remove::<StreamedBody>() {
+        let body = streaming_body(body);
+        let (bytes, remainder) = match parts.extensions.remove::<StreamedBody>() {
             Some(StreamedBody) => (Bytes::new(), Some(body)),
-            None => read_body(body, most, on_large).await?,
+            None => read_body(body, max_bytes, on_large).await?,
         };
         let (failure, name) = (parts.extensions.remove(), parts.extensions.remove());
         let mut headers = parts.headers;
         // The server sets these for the bytes that are sent.
         headers.remove(CONTENT_LENGTH);
         headers.remove(TRANSFER_ENCODING);
-        Ok(Self { status: parts.status, headers, body: read, rest, failure, name })
+        Ok(Self { status: parts.status, headers, body: bytes, remainder, failure, name })
     }
 
-    /// Takes the failure that this answer stands for.
+    /// Takes the error out of an answer that is a [`FailureResponse`]; `None` for any other answer, and if the error was taken before.
     pub(super) fn take_failure(&mut self) -> Option<HandlerError> {
         self.failure.take().and_then(FailureResponse::take)
     }
@@ -135,8 +135,8 @@ impl HandlerAnswer {
         is_final && !status.is_server_error() && (is_used || status.is_success())
     }
 
-    /// Returns the parts that are kept. Headers stay in order, as a name may be repeated.
-    pub(super) fn kept(&self, omitted: &[HeaderName]) -> HttpAnswer {
+    /// Returns the answer in its stored form: status, kept headers in their order, and the body unless it is streamed or was omitted.
+    pub(super) fn to_stored(&self, omitted: &[HeaderName]) -> HttpAnswer {
         let kept = self.headers.iter().filter(|(name, _)| is_kept(name, omitted));
         HttpAnswer {
             status: self.status.as_u16(),
@@ -144,23 +144,25 @@ impl HandlerAnswer {
                 .map(|(name, value)| (name.as_str().to_owned(), value.as_bytes().to_vec()))
                 .collect(),
             // The body was omitted already when the answer was stored as a step result.
-            body: (self.rest.is_none() && !self.headers.contains_key(OMITTED)).then(|| self.body.to_vec()),
+            body: (self.remainder.is_none() && !self.headers.contains_key(OMITTED))
+                .then(|| self.body.to_vec()),
         }
     }
 
-    /// Returns whether the body is also stored as the response for message copies.
+    /// Returns whether the body can also be stored as the response for copies of a message: JSON of up to [`MAX_RESPONSE_BYTES`].
     pub(super) fn is_response(&self) -> bool {
         let media = self.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
         let media = media.split(';').next().unwrap_or_default().trim();
-        self.rest.is_none()
-            && self.body.len() <= LONGEST_RESPONSE
+        self.remainder.is_none()
+            && self.body.len() <= MAX_RESPONSE_BYTES
             && (media.eq_ignore_ascii_case("application/json") || media.ends_with("+json"))
     }
 
+    /// Converts the answer into the response for its client.
     pub(super) fn into_response(self) -> Response<Body> {
-        let mut response = Response::new(match self.rest {
-            None => whole(self.body),
-            Some(rest) => followed(self.body, rest),
+        let mut response = Response::new(match self.remainder {
+            None => full_body(self.body),
+            Some(remainder) => prefixed_body(self.body, remainder),
         });
         *response.status_mut() = self.status;
         *response.headers_mut() = self.headers;
@@ -171,17 +173,17 @@ impl HandlerAnswer {
     }
 }
 
-/// Returns whether a retry would get the same status: it depends neither on the client's rights, nor on headers (which are not compared),
-/// nor on a temporary state.
+/// Returns whether the status is final: it depends neither on the client's rights, nor on headers (which are not compared), nor on a
+/// temporary state.
 fn is_final(status: StatusCode) -> bool {
     !status.is_server_error()
         && !matches!(status.as_u16(), 401 | 403 | 405..=409 | 411..=417 | 421 | 423..=426 | 428 | 429 | 431)
 }
 
-/// Reads a body to its end or until it exceeds `most` bytes; returns the bytes and the rest. A body of one frame is not copied.
+/// Reads a body to its end or until it exceeds `max_bytes`; returns the bytes and the remainder. A body of one frame is not copied.
 async fn read_body(
     mut body: Body,
-    most: usize,
+    max_bytes: usize,
     on_large: OnLarge,
 ) -> Result<(Bytes, Option<Body>), AnswerReadError> {
     let (mut first, mut read) = (Bytes::new(), BytesMut::new());
@@ -194,10 +196,10 @@ async fn read_body(
             read.extend_from_slice(&std::mem::take(&mut first));
             read.extend_from_slice(&data);
         }
-        if first.len() + read.len() > most {
+        if first.len() + read.len() > max_bytes {
             let read = if read.is_empty() { first } else { read.freeze() };
             return match on_large {
-                OnLarge::Fail => Err(AnswerReadError::TooLarge(most)),
+                OnLarge::Fail => Err(AnswerReadError::TooLarge(max_bytes)),
                 OnLarge::Omit => Ok((read, Some(body))),
             };
         }

@@ -19,13 +19,13 @@ pub struct BodyError(BoxError);
 /// Request body behind the layer, or answer body in front of it: whole if the request has a key, else streamed through.
 pub type Body = UnsyncBoxBody<Bytes, BodyError>;
 
-/// Wraps bytes that are complete.
-pub fn whole(bytes: Bytes) -> Body {
+/// Makes a body of complete bytes.
+pub fn full_body(bytes: Bytes) -> Body {
     Full::new(bytes).map_err(|never| match never {}).boxed_unsync()
 }
 
-/// Wraps a body that is streamed through.
-pub fn passed<B>(body: B) -> Body
+/// Makes a body of one that is streamed through.
+pub fn streaming_body<B>(body: B) -> Body
 where
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
@@ -33,8 +33,8 @@ where
     body.map_err(|error| BodyError(error.into())).boxed_unsync()
 }
 
-/// Chains bytes and the rest of the body. The size hint covers both, so a `Content-Length` exposes a rest that breaks off.
-pub fn followed(bytes: Bytes, rest: Body) -> Body {
+/// Makes a body of its first bytes and the rest. The size hint covers both, so a `Content-Length` exposes a rest that breaks off.
+pub fn prefixed_body(bytes: Bytes, rest: Body) -> Body {
     PrefixedBody { first: Some(bytes), rest }.boxed_unsync()
 }
 

@@ -29,8 +29,9 @@ impl IdempotencyLayerBuilder {
         self
     }
 
-    /// Sets the tenant of a request, from what authentication left in the request's extensions; never from an unauthenticated value of the
-    /// client. `None`, or an invalid identity (valid are 1 to 255 bytes without NUL), is a 500, and logged. There is no default.
+    /// Sets the tenant of a request, from the data that authentication has put in the request's extensions; never from an unauthenticated
+    /// value of the client. `None`, or an invalid identity (valid are 1 to 255 bytes without NUL), is a 500, and logged. There is no
+    /// default.
     #[must_use]
     pub fn tenant(mut self, tenant: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
         self.0.tenant = Some(Arc::new(tenant));
@@ -87,8 +88,8 @@ impl IdempotencyLayerBuilder {
 
     /// Sets the time limit of a handler, including its answer. Default: 30 s; at most 60 s; under a lease 1 s to 12 hours. Past it the
     /// client gets a 503. A transaction is then not committed, regardless of the handler; the handler has the same time again to end, and
-    /// is dropped. A run under a lease is [notified](oncely_lease::Run::lost), has two seconds to end, and is dropped and counted as
-    /// failed. A run that lost its lease before may go on with a call that is not repeated until then.
+    /// is dropped. A run under a lease is [notified](oncely_lease::Run::wait_until_lost), has two seconds to end, and is dropped and
+    /// counted as failed. A run that lost its lease before may go on with a call that is not repeated until then.
     #[must_use]
     pub fn handler_limit(mut self, limit: Duration) -> Self {
         self.0.handler_limit = limit;
@@ -112,7 +113,7 @@ impl IdempotencyLayerBuilder {
     }
 
     /// Sets how many requests with a key may be at work at once, including those that have lost their client or wait for another request or
-    /// a connection. One more gets a 503 `busy` with `Retry-After`, once its body is complete: an arriving request takes no place. Default:
+    /// a connection. One more gets a 503 `busy` with `Retry-After`, once its body is complete: an arriving request is not counted. Default:
     /// 1,000.
     #[must_use]
     pub fn max_at_work(mut self, requests: usize) -> Self {
@@ -133,7 +134,7 @@ impl IdempotencyLayerBuilder {
     /// most 10 minutes.
     #[must_use]
     pub fn read_limit(mut self, limit: Duration) -> Self {
-        self.0.limits.read = limit;
+        self.0.limits.read_limit = limit;
         self
     }
 
@@ -177,9 +178,9 @@ impl IdempotencyLayerBuilder {
     #[must_use]
     pub fn on_replay(
         mut self,
-        may: impl Fn(&Parts) -> Result<(), StatusCode> + Send + Sync + 'static,
+        check: impl Fn(&Parts) -> Result<(), StatusCode> + Send + Sync + 'static,
     ) -> Self {
-        self.0.on_replay = Some(Arc::new(may));
+        self.0.on_replay = Some(Arc::new(check));
         self
     }
 

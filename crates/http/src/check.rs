@@ -11,11 +11,11 @@ use oncely_core::fingerprint::FingerprintPolicy;
 use oncely_core::identity::IdentityPart;
 use oncely_core::retry::RetryPolicy;
 
-/// PostgreSQL ends a session that is idle in a transaction for longer (`claim_request.sql`).
-const LONGEST_HANDLER: Duration = Duration::from_secs(60);
-/// The same limit under a lease.
-const LONGEST_LEASED: Duration = Duration::from_secs(12 * 3_600);
-const LONGEST_WAIT: Duration = Duration::from_secs(60);
+/// Maximum of `handler_limit`: PostgreSQL ends a session that is idle in a transaction for longer (`claim_request.sql`).
+const MAX_HANDLER_LIMIT: Duration = Duration::from_secs(60);
+/// Maximum of `handler_limit` under a lease.
+const MAX_LEASED_HANDLER_LIMIT: Duration = Duration::from_secs(12 * 3_600);
+const MAX_WAIT: Duration = Duration::from_secs(60);
 const SECOND: Duration = Duration::from_secs(1);
 
 /// All problems of a layer's settings.
@@ -24,8 +24,11 @@ const SECOND: Duration = Duration::from_secs(1);
 pub struct SettingsError(Vec<String>);
 
 impl Settings {
-    /// Checks all settings and reports every problem at once.
-    pub(super) fn checked(mut self) -> Result<Self, SettingsError> {
+    /// Returns the settings if all of them are valid.
+    ///
+    /// # Errors
+    /// All problems of the settings at once.
+    pub(super) fn validate(mut self) -> Result<Self, SettingsError> {
         let mut problems = std::mem::take(&mut self.problems);
         let mut require = |is_right: bool, text: &str| {
             if !is_right {
@@ -54,12 +57,12 @@ impl Settings {
             "principal: who sends a request? Either principal, or one_principal, which gives an answer to every client that repeats its request",
         );
         self.limits.check(self.max_request, &mut require);
-        let at_most = |time: Duration, most: Duration| !time.is_zero() && time <= most;
-        require(at_most(self.wait, LONGEST_WAIT), "wait: more than nothing, and 60 s at most");
+        let at_most = |time: Duration, max: Duration| !time.is_zero() && time <= max;
+        require(at_most(self.wait, MAX_WAIT), "wait: more than nothing, and 60 s at most");
         match self.keys {
             KeyStore::Transactions(_) => {
                 require(
-                    at_most(self.handler_limit, LONGEST_HANDLER),
+                    at_most(self.handler_limit, MAX_HANDLER_LIMIT),
                     "handler_limit: more than nothing, and 60 s at most",
                 );
                 require(
@@ -87,9 +90,10 @@ impl Settings {
         if problems.is_empty() { Ok(self) } else { Err(SettingsError(problems)) }
     }
 
+    /// Checks the settings of handlers that run under leases.
     fn check_leases(&self, is_shared: bool, require: &mut impl FnMut(bool, &str)) {
         require(
-            (SECOND..=LONGEST_LEASED).contains(&self.handler_limit),
+            (SECOND..=MAX_LEASED_HANDLER_LIMIT).contains(&self.handler_limit),
             "handler_limit: 1 s to 12 hours under a lease",
         );
         require(
@@ -100,7 +104,7 @@ impl Settings {
             self.redelivery_horizon.is_none(),
             "redelivery_horizon: for IdempotencyLayer::transactional alone",
         );
-        let RetryPolicy { delays, max_attempts, max_crashes } = self.retries();
+        let RetryPolicy { delays, max_attempts, max_crashes } = self.retry_policy();
         require(
             [max_attempts, max_crashes].iter().all(|count| (1..=10_000).contains(count)),
             "retry: 1 to 10,000 runs, and as many deaths",

@@ -23,7 +23,7 @@ impl Consumer {
         Self(ConsumerName::Fixed(name.into()))
     }
 
-    /// Uses the consumer of a queue, whose messages take the same effect: a request that is repeated as a message with its key as the
+    /// Uses the consumer of a queue, with messages of the same effect: a request that is repeated as a message with its key as the
     /// `message_id`, or the reverse, is a duplicate. [`IdempotencyLayerBuilder::fingerprint`](super::IdempotencyLayerBuilder::fingerprint) must be the queue's, so that
     /// both can be compared (under leases: the body, or nothing). In transactions a JSON answer of up to 64 KiB is also stored as the
     /// response for copies of the message; under leases copies get the answer in its stored form:
@@ -46,6 +46,7 @@ impl Consumer {
         Self(ConsumerName::Route)
     }
 
+    /// Returns the consumer of a request; `None` if the router reports no route, or the name is too long.
     pub(super) fn resolve(&self, parts: &Parts) -> Option<IdentityPart> {
         let name = match &self.0 {
             ConsumerName::Fixed(name) | ConsumerName::Shared(name) => name.clone(),

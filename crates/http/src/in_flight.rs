@@ -18,19 +18,20 @@ pub(super) struct InFlightKeys(Arc<Mutex<HashMap<Identity, Weak<KeyMutex>>>>);
 pub(super) struct KeyTurn {
     identity: Identity,
     keys: InFlightKeys,
-    held: Option<OwnedMutexGuard<()>>,
+    guard: Option<OwnedMutexGuard<()>>,
 }
 
 impl InFlightKeys {
     /// Waits until the earlier requests of the key have ended; returns `None` if that takes longer than `until`.
     pub(super) async fn enter(&self, identity: &Identity, until: Instant) -> Option<KeyTurn> {
-        let gate = self.gate(identity);
-        let mut turn = KeyTurn { identity: identity.clone(), keys: self.clone(), held: None };
-        turn.held = Some(tokio::time::timeout_at(until, gate.lock_owned()).await.ok()?);
+        let gate = self.get_or_insert_gate(identity);
+        let mut turn = KeyTurn { identity: identity.clone(), keys: self.clone(), guard: None };
+        turn.guard = Some(tokio::time::timeout_at(until, gate.lock_owned()).await.ok()?);
         Some(turn)
     }
 
-    fn gate(&self, identity: &Identity) -> Arc<KeyMutex> {
+    /// Returns the mutex of a key; inserts one if no request of the key is at work.
+    fn get_or_insert_gate(&self, identity: &Identity) -> Arc<KeyMutex> {
         // Every change leaves the map consistent.
         let mut keys = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(gate) = keys.get(identity).and_then(Weak::upgrade) {
@@ -44,7 +45,7 @@ impl InFlightKeys {
 
 impl Drop for KeyTurn {
     fn drop(&mut self) {
-        self.held = None;
+        self.guard = None;
         let mut keys = self.keys.0.lock().unwrap_or_else(PoisonError::into_inner);
         // No other request waits for the key.
         if keys.get(&self.identity).is_some_and(|gate| gate.strong_count() == 0) {

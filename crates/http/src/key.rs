@@ -8,7 +8,7 @@ use oncely_core::identity::{IdentityError, IdentityPart};
 #[doc(hidden)]
 pub const HEADER: &str = "idempotency-key";
 
-/// If no key is available.
+/// Error of a missing or invalid key.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum KeyError {
     Missing,
@@ -21,27 +21,28 @@ impl From<IdentityError> for KeyError {
     }
 }
 
-/// Returns the key of a request: a string of RFC 8941, as in the draft, or the bare characters, as most clients send it; both mean the same
+/// Parses the key of a request: a string of RFC 8941, as in the draft, or the bare characters, as most clients send it; both mean the same
 /// key.
-pub(super) fn key(headers: &HeaderMap) -> Result<IdentityPart, KeyError> {
+pub(super) fn parse_key(headers: &HeaderMap) -> Result<IdentityPart, KeyError> {
     let mut values = headers.get_all(HEADER).iter();
     let value = values.next().ok_or(KeyError::Missing)?.as_bytes();
     if values.next().is_some() {
         return Err(KeyError::Invalid("the header was sent twice".to_owned()));
     }
     if value.starts_with(b"\"") {
-        let item: Item = Parser::new(value).parse().map_err(|_| malformed())?;
-        let BareItem::String(key) = item.bare_item else { return Err(malformed()) };
+        let item: Item = Parser::new(value).parse().map_err(|_| malformed_key())?;
+        let BareItem::String(key) = item.bare_item else { return Err(malformed_key()) };
         return Ok(IdentityPart::new(key.as_str().as_bytes())?);
     }
     // A comma means that a proxy has joined two headers.
     if value.iter().any(|byte| !byte.is_ascii_graphic() || matches!(byte, b',' | b'"')) {
-        return Err(malformed());
+        return Err(malformed_key());
     }
     Ok(IdentityPart::new(value)?)
 }
 
-fn malformed() -> KeyError {
+/// Returns the error of a key in neither form.
+fn malformed_key() -> KeyError {
     KeyError::Invalid(
         "the key is neither a quoted string (RFC 8941) nor visible ASCII without blanks, commas and quotes"
             .to_owned(),
@@ -59,7 +60,7 @@ mod tests {
         for value in values {
             headers.append(HEADER, HeaderValue::from_bytes(value).unwrap());
         }
-        key(&headers).map(|key| key.as_str().to_owned())
+        parse_key(&headers).map(|key| key.as_str().to_owned())
     }
 
     #[test]

@@ -15,16 +15,16 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use super::answer::{AnswerReadError, HandlerAnswer, HandlerCall};
-use super::body::{Body, BoxError, passed};
+use super::body::{Body, BoxError, streaming_body};
 use super::builder::IdempotencyLayerBuilder;
 use super::check::SettingsError;
 use super::in_flight::InFlightKeys;
-use super::key::{KeyError, key};
-use super::key_time::made_at;
+use super::key::{KeyError, parse_key};
+use super::key_time::parse_key_time;
 use super::leased::LeasedRequest;
 use super::limits::{RequestLimiter, RequestPermit};
 use super::problem::{ProblemDetails, ProblemKind};
-use super::request::{RequestIdentity, read};
+use super::request::{RequestIdentity, read_body};
 use super::settings::{KeyStore, Settings};
 use super::store::Store;
 use super::transactional::TransactionalRequest;
@@ -32,7 +32,7 @@ use oncely_core::identity::{Identity, IdentityPart};
 use oncely_lease::{AnyStore, LeaseRunner, LeaseStore};
 
 /// Time added to the handler's limit and the wait for a key, for an exhausted pool or a slow server.
-const SPARE: Duration = Duration::from_secs(30);
+const TIME_MARGIN: Duration = Duration::from_secs(30);
 
 /// Lets each request with an `Idempotency-Key` take effect once. See the [module](super).
 ///
@@ -66,7 +66,7 @@ pub struct IdempotencyLayer {
     settings: Arc<Settings>,
     keys: KeyClaims,
     in_flight: InFlightKeys,
-    at_work: RequestLimiter,
+    limiter: RequestLimiter,
     /// Tasks of requests at work, also of those that no client waits for.
     tasks: TaskTracker,
 }
@@ -152,14 +152,14 @@ impl IdempotencyLayerBuilder {
     /// # Errors
     /// If settings are missing or invalid; all problems are reported at once.
     pub fn build(self) -> Result<IdempotencyLayer, SettingsError> {
-        let settings = self.0.checked()?;
+        let settings = self.0.validate()?;
         let keys = match settings.keys.clone() {
             KeyStore::Transactions(store) => KeyClaims::Transactions(store),
-            KeyStore::Leases(store) => KeyClaims::Leases(Arc::new(settings.runner(store))),
+            KeyStore::Leases(store) => KeyClaims::Leases(Arc::new(settings.build_runner(store))),
         };
-        let at_work = RequestLimiter::new(&settings.limits, settings.max_request);
+        let limiter = RequestLimiter::new(&settings.limits, settings.max_request);
         let (settings, in_flight, tasks) = (Arc::new(settings), InFlightKeys::default(), TaskTracker::new());
-        Ok(IdempotencyLayer { settings, keys, in_flight, at_work, tasks })
+        Ok(IdempotencyLayer { settings, keys, in_flight, limiter, tasks })
     }
 }
 
@@ -202,12 +202,14 @@ where
         // This clone has been polled ready.
         let inner = std::mem::replace(&mut self.inner, fresh);
         let layer = self.layer.clone();
-        Box::pin(async move { Ok(layer.answer(inner, request).await) })
+        Box::pin(async move { Ok(layer.handle_request(inner, request).await) })
     }
 }
 
 impl IdempotencyLayer {
-    async fn answer<S, B, R>(&self, mut inner: S, request: Request<B>) -> Response<Body>
+    /// Returns the response to a request: without a key that of the handler alone; else that of the key's run, its stored answer or a
+    /// problem.
+    async fn handle_request<S, B, R>(&self, mut inner: S, request: Request<B>) -> Response<Body>
     where
         S: Service<Request<Body>, Response = Response<R>> + Send + 'static,
         S::Error: Into<BoxError>,
@@ -218,15 +220,15 @@ impl IdempotencyLayer {
         R::Error: Into<BoxError>,
     {
         let settings = &self.settings;
-        let key = match key(request.headers()) {
+        let key = match parse_key(request.headers()) {
             _ if !settings.methods.contains(request.method()) => None,
             Ok(key) => Some(key),
             Err(KeyError::Missing) if !settings.required => None,
-            Err(error) => return self.refused(error).into(),
+            Err(error) => return self.key_problem(error).into(),
         };
         let Some(key) = key else {
-            return match inner.call(request.map(passed)).await {
-                Ok(response) => response.map(passed),
+            return match inner.call(request.map(streaming_body)).await {
+                Ok(response) => response.map(streaming_body),
                 Err(error) => {
                     tracing::error!(error = %error.into(), "inner service failed");
                     ProblemDetails::new(ProblemKind::Failed, "").into()
@@ -242,57 +244,63 @@ impl IdempotencyLayer {
             return ProblemDetails::new(ProblemKind::Failed, "Nothing was done").into();
         };
         // A client that leaves before its body is complete has started no request.
-        let mut arrived = self.at_work.arriving();
-        let body = match read(body, settings.max_request, settings.limits.read, &mut arrived).await {
-            Ok(body) => body,
-            Err(problem) if problem.kind == ProblemKind::Busy => return self.busy(&consumer, "bytes"),
-            Err(problem) => return problem.into(),
+        let mut received = self.limiter.begin_body();
+        let body =
+            match read_body(body, settings.max_request, settings.limits.read_limit, &mut received).await {
+                Ok(body) => body,
+                Err(problem) if problem.kind == ProblemKind::Busy => {
+                    return self.build_busy_response(&consumer, "bytes");
+                }
+                Err(problem) => return problem.into(),
+            };
+        let Some(permit) = self.limiter.enter(received) else {
+            return self.build_busy_response(&consumer, "requests");
         };
-        let Some(share) = self.at_work.enter(arrived) else { return self.busy(&consumer, "requests") };
-        let made = match settings.refuse_old_keys.then(|| made_at(&parts.headers, key.as_str())) {
+        let key_time = match settings.refuse_old_keys.then(|| parse_key_time(&parts.headers, key.as_str())) {
             None => None,
-            Some(Ok(made)) => made,
+            Some(Ok(key_time)) => key_time,
             Some(Err(problem)) => return problem.described_by(settings.described_by.clone()).into(),
         };
-        let asked = RequestIdentity::new(settings, Identity { tenant, consumer, key }, made, &parts, &body);
-        let (most, on_large) = (settings.max_response, settings.large());
+        let request =
+            RequestIdentity::new(settings, Identity { tenant, consumer, key }, key_time, &parts, &body);
+        let (max_bytes, on_large) = (settings.max_response, settings.effective_on_large());
         let call: HandlerCall = Box::new(move |request| {
             let calling = inner.call(request);
             Box::pin(async move {
                 let response = calling.await.map_err(|error| AnswerReadError::Service(error.into()))?;
-                HandlerAnswer::read(response, most, on_large).await
+                HandlerAnswer::read(response, max_bytes, on_large).await
             })
         });
-        self.run(share, asked, parts, body, call).await
+        self.run(permit, request, parts, body, call).await
     }
 
-    /// Runs a request in a task of its own, which goes on when the client leaves; waits for its answer.
+    /// Runs a request in a task of its own, which goes on when the client leaves; waits for its response.
     async fn run(
         &self,
-        share: RequestPermit,
-        asked: RequestIdentity,
+        permit: RequestPermit,
+        request: RequestIdentity,
         parts: Parts,
         body: Bytes,
         call: HandlerCall,
     ) -> Response<Body> {
         let (settings, in_flight) = (Arc::clone(&self.settings), self.in_flight.clone());
-        let (reply, answered) = tokio::sync::oneshot::channel();
+        let (sender, receiver) = tokio::sync::oneshot::channel();
         match &self.keys {
             KeyClaims::Transactions(store) => {
                 let store = store.clone();
-                let run = TransactionalRequest { settings, store, in_flight, asked, parts, body, call };
-                self.spawn(share, run.run(reply));
+                let run = TransactionalRequest { settings, store, in_flight, request, parts, body, call };
+                self.spawn(permit, run.run(sender));
             }
             KeyClaims::Leases(runner) => {
-                let (runner, digest) = (Arc::clone(runner), asked.digest(&settings, &body));
-                let run = LeasedRequest { settings, runner, in_flight, asked, digest, parts, body };
-                self.spawn(share, run.run(call, reply));
+                let (runner, digest) = (Arc::clone(runner), request.digest(&settings, &body));
+                let run = LeasedRequest { settings, runner, in_flight, request, digest, parts, body };
+                self.spawn(permit, run.run(call, sender));
             }
         }
         let settings = &self.settings;
-        let limit = settings.wait + settings.handler_limit + SPARE;
-        match tokio::time::timeout(limit, answered).await {
-            Ok(Ok(answer)) => answer,
+        let limit = settings.wait + settings.handler_limit + TIME_MARGIN;
+        match tokio::time::timeout(limit, receiver).await {
+            Ok(Ok(response)) => response,
             Ok(Err(_)) => {
                 tracing::error!("request ended without an answer");
                 ProblemDetails::unavailable().into()
@@ -302,23 +310,25 @@ impl IdempotencyLayer {
         }
     }
 
-    /// Refuses a request, as the limit of `what` is reached. Refusals may be frequent, so they are logged at intervals.
-    fn busy(&self, consumer: &IdentityPart, what: &str) -> Response<Body> {
-        if let Some(refused) = self.at_work.count_refusal(Instant::now()) {
-            tracing::warn!(%consumer, refused, "limit of {what} in progress reached; refusing requests");
+    /// Counts a request that is refused as `limit` ("requests" or "bytes") is reached, and returns its response. Refusals may be frequent,
+    /// so they are logged at intervals.
+    fn build_busy_response(&self, consumer: &IdentityPart, limit: &str) -> Response<Body> {
+        if let Some(refused) = self.limiter.count_refusal(Instant::now()) {
+            tracing::warn!(%consumer, refused, "limit of {limit} in progress reached; refusing requests");
         }
         ProblemDetails::busy().into()
     }
 
-    /// Runs a request in its own task, which holds its share of the limits.
-    fn spawn(&self, share: RequestPermit, run: impl Future<Output = ()> + Send + 'static) {
+    /// Runs a request in its own task, which holds its permit.
+    fn spawn(&self, permit: RequestPermit, run: impl Future<Output = ()> + Send + 'static) {
         self.tasks.spawn(oncely_failpoint::inherit(async move {
             run.await;
-            drop(share);
+            drop(permit);
         }));
     }
 
-    fn refused(&self, error: KeyError) -> ProblemDetails {
+    /// Returns the problem for a missing or invalid key.
+    fn key_problem(&self, error: KeyError) -> ProblemDetails {
         let problem = match error {
             KeyError::Missing => ProblemDetails::new(
                 ProblemKind::KeyMissing,

@@ -73,10 +73,10 @@ pub use for_gateway::*;
 /// Items for the gateway.
 mod for_gateway {
     pub use super::answer::StreamedBody;
-    pub use super::body::{followed, passed, whole};
+    pub use super::body::{full_body, prefixed_body, streaming_body};
     pub use super::key::HEADER as KEY;
     pub use super::limits::ReceivedBytes;
     pub use super::problem::{AnswerName, PROBLEMS};
     pub use super::replay::REPLAY;
-    pub use super::step_result::{answer_from_json, answer_to_json};
+    pub use super::step_result::{response_from_json, response_to_json};
 }

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Default limit of request bytes, unless twice the longest request is more.
-const BYTES: usize = 64 * 1_048_576;
-const MOST_REQUESTS: usize = 1_000_000;
-const LONGEST_READ: Duration = Duration::from_secs(600);
+const DEFAULT_MAX_BYTES: usize = 64 * 1_048_576;
+const MAX_REQUESTS: usize = 1_000_000;
+const MAX_READ_LIMIT: Duration = Duration::from_secs(600);
 /// Interval of log lines about refused requests.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -17,30 +17,30 @@ const LOG_INTERVAL: Duration = Duration::from_secs(10);
 pub(super) struct RequestLimits {
     pub(super) requests: usize,
     pub(super) bytes: Option<usize>,
-    pub(super) read: Duration,
+    pub(super) read_limit: Duration,
 }
 
 impl Default for RequestLimits {
     fn default() -> Self {
-        Self { requests: 1_000, bytes: None, read: Duration::from_secs(30) }
+        Self { requests: 1_000, bytes: None, read_limit: Duration::from_secs(30) }
     }
 }
 
 impl RequestLimits {
-    /// Returns the maximum number of request bytes: as set, or else [`BYTES`], or twice the longest request if that is more.
+    /// Returns the maximum number of request bytes: as set, or else [`DEFAULT_MAX_BYTES`], or twice the longest request if that is more.
     fn max_bytes(&self, max_request: usize) -> usize {
-        self.bytes.unwrap_or_else(|| BYTES.max(max_request.saturating_mul(2)))
+        self.bytes.unwrap_or_else(|| DEFAULT_MAX_BYTES.max(max_request.saturating_mul(2)))
     }
 
     /// Reports limits that are out of range through `require`. `max_request`: the maximum size of a request in bytes.
     pub(super) fn check(&self, max_request: usize, require: &mut impl FnMut(bool, &str)) {
-        require((1..=MOST_REQUESTS).contains(&self.requests), "max_at_work: 1 to 1,000,000 requests");
+        require((1..=MAX_REQUESTS).contains(&self.requests), "max_at_work: 1 to 1,000,000 requests");
         require(
             self.max_bytes(max_request) >= max_request,
             "max_bytes_at_work: as many as max_request at least",
         );
         require(
-            !self.read.is_zero() && self.read <= LONGEST_READ,
+            !self.read_limit.is_zero() && self.read_limit <= MAX_READ_LIMIT,
             "read_limit: more than nothing, and 10 minutes at most",
         );
     }
@@ -51,7 +51,7 @@ impl RequestLimits {
 pub(super) struct RequestLimiter {
     requests: Arc<Semaphore>,
     bytes: Arc<Semaphore>,
-    refused: Arc<Mutex<RefusalLog>>,
+    refusal_log: Arc<Mutex<RefusalLog>>,
 }
 
 /// Refused requests since the last log line.
@@ -64,8 +64,8 @@ struct RefusalLog {
 /// The received bytes of a body, counted until this is dropped. It takes no permit of a request before the body is complete: a client that
 /// announces a body and sends nothing blocks no other.
 pub struct ReceivedBytes {
-    held: Option<OwnedSemaphorePermit>,
-    of: Arc<Semaphore>,
+    permit: Option<OwnedSemaphorePermit>,
+    semaphore: Arc<Semaphore>,
 }
 
 /// Permits of a complete request and its bytes, until this is dropped.
@@ -80,12 +80,12 @@ impl RequestLimiter {
         Self {
             requests: Arc::new(Semaphore::new(limits.requests)),
             bytes: Arc::new(Semaphore::new(bytes)),
-            refused: Arc::default(),
+            refusal_log: Arc::default(),
         }
     }
 
-    /// Begins to count a body.
-    pub(super) fn arriving(&self) -> ReceivedBytes {
+    /// Returns an empty count of the received bytes of a body.
+    pub(super) fn begin_body(&self) -> ReceivedBytes {
         ReceivedBytes::new(Arc::clone(&self.bytes))
     }
 
@@ -98,12 +98,12 @@ impl RequestLimiter {
     /// Counts a refused request; returns the number since the last log line when the next one is due.
     pub(super) fn count_refusal(&self, now: Instant) -> Option<u64> {
         // Every change leaves it consistent.
-        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
-        refused.count += 1;
-        let is_time = refused.logged_at.is_none_or(|at| now.duration_since(at) >= LOG_INTERVAL);
-        is_time.then(|| {
-            refused.logged_at = Some(now);
-            std::mem::take(&mut refused.count)
+        let mut log = self.refusal_log.lock().unwrap_or_else(PoisonError::into_inner);
+        log.count += 1;
+        let is_due = log.logged_at.is_none_or(|at| now.duration_since(at) >= LOG_INTERVAL);
+        is_due.then(|| {
+            log.logged_at = Some(now);
+            std::mem::take(&mut log.count)
         })
     }
 }
@@ -111,8 +111,8 @@ impl RequestLimiter {
 impl ReceivedBytes {
     /// Creates an empty count.
     #[doc(hidden)]
-    pub fn new(bytes: Arc<Semaphore>) -> Self {
-        Self { held: None, of: bytes }
+    pub fn new(semaphore: Arc<Semaphore>) -> Self {
+        Self { permit: None, semaphore }
     }
 
     /// Counts bytes that are about to be allocated for the body; returns false if the limit is reached. An announced length counts nothing,
@@ -120,10 +120,10 @@ impl ReceivedBytes {
     #[doc(hidden)]
     pub fn grow(&mut self, bytes: usize) -> bool {
         let Ok(bytes) = u32::try_from(bytes) else { return false };
-        let Ok(more) = Arc::clone(&self.of).try_acquire_many_owned(bytes) else { return false };
-        match &mut self.held {
-            Some(held) => held.merge(more),
-            held => *held = Some(more),
+        let Ok(more) = Arc::clone(&self.semaphore).try_acquire_many_owned(bytes) else { return false };
+        match &mut self.permit {
+            Some(permit) => permit.merge(more),
+            permit => *permit = Some(more),
         }
         true
     }
@@ -135,12 +135,12 @@ mod tests {
 
     #[test]
     fn refusals_are_told_once_in_a_while_and_counted() {
-        let at_work = RequestLimiter::new(&RequestLimits::default(), 1);
+        let limiter = RequestLimiter::new(&RequestLimits::default(), 1);
         let began = Instant::now();
-        let told: Vec<_> =
-            (0..25).map(|second| at_work.count_refusal(began + Duration::from_secs(second))).collect();
-        let told: Vec<_> =
-            told.into_iter().enumerate().filter_map(|(at, count)| Some((at, count?))).collect();
-        assert_eq!(told, [(0, 1), (10, 10), (20, 10)]);
+        let counts: Vec<_> =
+            (0..25).map(|second| limiter.count_refusal(began + Duration::from_secs(second))).collect();
+        let counts: Vec<_> =
+            counts.into_iter().enumerate().filter_map(|(at, count)| Some((at, count?))).collect();
+        assert_eq!(counts, [(0, 1), (10, 10), (20, 10)]);
     }
 }

@@ -7,10 +7,10 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, LINK, RETRY_AFTER};
 use http::{Response, StatusCode};
 use serde_json::json;
 
-use super::body::{Body, whole};
+use super::body::{Body, full_body};
 use oncely_core::reason::Reason;
 
-/// If the handler's answer is not given.
+/// Kind of a problem, which the client gets in place of the handler's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ProblemKind {
     KeyMissing,
@@ -32,6 +32,7 @@ pub(super) enum ProblemKind {
 }
 
 impl ProblemKind {
+    /// Returns status, name and title of the problem.
     fn parts(self) -> (StatusCode, &'static str, &'static str) {
         match self {
             Self::KeyMissing => {
@@ -125,30 +126,31 @@ impl ProblemDetails {
         self
     }
 
-    /// Reports that the request may be retried soon.
+    /// Creates the problem of a store that does not answer: the request may be retried soon.
     pub(super) fn unavailable() -> Self {
         Self::new(ProblemKind::Unavailable, "Send the same request with the same key again")
             .retry_after(Duration::from_secs(1))
     }
 
-    /// Reports that another run has the key.
-    pub(super) fn in_flight(rest: Duration) -> Self {
+    /// Creates the problem of a key that another run holds for at most the time `remaining`.
+    pub(super) fn in_flight(remaining: Duration) -> Self {
         Self::new(ProblemKind::InFlight, "Send the same request with the same key again, later")
-            .retry_after(rest)
+            .retry_after(remaining)
     }
 
-    /// Reports that a run has failed and the next one must not begin before `rest` is over.
-    pub(super) fn failed_before(rest: Duration) -> Self {
-        Self::new(ProblemKind::Late, "Send the same request with the same key again, later").retry_after(rest)
+    /// Creates the problem of a run that has failed: the next run must not begin before `delay` is over.
+    pub(super) fn failed_before(delay: Duration) -> Self {
+        Self::new(ProblemKind::Late, "Send the same request with the same key again, later")
+            .retry_after(delay)
     }
 
-    /// Reports that no handler of this request ran.
+    /// Creates the problem of a reached limit: no handler of this request ran.
     pub(super) fn busy() -> Self {
         Self::new(ProblemKind::Busy, "Send the same request with the same key again, later")
             .retry_after(Duration::from_secs(1))
     }
 
-    /// Reports that the outcome is unknown.
+    /// Creates the problem of an unknown outcome.
     pub(super) fn outcome_unknown() -> Self {
         Self::new(
             ProblemKind::OutcomeUnknown,
@@ -156,14 +158,14 @@ impl ProblemDetails {
         )
     }
 
-    /// Reports that the key belongs to another request.
+    /// Creates the problem of a key that belongs to another request.
     pub(super) fn key_reused() -> Self {
         let detail = "Use a new key for another request; the same request must be sent again byte for byte: keep the body of the first try, since a \
                       multipart boundary or the time in a gzip header is another one when it is made again";
         Self::new(ProblemKind::KeyReused, detail)
     }
 
-    /// Reports that a retry changes nothing.
+    /// Creates the problem of a key that was given up: a retry changes nothing.
     pub(super) fn given_up(reason: Reason) -> Self {
         match reason {
             Reason::OutcomeUnknown => Self::outcome_unknown(),
@@ -182,7 +184,7 @@ impl From<ProblemDetails> for Response<Body> {
             "type": format!("urn:oncely:problem:{name}"), "title": title, "status": status.as_u16(),
             "detail": problem.detail,
         });
-        let mut response = Self::new(whole(Bytes::from(text.to_string())));
+        let mut response = Self::new(full_body(Bytes::from(text.to_string())));
         *response.status_mut() = status;
         response.extensions_mut().insert(AnswerName(name));
         let headers = response.headers_mut();

@@ -23,25 +23,27 @@ use oncely_lease as lease;
 pub(super) struct RequestIdentity {
     pub(super) identity: Identity,
     pub(super) fingerprint: Option<Fingerprint>,
-    /// Time of the key, if it carries one.
-    pub(super) made: Option<DateTime<Utc>>,
+    /// Time that the key carries, if any.
+    pub(super) key_time: Option<DateTime<Utc>>,
     pub(super) trace_id: Option<String>,
 }
 
 impl RequestIdentity {
+    /// Creates the identity of a request, and computes its fingerprint: by the policy of the settings, or of method, path, query, body and
+    /// principal.
     pub(super) fn new(
         settings: &Settings,
         identity: Identity,
-        made: Option<DateTime<Utc>>,
+        key_time: Option<DateTime<Utc>>,
         parts: &Parts,
         body: &Bytes,
     ) -> Self {
         let fingerprint = match &settings.fingerprint {
             Some(policy) => policy.fingerprint(body),
             None => {
-                let uri = asked_for(parts);
+                let uri = requested_uri(parts);
                 let principal = settings.principal.as_ref().and_then(|principal| principal(parts));
-                Some(Fingerprint::of_parts(
+                Some(Fingerprint::from_parts(
                     POLICY,
                     &[
                         parts.method.as_str().as_bytes(),
@@ -57,7 +59,7 @@ impl RequestIdentity {
         };
         let trace_parent = parts.headers.get("traceparent").and_then(|value| value.to_str().ok());
         let trace_id = trace_parent.and_then(TraceParent::parse).map(|parent| parent.trace_id.to_owned());
-        Self { identity, fingerprint, made, trace_id }
+        Self { identity, fingerprint, key_time, trace_id }
     }
 
     /// Returns the fingerprint for a lease store. If bodies are compared, it equals that of a message with this body.
@@ -72,7 +74,7 @@ impl RequestIdentity {
 }
 
 /// Returns the URI that the client requested; a nested router sees only the rest of the path.
-fn asked_for(parts: &Parts) -> &Uri {
+fn requested_uri(parts: &Parts) -> &Uri {
     #[cfg(feature = "axum")]
     if let Some(original) = parts.extensions.get::<axum::extract::OriginalUri>() {
         return &original.0;
@@ -80,27 +82,31 @@ fn asked_for(parts: &Parts) -> &Uri {
     &parts.uri
 }
 
-/// Reads the body, if it arrives in time, has at most `most` bytes, and fits the limit of received bytes.
-pub(super) async fn read<B>(
+/// Reads the body of a request. A body that arrives too late, breaks off, has more than `max_bytes` or exceeds the limit of received bytes
+/// is a problem.
+pub(super) async fn read_body<B>(
     body: B,
-    most: usize,
+    max_bytes: usize,
     limit: Duration,
-    arrived: &mut ReceivedBytes,
+    received: &mut ReceivedBytes,
 ) -> Result<Bytes, ProblemDetails>
 where
     B: http_body::Body<Data = Bytes> + Send,
     B::Error: Into<BoxError>,
 {
     let too_large = || {
-        ProblemDetails::new(ProblemKind::TooLarge, format!("A request with a key has {most} bytes at most"))
+        ProblemDetails::new(
+            ProblemKind::TooLarge,
+            format!("A request with a key has {max_bytes} bytes at most"),
+        )
     };
     // Refused before it is read.
-    if body.size_hint().lower() > most as u64 {
+    if body.size_hint().lower() > max_bytes as u64 {
         return Err(too_large());
     }
     let mut body = pin!(body);
     let reading = async {
-        let mut read = Vec::new();
+        let mut bytes = Vec::new();
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|error| match error.into().is::<LengthLimitError>() {
                 // Limit of an outer layer.
@@ -111,27 +117,27 @@ where
                 ),
             })?;
             let Ok(data) = frame.into_data() else { continue };
-            if data.len() > most - read.len() {
+            if data.len() > max_bytes - bytes.len() {
                 return Err(too_large());
             }
             // Allocated capacity is counted: a growing buffer may have twice the capacity that it needs.
-            let needed = read.len() + data.len();
-            if needed > read.capacity() {
-                let grown = needed.max(read.capacity().saturating_mul(2).min(most));
-                if !arrived.grow(grown - read.capacity()) {
+            let needed = bytes.len() + data.len();
+            if needed > bytes.capacity() {
+                let grown = needed.max(bytes.capacity().saturating_mul(2).min(max_bytes));
+                if !received.grow(grown - bytes.capacity()) {
                     return Err(ProblemDetails::busy());
                 }
-                read.reserve_exact(grown - read.len());
+                bytes.reserve_exact(grown - bytes.len());
             }
-            read.extend_from_slice(&data);
+            bytes.extend_from_slice(&data);
         }
-        Ok(Bytes::from(read))
+        Ok(Bytes::from(bytes))
     };
-    let Ok(read) = tokio::time::timeout(limit, reading).await else {
+    let Ok(bytes) = tokio::time::timeout(limit, reading).await else {
         return Err(ProblemDetails::new(
             ProblemKind::BodyLate,
             "Nothing ran; send it again with the same key",
         ));
     };
-    read
+    bytes
 }

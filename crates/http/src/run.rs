@@ -33,7 +33,7 @@ pub struct NoRun;
 pub(super) struct RunTakenFlag(Arc<AtomicBool>);
 
 impl RunTakenFlag {
-    pub(super) fn is(&self) -> bool {
+    pub(super) fn is_set(&self) -> bool {
         self.0.load(Ordering::SeqCst)
     }
 }
@@ -59,8 +59,8 @@ impl Run {
     /// If the extensions hold no run.
     pub fn from_extensions(extensions: &Extensions) -> Result<Self, NoRun> {
         let run = extensions.get::<Self>().cloned().ok_or(NoRun)?;
-        if let Some(taken) = extensions.get::<RunTakenFlag>() {
-            taken.0.store(true, Ordering::SeqCst);
+        if let Some(taken_flag) = extensions.get::<RunTakenFlag>() {
+            taken_flag.0.store(true, Ordering::SeqCst);
         }
         Ok(run)
     }

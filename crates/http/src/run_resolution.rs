@@ -1,4 +1,4 @@
-//! End of a run under a lease, and the client's answer.
+//! End of a run under a lease, and the client's response.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use http::{Response, StatusCode};
 use super::answer::{AnswerReadError, HandlerAnswer};
 use super::body::Body;
 use super::problem::{ProblemDetails, ProblemKind};
-use super::replay::of_message;
+use super::replay::build_message_response;
 use super::request::RequestIdentity;
 use super::settings::Settings;
 use super::stored;
@@ -17,82 +17,84 @@ use oncely_lease::{ActiveRun, AnyStore, RunEnd, RunOutcome, StoreError};
 /// Result of a handler: an answer, an error, or a panic.
 pub(super) type HandlerResult = std::thread::Result<Result<HandlerAnswer, AnswerReadError>>;
 
-/// The run's recorded end and the client's answer.
+/// End of a run, to be recorded, and the client's response.
 pub(super) struct RunResolution {
-    pub(super) ended: RunEnd,
-    pub(super) told: ResolvedAnswer,
+    pub(super) end: RunEnd,
+    pub(super) response: ResolvedResponse,
 }
 
-/// Answer for the client.
-pub(super) enum ResolvedAnswer {
+/// Response for the client, before the outcome of recording the end is known.
+pub(super) enum ResolvedResponse {
     /// This answer, once it is stored: a retry gets the same.
     Stored(HandlerAnswer),
     /// This answer in any case: a retry may get another one.
     Passed(HandlerAnswer),
     /// The problem `failed`.
     Failed,
-    /// An answer by the run's recorded end.
-    Fate,
+    /// A response by the run's recorded outcome.
+    ByOutcome,
 }
 
 impl RunResolution {
-    /// Decides a run's end. `is_taken`: a handler has taken the run; if not, a router or an extractor may have answered. `handled`: `None` if
-    /// it was dropped, past its limit or without its lease. `is_lost`: another run has the key, or an outage or a clock has ended the lease; a failure does
-    /// not count then.
+    /// Resolves the end of a run and the response for its client. `is_taken`: a handler has taken the run; if not, a router or an extractor
+    /// may have answered. `result`: `None` if the handler was dropped, past its limit or without its lease. `is_lost`: another run has the
+    /// key, or an outage or a clock has ended the lease; a failure does not count then.
     pub(super) fn new(
         settings: &Settings,
-        running: &ActiveRun<AnyStore>,
+        active_run: &ActiveRun<AnyStore>,
         is_taken: bool,
-        handled: Option<HandlerResult>,
+        result: Option<HandlerResult>,
         is_lost: bool,
     ) -> Self {
-        let mut resolution = match handled {
-            Some(handled) => Self::of_result(settings, running, is_taken, handled),
+        let mut resolution = match result {
+            Some(result) => Self::from_result(settings, active_run, is_taken, result),
             None => {
                 let limit = settings.handler_limit;
                 Self::failed_run(format!("the handler exceeded its limit of {limit:?}"))
             }
         };
-        if is_lost && matches!(resolution.ended, RunEnd::Failed(_)) {
-            resolution.ended = RunEnd::GivenBack;
+        if is_lost && matches!(resolution.end, RunEnd::Failed(_)) {
+            resolution.end = RunEnd::GivenBack;
         }
         resolution
     }
 
-    fn of_result(
+    /// Resolves the end of a run and the response for its client from the handler's result.
+    fn from_result(
         settings: &Settings,
-        running: &ActiveRun<AnyStore>,
+        active_run: &ActiveRun<AnyStore>,
         is_taken: bool,
-        handled: HandlerResult,
+        result: HandlerResult,
     ) -> Self {
-        let mut answer = match handled {
+        let mut answer = match result {
             Ok(Ok(answer)) => answer,
             Ok(Err(error)) => return Self::failed_run(error.to_string()),
             Err(_) => return Self::failed_run("the handler has panicked".to_owned()),
         };
         if let Some(error) = answer.take_failure() {
-            return Self::of_failure(error);
+            return Self::from_failure(error);
         }
         if answer.is_stored(settings, is_taken) {
-            let response = stored::to_json(&answer.kept(&settings.omitted));
-            return Self { ended: RunEnd::Done(Some(response)), told: ResolvedAnswer::Stored(answer) };
+            let json = stored::to_json(&answer.to_stored(&settings.omitted));
+            return Self { end: RunEnd::Done(Some(json)), response: ResolvedResponse::Stored(answer) };
         }
         // A step reported that its outcome is unknown, and the handler answered otherwise.
-        if let Some(error) = running.run.unknown() {
-            return Self::of_failure(error);
+        if let Some(error) = active_run.run.unknown_outcome() {
+            return Self::from_failure(error);
         }
-        let ended = match answer.status {
+        let end = match answer.status {
             // Not the request's fault: not counted.
             StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => RunEnd::GivenBack,
             // No handler ran: a router's 404 or redirect, an extractor's 422.
             status if (status.is_client_error() || status.is_redirection()) && !is_taken => RunEnd::GivenBack,
             status => RunEnd::Failed(HandlerError::transient(format!("answered with {}", status.as_u16()))),
         };
-        Self { ended, told: ResolvedAnswer::Passed(answer) }
+        Self { end, response: ResolvedResponse::Passed(answer) }
     }
 
-    fn of_failure(error: HandlerError) -> Self {
-        let ended = match error {
+    /// Resolves the end of a run from the error that its handler has reported: an environment fault is not counted, and logged.
+    fn from_failure(error: HandlerError) -> Self {
+        let end = match error {
             HandlerError::Environment(why) => {
                 tracing::warn!(
                     error = why,
@@ -102,47 +104,55 @@ impl RunResolution {
             }
             error => RunEnd::Failed(error),
         };
-        Self { ended, told: ResolvedAnswer::Fate }
+        Self { end, response: ResolvedResponse::ByOutcome }
     }
 
     /// Returns a failed run, without details for the client.
     fn failed_run(why: String) -> Self {
-        Self { ended: RunEnd::Failed(HandlerError::transient(why)), told: ResolvedAnswer::Failed }
+        Self { end: RunEnd::Failed(HandlerError::transient(why)), response: ResolvedResponse::Failed }
     }
 }
 
-impl ResolvedAnswer {
-    /// Returns the answer. `ended`: the recorded end; `None` if recording has not finished yet.
-    pub(super) fn by(
+impl ResolvedResponse {
+    /// Converts this into the response for the client. `outcome`: result of recording the run's end; `None` if it is not known yet.
+    pub(super) fn into_response(
         self,
-        asked: &RequestIdentity,
-        ended: Option<&Result<RunOutcome, StoreError>>,
+        request: &RequestIdentity,
+        outcome: Option<&Result<RunOutcome, StoreError>>,
     ) -> Response<Body> {
-        match (self, ended) {
+        match (self, outcome) {
             (Self::Passed(answer), _) | (Self::Stored(answer), Some(Ok(RunOutcome::Done(_)))) => {
                 answer.into_response()
             }
-            (Self::Failed, _) => unknown(ProblemKind::Failed).into(),
-            (Self::Stored(_) | Self::Fate, None) => ProblemDetails::unavailable().into(),
-            (Self::Stored(_) | Self::Fate, Some(Err(_))) => unknown(ProblemKind::Failed).into(),
-            (Self::Stored(_) | Self::Fate, Some(Ok(ran))) => fate(asked, ran),
+            (Self::Failed, _) => unfinished_problem(ProblemKind::Failed).into(),
+            (Self::Stored(_) | Self::ByOutcome, None) => ProblemDetails::unavailable().into(),
+            (Self::Stored(_) | Self::ByOutcome, Some(Err(_))) => {
+                unfinished_problem(ProblemKind::Failed).into()
+            }
+            (Self::Stored(_) | Self::ByOutcome, Some(Ok(outcome))) => {
+                build_outcome_response(request, outcome)
+            }
         }
     }
 }
 
-/// Returns the answer for a run's recorded end.
-fn fate(asked: &RequestIdentity, ran: &RunOutcome) -> Response<Body> {
-    match ran {
-        // The handler refused: the answer is no.
-        RunOutcome::Done(response) => of_message(stored::of_response(&asked.identity, response.as_ref())),
+/// Builds the response for the recorded outcome of a run, if the handler's answer is not sent: 422 for a refusal, which completes the key;
+/// 409 for a key that was given up; 503 for a failed run, with the delay until the next one, and for a run that lost its lease or was
+/// given back.
+fn build_outcome_response(request: &RequestIdentity, outcome: &RunOutcome) -> Response<Body> {
+    match outcome {
+        // The handler refused the request: `RunEnd::Failed` with `HandlerError::Refused`.
+        RunOutcome::Done(response) => {
+            build_message_response(stored::parse_response(&request.identity, response.as_ref()))
+        }
         RunOutcome::GivenUp { reason, .. } => ProblemDetails::given_up(*reason).into(),
         RunOutcome::Failed { delay, .. } => ProblemDetails::failed_before(*delay).into(),
-        _ => unknown(ProblemKind::Late).retry_after(Duration::from_secs(1)).into(),
+        _ => unfinished_problem(ProblemKind::Late).retry_after(Duration::from_secs(1)).into(),
     }
 }
 
-/// Reports a run that has ended without a final answer.
-pub(super) fn unknown(kind: ProblemKind) -> ProblemDetails {
+/// Returns the problem for a run that has ended without a final answer.
+pub(super) fn unfinished_problem(kind: ProblemKind) -> ProblemDetails {
     let detail = "What was done of it stays; the same request with the same key goes on from there";
     ProblemDetails::new(kind, detail)
 }

@@ -21,16 +21,16 @@ use oncely_lease::{AnyStore, LeaseRunner};
 pub(super) const POLICY: &str = "http_request";
 pub(super) const DAY: Duration = Duration::from_secs(86_400);
 /// Default length of a lease.
-const LEASE: Duration = Duration::from_secs(30);
-/// Time for a handler past its limit to end and to be recorded.
-const BEYOND_LIMIT: Duration = Duration::from_secs(5);
+const DEFAULT_LEASE: Duration = Duration::from_secs(30);
+/// Time after the handler's limit for it to end and for its end to be recorded.
+const END_MARGIN: Duration = Duration::from_secs(5);
 
 /// Returns a tenant or a principal from the server's facts about the request.
 type RequestFactFn = dyn Fn(&Parts) -> Option<String> + Send + Sync;
 /// Returns whether a request may get the answer stored for its key.
 type ReplayCheckFn = dyn Fn(&Parts) -> Result<(), StatusCode> + Send + Sync;
-/// Builds the answer to a request with a key that took effect as a message.
-type MessageAnswerFn = dyn Fn(&MessageResult) -> Response<Bytes> + Send + Sync;
+/// Builds the response to a request with a key that took effect as a message.
+type MessageResponseFn = dyn Fn(&MessageResult) -> Response<Bytes> + Send + Sync;
 
 /// Store of a layer's keys, which also decides the kind of effects.
 #[derive(Clone)]
@@ -58,7 +58,7 @@ pub enum OnLarge {
 pub struct MessageResult {
     /// The handler's response; `None` if it has none, or if a worker has encrypted it.
     pub response: Option<Value>,
-    /// Whether the handler refused it: the answer is no.
+    /// Whether the handler refused the message.
     pub is_refused: bool,
 }
 
@@ -85,7 +85,7 @@ pub(super) struct Settings {
     pub(super) redelivery_horizon: Option<Duration>,
     pub(super) worker: String,
     pub(super) on_replay: Option<Arc<ReplayCheckFn>>,
-    pub(super) from_message: Option<Arc<MessageAnswerFn>>,
+    pub(super) from_message: Option<Arc<MessageResponseFn>>,
     pub(super) refuse_old_keys: bool,
     pub(super) on_large: Option<OnLarge>,
     pub(super) lease: Option<Duration>,
@@ -100,6 +100,7 @@ impl std::fmt::Debug for Settings {
 }
 
 impl Settings {
+    /// Creates the default settings of a layer.
     pub(super) fn new(keys: KeyStore) -> Self {
         Self {
             keys,
@@ -131,7 +132,7 @@ impl Settings {
         }
     }
 
-    /// Returns whether messages arrive for its consumer, too.
+    /// Returns whether messages arrive for the layer's consumer, too.
     pub(super) fn is_shared(&self) -> bool {
         self.consumer.as_ref().is_some_and(Consumer::is_shared)
     }
@@ -142,7 +143,7 @@ impl Settings {
     }
 
     /// Returns the treatment of answers that are too large.
-    pub(super) fn large(&self) -> OnLarge {
+    pub(super) fn effective_on_large(&self) -> OnLarge {
         match self.keys {
             KeyStore::Transactions(_) => self.on_large.unwrap_or(OnLarge::Fail),
             KeyStore::Leases(_) => OnLarge::Omit,
@@ -150,18 +151,18 @@ impl Settings {
     }
 
     /// Returns the retry policy of runs under a lease.
-    pub(super) fn retries(&self) -> RetryPolicy {
+    pub(super) fn retry_policy(&self) -> RetryPolicy {
         let delays = || [1, 5, 30, 60, 300].map(Duration::from_secs).to_vec();
         let default = || RetryPolicy { delays: delays(), max_attempts: 30, max_crashes: 3 };
         self.retry.clone().unwrap_or_else(default)
     }
 
-    /// Builds the runner that holds the keys.
-    pub(super) fn runner(&self, store: AnyStore) -> LeaseRunner<AnyStore> {
-        let RetryPolicy { delays, max_attempts, max_crashes } = self.retries();
+    /// Builds the runner that holds the keys of a leased layer.
+    pub(super) fn build_runner(&self, store: AnyStore) -> LeaseRunner<AnyStore> {
+        let RetryPolicy { delays, max_attempts, max_crashes } = self.retry_policy();
         LeaseRunner::new(store)
-            .lease(self.lease.unwrap_or(LEASE).min(self.handler_limit))
-            .max_run(self.handler_limit + BEYOND_LIMIT)
+            .lease(self.lease.unwrap_or(DEFAULT_LEASE).min(self.handler_limit))
+            .max_run(self.handler_limit + END_MARGIN)
             .retention(self.retention)
             .retry(delays, max_attempts, max_crashes)
     }

@@ -6,12 +6,13 @@ use serde_json::Value;
 
 use super::answer::is_kept;
 use super::body::Body;
-use super::replay::{answered, mark};
-use super::stored::{of_json, to_json};
+use super::replay::{build_stored_response, mark_replayed};
+use super::stored::{parse_json, to_json};
 use oncely_postgres::HttpAnswer;
 
-/// Returns an answer as JSON. `body` is `None` if it is not kept; a body too large for a store is left out.
-pub fn answer_to_json(status: StatusCode, headers: &HeaderMap, body: Option<&Bytes>) -> Value {
+/// Converts a response to the JSON that is stored as the result of its step. `body` is `None` if it is not kept; a body too large for a
+/// store is left out.
+pub fn response_to_json(status: StatusCode, headers: &HeaderMap, body: Option<&Bytes>) -> Value {
     let kept = headers.iter().filter(|(name, _)| is_kept(name, &[]));
     to_json(&HttpAnswer {
         status: status.as_u16(),
@@ -20,9 +21,10 @@ pub fn answer_to_json(status: StatusCode, headers: &HeaderMap, body: Option<&Byt
     })
 }
 
-/// Returns the answer that was stored as a step result, marked as a replay, since its step is not called again; `None` for another result.
-pub fn answer_from_json(value: &Value) -> Option<Response<Body>> {
-    let mut response = answered(of_json(value)?, &[]);
-    mark(&mut response);
+/// Builds the response that was stored as the result of a step, marked as a replay, since the step is not called again. Returns `None` if
+/// the result is no stored response.
+pub fn response_from_json(value: &Value) -> Option<Response<Body>> {
+    let mut response = build_stored_response(parse_json(value)?, &[]);
+    mark_replayed(&mut response);
     Some(response)
 }

@@ -10,17 +10,17 @@ use oncely_core::identity::IdentityPart;
 use oncely_lease::DualInstant;
 use oncely_postgres::{self as pg, DatabaseClock, Registration};
 
-/// How long this machine's clock extends a reading of the database's clock (less the margin of a belief).
-const CLOCK: Duration = Duration::from_secs(60);
+/// How long this machine's clock extends a reading of the database's clock (see [`DualInstant::holds`]).
+const READING_LIFETIME: Duration = Duration::from_secs(60);
 
-/// The application's session pool, and the process's facts about its consumers.
+/// The application's session pool, and the process's registrations of its consumers.
 #[derive(Clone)]
 pub(super) struct Store {
     pub(super) pool: PgPool,
     clock: DatabaseClock,
-    known: Arc<Mutex<RegistrationCache>>,
+    registrations: Arc<Mutex<RegistrationCache>>,
     /// Serializes registrations and clock readings of this process.
-    asking: Arc<tokio::sync::Mutex<()>>,
+    preparation: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// Registration of a consumer in the database.
@@ -38,8 +38,8 @@ pub(super) struct ConsumerRegistration {
 struct RegistrationCache {
     /// Consumers that are registered.
     registered: HashSet<IdentityPart>,
-    /// When the clock was read.
-    asked: Option<DualInstant>,
+    /// When the database's clock was last read.
+    clock_read_at: Option<DualInstant>,
 }
 
 impl RegistrationCache {
@@ -48,30 +48,31 @@ impl RegistrationCache {
     }
 
     /// Returns whether the reading is recent, by two clocks: a monotonic clock alone stands still while the machine is suspended.
-    fn is_on_time(&self) -> bool {
-        self.asked.is_some_and(|asked| asked.holds(CLOCK))
+    fn is_clock_recent(&self) -> bool {
+        self.clock_read_at.is_some_and(|read_at| read_at.holds(READING_LIFETIME))
     }
 }
 
 impl Store {
     pub(super) fn new(pool: PgPool) -> Self {
         let clock = DatabaseClock::new(chrono::DateTime::UNIX_EPOCH, Instant::now());
-        Self { pool, clock, known: Arc::default(), asking: Arc::default() }
+        Self { pool, clock, registrations: Arc::default(), preparation: Arc::default() }
     }
 
     /// Returns whether this consumer is registered.
-    pub(super) fn knows(&self, consumer: &IdentityPart) -> bool {
+    pub(super) fn is_registered(&self, consumer: &IdentityPart) -> bool {
         self.lock_registrations().has(consumer)
     }
 
+    /// Returns whether the consumer is registered, and the reading of the clock is recent.
     fn is_prepared(&self, consumer: &IdentityPart) -> bool {
-        let known = self.lock_registrations();
-        known.has(consumer) && known.is_on_time()
+        let registrations = self.lock_registrations();
+        registrations.has(consumer) && registrations.is_clock_recent()
     }
 
     fn lock_registrations(&self) -> MutexGuard<'_, RegistrationCache> {
         // Every change leaves it consistent.
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.registrations.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the database's time.
@@ -86,19 +87,21 @@ impl Store {
         &self,
         consumer: &IdentityPart,
         until: tokio::time::Instant,
-        told: impl FnOnce() -> ConsumerRegistration,
+        registration: impl FnOnce() -> ConsumerRegistration,
     ) -> Result<bool, sqlx::Error> {
         if self.is_prepared(consumer) {
             return Ok(true);
         }
         // A waiting request holds no connection.
-        let Ok(_turn) = tokio::time::timeout_at(until, self.asking.lock()).await else { return Ok(false) };
+        let Ok(_turn) = tokio::time::timeout_at(until, self.preparation.lock()).await else {
+            return Ok(false);
+        };
         if self.is_prepared(consumer) {
             return Ok(true);
         }
         let mut transaction = pg::begin_on_pool(&self.pool).await?;
-        if !self.knows(consumer) {
-            match register(&mut transaction, told()).await {
+        if !self.is_registered(consumer) {
+            match register(&mut transaction, registration()).await {
                 Err(error) if pg::is_locked(&error) => {
                     transaction.rollback().await?;
                     return Ok(false);
@@ -106,31 +109,35 @@ impl Store {
                 registered => registered?,
             }
         }
-        let (asked, belief) = (Instant::now(), DualInstant::now());
+        let (began, read_at) = (Instant::now(), DualInstant::now());
         let now = pg::read_clock(&mut transaction).await?.database;
         transaction.commit().await?;
-        self.clock.set(now, asked);
-        let mut known = self.lock_registrations();
-        known.registered.insert(consumer.clone());
-        known.asked = Some(belief);
+        self.clock.set(now, began);
+        let mut registrations = self.lock_registrations();
+        registrations.registered.insert(consumer.clone());
+        registrations.clock_read_at = Some(read_at);
         Ok(true)
     }
 }
 
-async fn register(connection: &mut PgConnection, told: ConsumerRegistration) -> Result<(), sqlx::Error> {
+/// Registers a consumer, and warns of changes: a longer retention of a queue's keys, another fingerprint policy.
+async fn register(
+    connection: &mut PgConnection,
+    registration: ConsumerRegistration,
+) -> Result<(), sqlx::Error> {
     let ConsumerRegistration { consumer, retention, redelivery_horizon, fingerprint, worker, is_shared } =
-        told;
+        registration;
     let name = consumer.as_str();
-    let registered = if is_shared {
-        let known = pg::known_consumers(connection).await?.into_iter().find(|known| known.consumer == name);
-        if let Some(known) = known.filter(|known| known.retention < retention) {
-            tracing::warn!(%consumer, before = ?known.retention, now = ?retention,
+    let outcome = if is_shared {
+        let existing = pg::list_consumers(connection).await?.into_iter().find(|row| row.consumer == name);
+        if let Some(existing) = existing.filter(|existing| existing.retention < retention) {
+            tracing::warn!(%consumer, before = ?existing.retention, now = ?retention,
                 "retention of the queue's keys raised to that of the HTTP door");
         }
         pg::register_shared(connection, name, retention, &worker).await?
     } else {
         let fingerprint = &fingerprint;
-        let with = Registration {
+        let settings = Registration {
             consumer: name,
             retention,
             redelivery_horizon,
@@ -138,9 +145,9 @@ async fn register(connection: &mut PgConnection, told: ConsumerRegistration) -> 
             on_conflict: "dead_letter",
             worker: &worker,
         };
-        pg::register_consumer(connection, with).await?
+        pg::register_consumer(connection, settings).await?
     };
-    let Some(former) = registered.former_fingerprint.filter(|former| *former != fingerprint) else {
+    let Some(former) = outcome.former_fingerprint.filter(|former| *former != fingerprint) else {
         return Ok(());
     };
     if is_shared {
@@ -167,16 +174,16 @@ mod tests {
             let now = SystemTime::now();
             let wall = if wall < 0 { now + ago } else { now - ago };
             RegistrationCache {
-                asked: Some(DualInstant::since((since, wall))),
+                clock_read_at: Some(DualInstant::from_times((since, wall))),
                 ..RegistrationCache::default()
             }
-            .is_on_time()
+            .is_clock_recent()
         };
         assert!(at(0, 0) && at(50, 50));
         assert!(!at(60, 60));
         assert!(!at(1, 3_600), "suspended: the monotonic clock has stood still");
         assert!(!at(60, 1), "the wall clock was set back");
         assert!(!at(1, -5), "before the question");
-        assert!(!RegistrationCache::default().is_on_time());
+        assert!(!RegistrationCache::default().is_clock_recent());
     }
 }

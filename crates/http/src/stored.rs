@@ -6,17 +6,17 @@ use serde_json::{Value, json};
 
 use oncely_core::encryption::{Place, open_text};
 use oncely_core::identity::Identity;
-use oncely_postgres::{HttpAnswer, StoredAnswer, header_pairs, headers_json};
+use oncely_postgres::{HttpAnswer, StoredAnswer, headers_json, parse_headers};
 
 /// Maximum size of a key's response in stores, in bytes of JSON.
-const LONGEST: usize = 65_536;
+const MAX_RESPONSE_BYTES: usize = 65_536;
 
 /// Returns the stored form of an answer. Parts that don't fit are left out: the body (about 48 KiB fit, as base64 grows by a third), then
 /// the headers.
 pub(super) fn to_json(answer: &HttpAnswer) -> Value {
     let HttpAnswer { status, headers, body } = answer;
     let pairs = headers_json(headers);
-    let whole = body.as_ref().filter(|body| body.len() < LONGEST).map(|body| {
+    let whole = body.as_ref().filter(|body| body.len() < MAX_RESPONSE_BYTES).map(|body| {
         let body = BASE64.encode(body);
         json!({ "http": status, "headers": pairs, "body": body })
     });
@@ -27,13 +27,14 @@ pub(super) fn to_json(answer: &HttpAnswer) -> Value {
         .unwrap_or_else(|| omitted(json!([])))
 }
 
-/// Allows for stores that write a blank after each comma and colon.
+/// Returns whether the JSON fits into a response of a store, also with a blank after each comma and colon. `headers`: the number of
+/// headers.
 fn fits(value: &Value, headers: usize) -> bool {
-    value.to_string().len() + 16 + 3 * headers <= LONGEST
+    value.to_string().len() + 16 + 3 * headers <= MAX_RESPONSE_BYTES
 }
 
 /// Parses an answer stored in this form; `None` if it is the response of a message.
-pub(super) fn of_json(value: &Value) -> Option<HttpAnswer> {
+pub(super) fn parse_json(value: &Value) -> Option<HttpAnswer> {
     let object = value.as_object()?;
     let is_omitted = match object.get("omitted") {
         None => false,
@@ -47,32 +48,32 @@ pub(super) fn of_json(value: &Value) -> Option<HttpAnswer> {
     let body = BASE64.decode(object.get("body")?.as_str()?).ok()?;
     (200..=599).contains(&status).then(|| HttpAnswer {
         status,
-        headers: header_pairs(headers),
+        headers: parse_headers(headers),
         body: (!is_omitted).then_some(body),
     })
 }
 
-/// Returns the answer that is stored with a key. Layers with leases, and the middlewares of the SQL protocol, store it as the key's
-/// response.
-pub(super) fn http_of(stored: &StoredAnswer) -> Option<HttpAnswer> {
-    stored.http.clone().or_else(|| of_json(&serde_json::from_str(stored.response.as_deref()?).ok()?))
+/// Returns the HTTP answer that is stored with a key; `None` if the key has none. Layers with leases, and the middlewares of the SQL
+/// protocol, store it as the key's response.
+pub(super) fn find_http_answer(stored: &StoredAnswer) -> Option<HttpAnswer> {
+    stored.http.clone().or_else(|| parse_json(&serde_json::from_str(stored.response.as_deref()?).ok()?))
 }
 
-/// Returns the result of a key in a lease store.
-pub(super) fn of_response(identity: &Identity, response: Option<&Value>) -> StoredAnswer {
-    let http = response.and_then(of_json);
+/// Parses the response of a key in a lease store: an answer, a refusal, or a message's response.
+pub(super) fn parse_response(identity: &Identity, response: Option<&Value>) -> StoredAnswer {
+    let http = response.and_then(parse_json);
     // The form in which a run or a message's handler stores `HandlerError::Refused`.
     let is_refused = response
         .and_then(Value::as_object)
         .is_some_and(|object| object.len() == 1 && object.get("refused").is_some_and(Value::is_string));
-    let text = response.and_then(|response| opened(identity, response.to_string()));
+    let text = response.and_then(|response| open_response(identity, response.to_string()));
     StoredAnswer { http, response: text, is_refused }
 }
 
-/// Returns the handler's response; `None` if a worker of the same consumer has encrypted it, as a client can't use it.
-pub(super) fn opened(identity: &Identity, response: String) -> Option<String> {
-    let opened = open_text(None, &Place::response(identity), &response).ok()?;
-    Some(opened.unwrap_or(response))
+/// Returns a response in plain text; `None` if a worker of the same consumer has encrypted it, as a client can't use it.
+pub(super) fn open_response(identity: &Identity, response: String) -> Option<String> {
+    let plain = open_text(None, &Place::response(identity), &response).ok()?;
+    Some(plain.unwrap_or(response))
 }
 
 #[cfg(test)]
@@ -88,7 +89,7 @@ mod tests {
     fn an_answer_comes_back_byte_for_byte() {
         for body in [vec![], b"{}".to_vec(), (0..=255).collect(), vec![0; 48_000]] {
             let answer = answer(3, Some(body));
-            assert_eq!(of_json(&to_json(&answer)), Some(answer));
+            assert_eq!(parse_json(&to_json(&answer)), Some(answer));
         }
     }
 
@@ -96,16 +97,16 @@ mod tests {
     fn what_does_not_fit_is_left_out() {
         for bytes in [49_000, 65_535, 65_536, 300_000] {
             let stored = to_json(&answer(3, Some(vec![7; bytes])));
-            assert_eq!(of_json(&stored), Some(answer(3, None)), "{bytes}");
+            assert_eq!(parse_json(&stored), Some(answer(3, None)), "{bytes}");
         }
-        assert_eq!(of_json(&to_json(&answer(1, None))), Some(answer(1, None)));
+        assert_eq!(parse_json(&to_json(&answer(1, None))), Some(answer(1, None)));
         // 200 bytes of UTF-8 each.
         let stored = to_json(&answer(400, Some(vec![7])));
-        assert_eq!(of_json(&stored), Some(answer(0, None)));
+        assert_eq!(parse_json(&stored), Some(answer(0, None)));
         // With a blank after each comma and colon, too.
         for bytes in 47_000..49_200 {
             let stored = to_json(&answer(0, Some(vec![7; bytes])));
-            assert!(stored.to_string().len() + 8 <= LONGEST, "{bytes}");
+            assert!(stored.to_string().len() + 8 <= MAX_RESPONSE_BYTES, "{bytes}");
         }
     }
 
@@ -122,7 +123,7 @@ mod tests {
             json!({ "http": 201, "headers": [], "body": "", "more": 1 }),
             json!({ "http": 201, "headers": [], "body": "", "omitted": 1 }),
         ] {
-            assert_eq!(of_json(&response), None, "{response}");
+            assert_eq!(parse_json(&response), None, "{response}");
         }
     }
 }

@@ -11,33 +11,33 @@ use http::request::Parts;
 use http::{Request, Response};
 use sqlx::{PgConnection, Postgres, Transaction};
 
-use super::answer::{AnswerSender, HandlerAnswer, HandlerCall, send};
-use super::body::{Body, whole};
+use super::answer::{HandlerAnswer, HandlerCall, ResponseSender, send_response};
+use super::body::{Body, full_body};
 use super::claim::{RequestClaimOutcome, claim, claim_in};
 use super::in_flight::InFlightKeys;
 use super::key_time::check_age;
 use super::problem::{ProblemDetails, ProblemKind};
-use super::replay::replay;
+use super::replay::build_replay_response;
 use super::request::RequestIdentity;
 use super::settings::Settings;
 use super::store::Store;
-use super::tx::Slot;
+use super::tx::TransactionSlot;
 use oncely_failpoint::step;
 use oncely_postgres::{self as pg, AnswerTrace};
 
 /// Shortest and longest pause between two claims of a key that another process holds.
-const LOOK_AGAIN: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(200)];
+const CLAIM_PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(200)];
 /// How long a COMMIT may take to answer before its key is queried.
-const COMMIT: Duration = Duration::from_secs(5);
+const COMMIT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the key is queried after the answer to COMMIT was lost.
-const LOOK: Duration = Duration::from_secs(2);
+const COMMIT_QUERY_TIME: Duration = Duration::from_secs(2);
 
 /// A request in a task of its own.
 pub(super) struct TransactionalRequest {
     pub(super) settings: Arc<Settings>,
     pub(super) store: Store,
     pub(super) in_flight: InFlightKeys,
-    pub(super) asked: RequestIdentity,
+    pub(super) request: RequestIdentity,
     pub(super) parts: Parts,
     pub(super) body: Bytes,
     pub(super) call: HandlerCall,
@@ -45,36 +45,39 @@ pub(super) struct TransactionalRequest {
 
 impl TransactionalRequest {
     /// Runs the request. Database futures are awaited to their end.
-    pub(super) async fn run(self, reply: AnswerSender) {
+    pub(super) async fn run(self, sender: ResponseSender) {
         let until = tokio::time::Instant::now() + self.settings.wait;
-        let Some(_turn) = self.in_flight.enter(&self.asked.identity, until).await else {
-            return send(reply, ProblemDetails::in_flight(Duration::from_secs(1)));
+        let Some(_turn) = self.in_flight.enter(&self.request.identity, until).await else {
+            return send_response(sender, ProblemDetails::in_flight(Duration::from_secs(1)));
         };
-        let mut pause = LOOK_AGAIN[0];
+        let mut pause = CLAIM_PAUSES[0];
         let (transaction, at) = loop {
-            let claimed = async {
-                let consumer = &self.asked.identity.consumer;
+            let claiming = async {
+                let consumer = &self.request.identity.consumer;
                 if !self.store.prepare(consumer, until, || self.settings.registration(consumer)).await? {
                     return Ok(RequestClaimOutcome::Locked);
                 }
                 if self.settings.refuse_old_keys
                     && let Err(problem) =
-                        check_age(self.asked.made, self.store.now(), self.settings.retention)
+                        check_age(self.request.key_time, self.store.now(), self.settings.retention)
                 {
                     return Ok(RequestClaimOutcome::Refused(problem));
                 }
-                claim(&self.store, &self.asked).await
+                claim(&self.store, &self.request).await
             };
-            match claimed.await {
+            match claiming.await {
                 Ok(RequestClaimOutcome::Run(transaction, at)) => break (transaction, at),
                 Ok(RequestClaimOutcome::Done(answer)) => {
-                    return send(reply, replay(&self.settings, Some(&self.parts), answer));
+                    return send_response(
+                        sender,
+                        build_replay_response(&self.settings, Some(&self.parts), answer),
+                    );
                 }
-                Ok(RequestClaimOutcome::Refused(problem)) => return send(reply, problem),
+                Ok(RequestClaimOutcome::Refused(problem)) => return send_response(sender, problem),
                 Ok(RequestClaimOutcome::Locked) if tokio::time::Instant::now() + pause >= until => {
-                    return send(
-                        reply,
-                        match self.store.knows(&self.asked.identity.consumer) {
+                    return send_response(
+                        sender,
+                        match self.store.is_registered(&self.request.identity.consumer) {
                             true => ProblemDetails::in_flight(Duration::from_secs(1)),
                             false => ProblemDetails::unavailable(),
                         },
@@ -82,48 +85,49 @@ impl TransactionalRequest {
                 }
                 // Another process holds it. No connection is held meanwhile.
                 Ok(RequestClaimOutcome::Locked) => tokio::time::sleep(pause).await,
-                Err(error) => return send(reply, self.unavailable(error)),
+                Err(error) => return send_response(sender, self.report_claim_failure(error)),
             }
-            pause = (pause * 2).min(LOOK_AGAIN[1]);
+            pause = (pause * 2).min(CLAIM_PAUSES[1]);
         };
-        self.handle(transaction, at, reply).await;
+        self.handle(transaction, at, sender).await;
     }
 
-    /// Reports that the key could not be claimed; no handler ran.
-    fn unavailable(&self, error: sqlx::Error) -> ProblemDetails {
+    /// Logs that the key could not be claimed, and returns the problem for the client: no handler ran.
+    fn report_claim_failure(&self, error: sqlx::Error) -> ProblemDetails {
         let error = pg::describe(&error);
-        tracing::error!(consumer = %self.asked.identity.consumer, error, "cannot claim the key of a request");
+        tracing::error!(consumer = %self.request.identity.consumer, error, "cannot claim the key of a request");
         ProblemDetails::unavailable()
     }
 
+    /// Runs the handler in the transaction that claimed the key, completes the key and commits.
     async fn handle(
         self,
         transaction: Transaction<'static, Postgres>,
         at: DateTime<Utc>,
-        reply: AnswerSender,
+        sender: ResponseSender,
     ) {
-        let Self { settings, store, asked, parts, body, call, .. } = self;
+        let Self { settings, store, request, parts, body, call, .. } = self;
         // For `on_replay`, if the answer to COMMIT is lost.
-        let asked_by = settings.on_replay.is_some().then(|| parts.clone());
-        let mut request = Request::from_parts(parts, whole(body));
+        let replay_parts = settings.on_replay.is_some().then(|| parts.clone());
+        let mut http_request = Request::from_parts(parts, full_body(body));
         let began = Instant::now();
-        let slot = Slot::new(transaction);
-        request.extensions_mut().insert(slot.clone());
+        let slot = TransactionSlot::new(transaction);
+        http_request.extensions_mut().insert(slot.clone());
         step("http.handle.before");
         let limit = settings.handler_limit;
-        let mut handling = Box::pin(AssertUnwindSafe(async move { call(request).await }).catch_unwind());
-        let handled = tokio::select! {
+        let mut handling = Box::pin(AssertUnwindSafe(async move { call(http_request).await }).catch_unwind());
+        let result = tokio::select! {
             biased;
-            handled = &mut handling => handled,
+            result = &mut handling => result,
             () = tokio::time::sleep(limit) => {
-                let consumer = &asked.identity.consumer;
+                let consumer = &request.identity.consumer;
                 tracing::error!(%consumer, ?limit, "handler exceeded its limit; rolling back its transaction");
                 let detail = "Send the same request with the same key again";
-                send(reply, ProblemDetails::new(ProblemKind::Late, detail).retry_after(Duration::from_secs(1)));
+                send_response(sender, ProblemDetails::new(ProblemKind::Late, detail).retry_after(Duration::from_secs(1)));
                 // Its statements are not cancelled: the handler may end by itself, and is rolled back.
                 let _ = tokio::time::timeout(limit, handling).await;
                 if let Some(transaction) = slot.take() {
-                    roll_back(&store, &asked, transaction).await;
+                    roll_back(&store, &request, transaction).await;
                 }
                 return;
             }
@@ -133,104 +137,113 @@ impl TransactionalRequest {
         let Some(transaction) = slot.take() else {
             // The holder of the transaction rolls it back.
             let text = "handler kept its transaction beyond its answer; nothing is committed";
-            tracing::error!(consumer = %asked.identity.consumer, "{text}");
-            return send(reply, not_committed());
+            tracing::error!(consumer = %request.identity.consumer, "{text}");
+            return send_response(sender, not_committed_problem());
         };
-        match handled {
+        match result {
             Ok(Ok(answer)) if answer.is_stored(&settings, slot.is_used()) => {
-                let (settings, store, asked) = (&*settings, &store, &asked);
-                let ending = AnswerCommit { settings, store, asked, asked_by: asked_by.as_ref(), at, began };
-                let answer = ending.store_and_commit(transaction, answer).await;
-                send(reply, answer);
+                let (settings, store, request) = (&*settings, &store, &request);
+                let commit =
+                    AnswerCommit { settings, store, request, replay_parts: replay_parts.as_ref(), at, began };
+                let response = commit.store_and_commit(transaction, answer).await;
+                send_response(sender, response);
             }
             // An answer that may change on a retry.
             Ok(Ok(answer)) => {
-                let left = roll_back(&store, &asked, transaction).await;
-                send(
-                    reply,
-                    if left.is_ended() { transaction_misused().into() } else { answer.into_response() },
+                let state = roll_back(&store, &request, transaction).await;
+                send_response(
+                    sender,
+                    if state.is_ended() { misuse_problem().into() } else { answer.into_response() },
                 );
             }
             Ok(Err(error)) => {
-                tracing::error!(consumer = %asked.identity.consumer, error = %error, "request failed");
-                let left = roll_back(&store, &asked, transaction).await;
-                send(reply, if left.is_whole() { not_committed() } else { transaction_misused() });
+                tracing::error!(consumer = %request.identity.consumer, error = %error, "request failed");
+                let state = roll_back(&store, &request, transaction).await;
+                send_response(
+                    sender,
+                    if state.is_whole() { not_committed_problem() } else { misuse_problem() },
+                );
             }
             Err(_) => {
-                tracing::error!(consumer = %asked.identity.consumer, "handler panicked");
-                let left = roll_back(&store, &asked, transaction).await;
-                send(reply, if left.is_whole() { not_committed() } else { transaction_misused() });
+                tracing::error!(consumer = %request.identity.consumer, "handler panicked");
+                let state = roll_back(&store, &request, transaction).await;
+                send_response(
+                    sender,
+                    if state.is_whole() { not_committed_problem() } else { misuse_problem() },
+                );
             }
         }
     }
 }
 
-/// End of a run with a final answer.
+/// Commit of a request with an answer that is stored.
 struct AnswerCommit<'a> {
     settings: &'a Settings,
     store: &'a Store,
-    asked: &'a RequestIdentity,
-    asked_by: Option<&'a Parts>,
+    request: &'a RequestIdentity,
+    /// The request's parts, for `on_replay`.
+    replay_parts: Option<&'a Parts>,
     at: DateTime<Utc>,
     began: Instant,
 }
 
 impl AnswerCommit<'_> {
-    /// Stores the answer and commits; then returns the answer.
+    /// Stores the answer and commits; returns the response for the client.
     async fn store_and_commit(
         mut self,
         mut transaction: Transaction<'static, Postgres>,
         answer: HandlerAnswer,
     ) -> Response<Body> {
-        let (settings, asked) = (self.settings, self.asked);
-        let consumer = &asked.identity.consumer;
+        let (settings, request) = (self.settings, self.request);
+        let consumer = &request.identity.consumer;
         let is_refused = answer.status.is_client_error();
         if is_refused {
             (transaction, self.at) = match self.claim_anew(transaction).await {
-                Ok(claimed) => claimed,
+                Ok(claim) => claim,
                 Err(response) => return response,
             };
         }
         step("http.leave.before");
-        let left = leave(&mut transaction).await;
+        let state = leave_transaction(&mut transaction).await;
         step("http.leave.after");
-        match left {
+        match state {
             TransactionState::Whole => {}
             TransactionState::Aborted | TransactionState::Away(_) => {
-                tracing::error!(%consumer, key = %asked.identity.key, "handler answered in an aborted transaction");
-                undo(transaction).await;
-                return transaction_misused().into();
+                tracing::error!(%consumer, key = %request.identity.key, "handler answered in an aborted transaction");
+                try_rollback(transaction).await;
+                return misuse_problem().into();
             }
             TransactionState::Ended(error) => {
-                hold(self.store, asked, transaction, &error).await;
-                return transaction_misused().into();
+                give_up_key(self.store, request, transaction, &error).await;
+                return misuse_problem().into();
             }
         }
-        let kept = answer.kept(&settings.omitted);
+        let stored_answer = answer.to_stored(&settings.omitted);
         let trace = AnswerTrace {
             is_response: settings.consumer.as_ref().is_some_and(|one| one.is_shared())
                 && answer.is_response(),
             is_refused,
-            took: self.began.elapsed(),
+            duration: self.began.elapsed(),
             worker: &settings.worker,
-            trace_id: asked.trace_id.as_deref(),
+            trace_id: request.trace_id.as_deref(),
         };
         step("http.store.before");
         let now = self.store.now();
-        let stored =
-            pg::store_http_answer(&mut transaction, &asked.identity, self.at, &kept, trace, now).await;
+        let result =
+            pg::store_http_answer(&mut transaction, &request.identity, self.at, &stored_answer, trace, now)
+                .await;
         step("http.store.after");
-        match stored {
+        match result {
             Ok(true) => {}
             Ok(false) => {
                 tracing::error!(%consumer, "the key of a request is missing from its transaction");
-                undo(transaction).await;
-                return not_committed().into();
+                try_rollback(transaction).await;
+                return not_committed_problem().into();
             }
             Err(error) => {
                 tracing::error!(%consumer, error = pg::describe(&error), "cannot store an answer");
-                undo(transaction).await;
-                return not_committed().into();
+                try_rollback(transaction).await;
+                return not_committed_problem().into();
             }
         }
         self.commit(transaction, answer).await
@@ -242,51 +255,53 @@ impl AnswerCommit<'_> {
         &self,
         mut transaction: Transaction<'static, Postgres>,
     ) -> Result<(Transaction<'static, Postgres>, DateTime<Utc>), Response<Body>> {
-        let asked = self.asked;
-        let claimed = match leave(&mut transaction).await {
+        let request = self.request;
+        let outcome = match leave_transaction(&mut transaction).await {
             TransactionState::Whole | TransactionState::Aborted => {
                 match pg::begin_request_anew(&mut transaction).await {
-                    Ok(()) => claim_in(transaction, self.store, asked).await,
+                    Ok(()) => claim_in(transaction, self.store, request).await,
                     Err(error) => Err(error),
                 }
             }
             TransactionState::Away(error) => Err(error),
             TransactionState::Ended(error) => {
-                hold(self.store, asked, transaction, &error).await;
-                return Err(transaction_misused().into());
+                give_up_key(self.store, request, transaction, &error).await;
+                return Err(misuse_problem().into());
             }
         };
-        Err(match claimed {
-            Ok(RequestClaimOutcome::Run(claimed, at)) => return Ok((claimed, at)),
-            Ok(RequestClaimOutcome::Done(stored)) => replay(self.settings, self.asked_by, stored),
+        Err(match outcome {
+            Ok(RequestClaimOutcome::Run(transaction, at)) => return Ok((transaction, at)),
+            Ok(RequestClaimOutcome::Done(stored)) => {
+                build_replay_response(self.settings, self.replay_parts, stored)
+            }
             Ok(RequestClaimOutcome::Refused(problem)) => problem.into(),
             Ok(RequestClaimOutcome::Locked) => ProblemDetails::in_flight(Duration::from_secs(1)).into(),
             Err(error) => {
-                let consumer = &asked.identity.consumer;
+                let consumer = &request.identity.consumer;
                 tracing::error!(%consumer, error = pg::describe(&error), "cannot store a refusal");
                 ProblemDetails::unavailable().into()
             }
         })
     }
 
-    /// Commits; then returns the answer.
+    /// Commits; returns the response for the client.
     async fn commit(
         &self,
         transaction: Transaction<'static, Postgres>,
         answer: HandlerAnswer,
     ) -> Response<Body> {
-        let consumer = &self.asked.identity.consumer;
+        let consumer = &self.request.identity.consumer;
         step("http.commit.before");
         // Awaited to its end, however long that takes.
         let mut committing = tokio::spawn(async move { transaction.commit().await });
-        let committed = tokio::time::timeout(COMMIT, &mut committing).await;
+        let result = tokio::time::timeout(COMMIT_TIMEOUT, &mut committing).await;
         step("http.commit.after");
-        match committed {
+        match result {
             Ok(Ok(Ok(()))) => answer.into_response(),
             // A deferred constraint of the handler's writes has failed.
             Ok(Ok(Err(error))) if !pg::is_outage(&error) => {
                 tracing::error!(%consumer, error = pg::describe(&error), "cannot commit a request");
-                not_committed().into()
+                not_committed_problem().into()
             }
             _ => {
                 tracing::warn!(%consumer, "reply to COMMIT lost; reading the key");
@@ -295,24 +310,24 @@ impl AnswerCommit<'_> {
         }
     }
 
-    /// Queries whether the commit happened.
+    /// Queries the key until it shows whether the commit happened, for up to [`COMMIT_QUERY_TIME`]; returns the response for the client.
     async fn look_up_commit(&self, answer: HandlerAnswer) -> Response<Body> {
-        let until = tokio::time::Instant::now() + LOOK;
-        let mut pause = LOOK_AGAIN[0];
+        let until = tokio::time::Instant::now() + COMMIT_QUERY_TIME;
+        let mut pause = CLAIM_PAUSES[0];
         loop {
-            match claim(self.store, self.asked).await {
+            match claim(self.store, self.request).await {
                 Ok(RequestClaimOutcome::Done(stored)) => {
                     // The stored answer equals this one, which has all its headers.
-                    let is_own = stored.http.as_ref() == Some(&answer.kept(&self.settings.omitted));
+                    let is_own = stored.http.as_ref() == Some(&answer.to_stored(&self.settings.omitted));
                     return if is_own {
                         answer.into_response()
                     } else {
-                        replay(self.settings, self.asked_by, stored)
+                        build_replay_response(self.settings, self.replay_parts, stored)
                     };
                 }
-                // It did not. The handler has run, so the client must retry.
+                // Nothing was committed. The handler has run, so the client must retry.
                 Ok(RequestClaimOutcome::Run(transaction, _)) => {
-                    undo(transaction).await;
+                    try_rollback(transaction).await;
                     return ProblemDetails::unavailable().into();
                 }
                 Ok(RequestClaimOutcome::Refused(problem)) => return problem.into(),
@@ -322,19 +337,19 @@ impl AnswerCommit<'_> {
                 return ProblemDetails::unavailable().into();
             }
             tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(LOOK_AGAIN[1]);
+            pause = (pause * 2).min(CLAIM_PAUSES[1]);
         }
     }
 }
 
-/// Reports that nothing was committed; a retry is a new run.
-fn not_committed() -> ProblemDetails {
+/// Returns the problem for a request of which nothing was committed: a retry is a new run.
+fn not_committed_problem() -> ProblemDetails {
     ProblemDetails::new(ProblemKind::Failed, "Nothing was done; the same key may be used again")
 }
 
-/// Reports that the handler misused its transaction and may have ended it. The key shows the outcome: it is free if nothing was committed,
-/// otherwise given up as `outcome_unknown`.
-fn transaction_misused() -> ProblemDetails {
+/// Returns the problem for a handler that misused its transaction and may have ended it. The key shows the outcome: it is free if nothing
+/// was committed, otherwise given up as `outcome_unknown`.
+fn misuse_problem() -> ProblemDetails {
     ProblemDetails::new(
         ProblemKind::Failed,
         "It is not known what was done; the same request with the same key tells",
@@ -363,7 +378,8 @@ impl TransactionState {
     }
 }
 
-async fn leave(transaction: &mut PgConnection) -> TransactionState {
+/// Restores the session's role, and returns the state in which the handler has left its transaction.
+async fn leave_transaction(transaction: &mut PgConnection) -> TransactionState {
     match pg::leave_request(transaction).await {
         Ok(()) => TransactionState::Whole,
         Err(error) if pg::is_aborted(&error) => TransactionState::Aborted,
@@ -372,46 +388,47 @@ async fn leave(transaction: &mut PgConnection) -> TransactionState {
     }
 }
 
-/// Rolls back the handler's writes.
+/// Rolls back the handler's writes, and returns the state in which the handler had left the transaction. If it had ended the transaction,
+/// the key is given up.
 async fn roll_back(
     store: &Store,
-    asked: &RequestIdentity,
+    request: &RequestIdentity,
     mut transaction: Transaction<'static, Postgres>,
 ) -> TransactionState {
-    let left = leave(&mut transaction).await;
-    match &left {
-        TransactionState::Ended(error) => hold(store, asked, transaction, error).await,
-        _ => undo(transaction).await,
+    let state = leave_transaction(&mut transaction).await;
+    match &state {
+        TransactionState::Ended(error) => give_up_key(store, request, transaction, error).await,
+        _ => try_rollback(transaction).await,
     }
-    left
+    state
 }
 
 /// Gives up the key after a handler has ended its transaction, and with it the claim: a COMMIT has given the key up already, a ROLLBACK has
 /// not. Writes after that can't be rolled back, so the key is given up in either case: a retry would repeat them.
-async fn hold(
+async fn give_up_key(
     store: &Store,
-    asked: &RequestIdentity,
+    request: &RequestIdentity,
     transaction: Transaction<'static, Postgres>,
     error: &sqlx::Error,
 ) {
-    let (consumer, key) = (&asked.identity.consumer, &asked.identity.key);
+    let (consumer, key) = (&request.identity.consumer, &request.identity.key);
     tracing::error!(%consumer, %key, error = pg::describe(error),
         "handler ended its transaction itself; giving up its key as outcome_unknown");
-    undo(transaction).await;
-    let held = match claim(store, asked).await {
+    try_rollback(transaction).await;
+    let result = match claim(store, request).await {
         Ok(RequestClaimOutcome::Run(transaction, _)) => transaction.commit().await,
         // The key is known already, or held by another process.
         Ok(_) => Ok(()),
         Err(error) => Err(error),
     };
-    if let Err(error) = held {
+    if let Err(error) = result {
         tracing::error!(%consumer, %key, error = pg::describe(&error),
             "cannot give up a key as outcome_unknown; a retry may run it again");
     }
 }
 
-/// Rolls back the transaction; if that fails, PostgreSQL does it when the session ends.
-async fn undo(transaction: Transaction<'static, Postgres>) {
+/// Rolls back a transaction; a failure is only logged, as PostgreSQL does it when the session ends.
+async fn try_rollback(transaction: Transaction<'static, Postgres>) {
     if let Err(error) = transaction.rollback().await {
         tracing::debug!(error = %error, "a transaction could not be rolled back");
     }

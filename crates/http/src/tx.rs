@@ -12,24 +12,24 @@ type OpenTransaction = Option<Transaction<'static, Postgres>>;
 
 /// Holder of a request's transaction while its handler runs.
 #[derive(Clone)]
-pub(super) struct Slot {
-    held: Arc<Mutex<OpenTransaction>>,
-    used: Arc<AtomicBool>,
+pub(super) struct TransactionSlot {
+    transaction: Arc<Mutex<OpenTransaction>>,
+    is_used: Arc<AtomicBool>,
 }
 
-impl Slot {
+impl TransactionSlot {
     pub(super) fn new(transaction: Transaction<'static, Postgres>) -> Self {
-        Self { held: Arc::new(Mutex::new(Some(transaction))), used: Arc::default() }
+        Self { transaction: Arc::new(Mutex::new(Some(transaction))), is_used: Arc::default() }
     }
 
-    /// Takes the transaction; `None` if it is still in use.
+    /// Takes the transaction; `None` if a handler still holds it, or it was taken before.
     pub(super) fn take(&self) -> OpenTransaction {
-        self.held.try_lock().ok()?.take()
+        self.transaction.try_lock().ok()?.take()
     }
 
-    /// Returns whether a handler has used it. An extractor that takes it and then refuses the request has not.
+    /// Returns whether a handler has used the transaction. An extractor that takes it and then refuses the request has not.
     pub(super) fn is_used(&self) -> bool {
-        self.used.load(Ordering::SeqCst)
+        self.is_used.load(Ordering::SeqCst)
     }
 }
 
@@ -42,8 +42,8 @@ impl Slot {
 ///
 /// With the feature `axum` it is an extractor, and `Option<Tx>` is one for an optional key; otherwise [`Tx::from_extensions`] takes it.
 pub struct Tx {
-    held: OwnedMappedMutexGuard<OpenTransaction, Transaction<'static, Postgres>>,
-    used: Arc<AtomicBool>,
+    guard: OwnedMappedMutexGuard<OpenTransaction, Transaction<'static, Postgres>>,
+    is_used: Arc<AtomicBool>,
 }
 
 /// A request without a transaction.
@@ -66,10 +66,10 @@ impl Tx {
     /// # Errors
     /// If the request has no transaction, or it is in use.
     pub fn from_extensions(extensions: &Extensions) -> Result<Self, NoTransaction> {
-        let slot = extensions.get::<Slot>().ok_or(NoTransaction::None)?;
-        let held = Arc::clone(&slot.held).try_lock_owned().map_err(|_| NoTransaction::InUse)?;
-        let held = OwnedMutexGuard::try_map(held, Option::as_mut).map_err(|_| NoTransaction::None)?;
-        Ok(Self { held, used: Arc::clone(&slot.used) })
+        let slot = extensions.get::<TransactionSlot>().ok_or(NoTransaction::None)?;
+        let guard = Arc::clone(&slot.transaction).try_lock_owned().map_err(|_| NoTransaction::InUse)?;
+        let guard = OwnedMutexGuard::try_map(guard, Option::as_mut).map_err(|_| NoTransaction::None)?;
+        Ok(Self { guard, is_used: Arc::clone(&slot.is_used) })
     }
 }
 
@@ -83,14 +83,14 @@ impl Deref for Tx {
     type Target = PgConnection;
 
     fn deref(&self) -> &PgConnection {
-        &self.held
+        &self.guard
     }
 }
 
 impl DerefMut for Tx {
     fn deref_mut(&mut self) -> &mut PgConnection {
-        self.used.store(true, Ordering::SeqCst);
-        &mut self.held
+        self.is_used.store(true, Ordering::SeqCst);
+        &mut self.guard
     }
 }
 

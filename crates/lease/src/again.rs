@@ -5,27 +5,27 @@ use tokio_util::sync::CancellationToken;
 use super::error::StoreError;
 use oncely_core::backoff::Backoff;
 
-/// Repeats `ask` until the store answers. Once `until` is cancelled, returns the last [`StoreError::Unavailable`].
-pub(super) async fn until_answered<T, A>(
+/// Repeats `call` until the store answers. Once `until` is cancelled, returns the last [`StoreError::Unavailable`]. `action` is for logs.
+pub(super) async fn repeat_until_answered<T, A>(
     until: &CancellationToken,
-    what: &str,
-    ask: impl Fn() -> A,
+    action: &str,
+    call: impl Fn() -> A,
 ) -> Result<T, StoreError>
 where
     A: Future<Output = Result<T, StoreError>>,
 {
     let mut backoff = Backoff::default();
     loop {
-        match ask().await {
+        match call().await {
             Err(error @ StoreError::Unavailable(_)) => {
-                tracing::warn!(%error, "cannot {what}; retrying");
+                tracing::warn!(%error, "cannot {action}; retrying");
                 tokio::select! {
                     biased;
                     () = until.cancelled() => return Err(error),
                     () = tokio::time::sleep(backoff.next_pause()) => {}
                 }
             }
-            answered => return answered,
+            result => return result,
         }
     }
 }

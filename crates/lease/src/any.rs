@@ -20,31 +20,31 @@ type StoreFuture<'a, T> = BoxFuture<'a, Result<T, StoreError>>;
 trait ErasedStore: Send + Sync {
     fn facts(&self) -> Facts;
     fn claim<'a>(&'a self, claim: &'a Claim<'a>) -> StoreFuture<'a, ClaimOutcome>;
-    fn renew<'a>(&'a self, held: &'a [LeaseId], lease: Duration) -> StoreFuture<'a, Vec<RenewOutcome>>;
+    fn renew<'a>(&'a self, lease_ids: &'a [LeaseId], lease: Duration) -> StoreFuture<'a, Vec<RenewOutcome>>;
     fn begin_step<'a>(
         &'a self,
-        held: &'a LeaseId,
+        lease_id: &'a LeaseId,
         step: &'a Step,
         call: Uuid,
         lease: Duration,
     ) -> StoreFuture<'a, BegunStep>;
     fn checkpoint<'a>(
         &'a self,
-        held: &'a LeaseId,
+        lease_id: &'a LeaseId,
         step: &'a str,
         result: &'a Value,
         lease: Duration,
     ) -> StoreFuture<'a, ()>;
     fn refuse_step<'a>(
         &'a self,
-        held: &'a LeaseId,
+        lease_id: &'a LeaseId,
         step: &'a str,
         refused: RefusedCall,
         lease: Duration,
     ) -> StoreFuture<'a, u32>;
-    fn complete<'a>(&'a self, held: &'a LeaseId, response: Option<&'a Value>) -> StoreFuture<'a, ()>;
-    fn fail<'a>(&'a self, held: &'a LeaseId, failure: &'a Failure<'a>) -> StoreFuture<'a, FailOutcome>;
-    fn release<'a>(&'a self, held: &'a LeaseId) -> StoreFuture<'a, bool>;
+    fn complete<'a>(&'a self, lease_id: &'a LeaseId, response: Option<&'a Value>) -> StoreFuture<'a, ()>;
+    fn fail<'a>(&'a self, lease_id: &'a LeaseId, failure: &'a Failure<'a>) -> StoreFuture<'a, FailOutcome>;
+    fn release<'a>(&'a self, lease_id: &'a LeaseId) -> StoreFuture<'a, bool>;
     fn look_up<'a>(&'a self, identity: &'a Identity) -> StoreFuture<'a, Option<KeySnapshot>>;
 }
 
@@ -57,50 +57,50 @@ impl<S: LeaseStore> ErasedStore for S {
         Box::pin(LeaseStore::claim(self, claim))
     }
 
-    fn renew<'a>(&'a self, held: &'a [LeaseId], lease: Duration) -> StoreFuture<'a, Vec<RenewOutcome>> {
-        Box::pin(StepStore::renew(self, held, lease))
+    fn renew<'a>(&'a self, lease_ids: &'a [LeaseId], lease: Duration) -> StoreFuture<'a, Vec<RenewOutcome>> {
+        Box::pin(StepStore::renew(self, lease_ids, lease))
     }
 
     fn begin_step<'a>(
         &'a self,
-        held: &'a LeaseId,
+        lease_id: &'a LeaseId,
         step: &'a Step,
         call: Uuid,
         lease: Duration,
     ) -> StoreFuture<'a, BegunStep> {
-        Box::pin(StepStore::begin_step(self, held, step, call, lease))
+        Box::pin(StepStore::begin_step(self, lease_id, step, call, lease))
     }
 
     fn checkpoint<'a>(
         &'a self,
-        held: &'a LeaseId,
+        lease_id: &'a LeaseId,
         step: &'a str,
         result: &'a Value,
         lease: Duration,
     ) -> StoreFuture<'a, ()> {
-        Box::pin(StepStore::checkpoint(self, held, step, result, lease))
+        Box::pin(StepStore::checkpoint(self, lease_id, step, result, lease))
     }
 
     fn refuse_step<'a>(
         &'a self,
-        held: &'a LeaseId,
+        lease_id: &'a LeaseId,
         step: &'a str,
         refused: RefusedCall,
         lease: Duration,
     ) -> StoreFuture<'a, u32> {
-        Box::pin(StepStore::refuse_step(self, held, step, refused, lease))
+        Box::pin(StepStore::refuse_step(self, lease_id, step, refused, lease))
     }
 
-    fn complete<'a>(&'a self, held: &'a LeaseId, response: Option<&'a Value>) -> StoreFuture<'a, ()> {
-        Box::pin(LeaseStore::complete(self, held, response))
+    fn complete<'a>(&'a self, lease_id: &'a LeaseId, response: Option<&'a Value>) -> StoreFuture<'a, ()> {
+        Box::pin(LeaseStore::complete(self, lease_id, response))
     }
 
-    fn fail<'a>(&'a self, held: &'a LeaseId, failure: &'a Failure<'a>) -> StoreFuture<'a, FailOutcome> {
-        Box::pin(LeaseStore::fail(self, held, failure))
+    fn fail<'a>(&'a self, lease_id: &'a LeaseId, failure: &'a Failure<'a>) -> StoreFuture<'a, FailOutcome> {
+        Box::pin(LeaseStore::fail(self, lease_id, failure))
     }
 
-    fn release<'a>(&'a self, held: &'a LeaseId) -> StoreFuture<'a, bool> {
-        Box::pin(LeaseStore::release(self, held))
+    fn release<'a>(&'a self, lease_id: &'a LeaseId) -> StoreFuture<'a, bool> {
+        Box::pin(LeaseStore::release(self, lease_id))
     }
 
     fn look_up<'a>(&'a self, identity: &'a Identity) -> StoreFuture<'a, Option<KeySnapshot>> {
@@ -126,38 +126,38 @@ impl std::fmt::Debug for AnyStore {
 }
 
 impl StepStore for AnyStore {
-    async fn renew(&self, held: &[LeaseId], lease: Duration) -> Result<Vec<RenewOutcome>, StoreError> {
-        self.0.renew(held, lease).await
+    async fn renew(&self, lease_ids: &[LeaseId], lease: Duration) -> Result<Vec<RenewOutcome>, StoreError> {
+        self.0.renew(lease_ids, lease).await
     }
 
     async fn begin_step(
         &self,
-        held: &LeaseId,
+        lease_id: &LeaseId,
         step: &Step,
         call: Uuid,
         lease: Duration,
     ) -> Result<BegunStep, StoreError> {
-        self.0.begin_step(held, step, call, lease).await
+        self.0.begin_step(lease_id, step, call, lease).await
     }
 
     async fn checkpoint(
         &self,
-        held: &LeaseId,
+        lease_id: &LeaseId,
         step: &str,
         result: &Value,
         lease: Duration,
     ) -> Result<(), StoreError> {
-        self.0.checkpoint(held, step, result, lease).await
+        self.0.checkpoint(lease_id, step, result, lease).await
     }
 
     async fn refuse_step(
         &self,
-        held: &LeaseId,
+        lease_id: &LeaseId,
         step: &str,
         refused: RefusedCall,
         lease: Duration,
     ) -> Result<u32, StoreError> {
-        self.0.refuse_step(held, step, refused, lease).await
+        self.0.refuse_step(lease_id, step, refused, lease).await
     }
 }
 
@@ -170,16 +170,16 @@ impl LeaseStore for AnyStore {
         self.0.claim(claim).await
     }
 
-    async fn complete(&self, held: &LeaseId, response: Option<&Value>) -> Result<(), StoreError> {
-        self.0.complete(held, response).await
+    async fn complete(&self, lease_id: &LeaseId, response: Option<&Value>) -> Result<(), StoreError> {
+        self.0.complete(lease_id, response).await
     }
 
-    async fn fail(&self, held: &LeaseId, failure: &Failure<'_>) -> Result<FailOutcome, StoreError> {
-        self.0.fail(held, failure).await
+    async fn fail(&self, lease_id: &LeaseId, failure: &Failure<'_>) -> Result<FailOutcome, StoreError> {
+        self.0.fail(lease_id, failure).await
     }
 
-    async fn release(&self, held: &LeaseId) -> Result<bool, StoreError> {
-        self.0.release(held).await
+    async fn release(&self, lease_id: &LeaseId) -> Result<bool, StoreError> {
+        self.0.release(lease_id).await
     }
 
     async fn look_up(&self, identity: &Identity) -> Result<Option<KeySnapshot>, StoreError> {

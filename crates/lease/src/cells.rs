@@ -28,11 +28,11 @@ pub trait Cells: Send + Sync + 'static {
     /// Reads the current cell; never returns a state older than one returned before.
     fn read(&self, identity: &Identity) -> impl Future<Output = Result<Option<Cell>, StoreError>> + Send;
 
-    /// Replaces the cell of the version `was`, or creates one if `was` is `None` and no cell exists. Must be atomic.
+    /// Replaces the cell if it has the version `expected_version`; creates it if that is `None` and no cell exists. Must be atomic.
     fn replace(
         &self,
         identity: &Identity,
-        was: Option<Uuid>,
+        expected_version: Option<Uuid>,
         cell: &Cell,
     ) -> impl Future<Output = Result<ReplaceOutcome, StoreError>> + Send;
 }
@@ -56,8 +56,8 @@ pub enum ReplaceOutcome {
     Other(Option<Cell>),
 }
 
-/// Enough for every real key: each failed try means that another process has succeeded.
-const TRIES: usize = 32;
+/// Maximum number of tries of a write: each failed one means that another process has written the cell.
+const MAX_TRIES: usize = 32;
 
 /// A [`LeaseStore`] on [`Cells`]. The holder of a key replaces the cell that it wrote last without reading it first: claim and completion
 /// of a run without steps are two writes. Clones share their cache.
@@ -75,106 +75,109 @@ enum LikelyCell {
 }
 
 impl<C: Cells> CellStore<C> {
-    /// Returns a store on these cells.
+    /// Creates a store on these cells.
     pub fn new(cells: C) -> Self {
         Self { cells, recent: RecentCells::default() }
     }
 
-    /// Returns the cells.
+    /// Returns the cells in which the store keeps its records.
     pub fn cells(&self) -> &C {
         &self.cells
     }
 
-    /// Decides by the likely cell first and writes if the decision changes the record; on a mismatch reads the cell and decides again. A
-    /// likely cell leads to nothing but such a conditional write.
-    async fn change<T: Send>(
+    /// Applies `transition` to the likely cell first, and writes the record if it changes; on a mismatch reads the cell and applies it
+    /// again. A likely cell leads to nothing but such a conditional write.
+    async fn change_record<T: Send>(
         &self,
         identity: &Identity,
         likely: LikelyCell,
-        decide: impl Fn(Option<&Record>, RecordTime) -> Result<(Option<Record>, T), StoreError> + Send + Sync,
+        transition: impl Fn(Option<&Record>, RecordTime) -> Result<(Option<Record>, T), StoreError> + Send + Sync,
     ) -> Result<T, StoreError> {
-        let (mut known, mut is_likely) = match likely {
+        let (mut current, mut is_likely) = match likely {
             LikelyCell::Unknown => (self.cells.read(identity).await?, false),
             LikelyCell::Absent => (None, true),
             LikelyCell::Present(cell) => (Some(cell), true),
         };
-        for _ in 0..TRIES {
+        for _ in 0..MAX_TRIES {
             let now =
                 RecordTime { at: self.cells.now().await?, grace: micros(self.cells.facts().clock.grace()) };
-            let (record, answer) = match decide(known.as_ref().map(|cell| &cell.record), now) {
-                Ok((Some(record), answer)) => (record, answer),
+            let (record, outcome) = match transition(current.as_ref().map(|cell| &cell.record), now) {
+                Ok((Some(record), outcome)) => (record, outcome),
                 Ok((None, _)) | Err(_) if is_likely => {
-                    (known, is_likely) = (self.cells.read(identity).await?, false);
+                    (current, is_likely) = (self.cells.read(identity).await?, false);
                     continue;
                 }
-                Ok((None, answer)) => return Ok(answer),
+                Ok((None, outcome)) => return Ok(outcome),
                 Err(error) => return Err(error),
             };
             let cell = Cell { version: Uuid::new_v4(), record };
-            match self.cells.replace(identity, known.as_ref().map(|cell| cell.version), &cell).await? {
-                ReplaceOutcome::Other(there)
-                    if there.as_ref().map(|there| there.version) != Some(cell.version) =>
+            match self.cells.replace(identity, current.as_ref().map(|cell| cell.version), &cell).await? {
+                ReplaceOutcome::Other(existing)
+                    if existing.as_ref().map(|existing| existing.version) != Some(cell.version) =>
                 {
-                    (known, is_likely) = (there, false);
+                    (current, is_likely) = (existing, false);
                 }
                 // The second pattern is also reached if the client tried twice and the first try had succeeded.
                 ReplaceOutcome::Done | ReplaceOutcome::Other(_) => {
                     if cell.record.is_running() {
                         self.recent.put(identity, cell);
                     }
-                    return Ok(answer);
+                    return Ok(outcome);
                 }
             }
         }
         Err(StoreError::unavailable(anyhow::anyhow!("the key changes faster than it can be asked for")))
     }
 
-    /// Changes the record of a held key, like [`Self::change`]; without a record the lease is lost.
-    async fn hold<T: Send>(
+    /// Changes the record of a held key, like [`Self::change_record`]; without a record the lease is lost.
+    async fn change_held_record<T: Send>(
         &self,
-        held: &LeaseId,
-        decide: impl Fn(&Record, i64) -> Result<(Option<Record>, T), StoreError> + Send + Sync,
+        lease_id: &LeaseId,
+        transition: impl Fn(&Record, i64) -> Result<(Option<Record>, T), StoreError> + Send + Sync,
     ) -> Result<T, StoreError> {
-        let decide = |known: Option<&Record>, now: RecordTime| decide(known.ok_or(StoreError::Lost)?, now.at);
-        let likely = self.recent.take(&held.identity).map_or(LikelyCell::Unknown, LikelyCell::Present);
-        self.change(&held.identity, likely, decide).await
+        let transition =
+            |record: Option<&Record>, now: RecordTime| transition(record.ok_or(StoreError::Lost)?, now.at);
+        let likely = self.recent.take(&lease_id.identity).map_or(LikelyCell::Unknown, LikelyCell::Present);
+        self.change_record(&lease_id.identity, likely, transition).await
     }
 }
 
 impl<C: Cells> StepStore for CellStore<C> {
-    async fn renew(&self, held: &[LeaseId], lease: Duration) -> Result<Vec<RenewOutcome>, StoreError> {
+    async fn renew(&self, lease_ids: &[LeaseId], lease: Duration) -> Result<Vec<RenewOutcome>, StoreError> {
         check_lease(lease)?;
-        let mut renewed = Vec::with_capacity(held.len());
-        for held in held {
-            let one = self.hold(held, |record, at| Ok(record.renew(held.token, lease, at))).await;
-            renewed.push(match one {
+        let mut outcomes = Vec::with_capacity(lease_ids.len());
+        for lease_id in lease_ids {
+            let outcome = self
+                .change_held_record(lease_id, |record, at| Ok(record.renew(lease_id.token, lease, at)))
+                .await;
+            outcomes.push(match outcome {
                 Err(StoreError::Lost) => RenewOutcome::Lost,
-                one => one?,
+                outcome => outcome?,
             });
         }
-        Ok(renewed)
+        Ok(outcomes)
     }
 
     async fn begin_step(
         &self,
-        held: &LeaseId,
+        lease_id: &LeaseId,
         step: &Step,
         call: Uuid,
         lease: Duration,
     ) -> Result<BegunStep, StoreError> {
         check_step(step)?;
         check_lease(lease)?;
-        let who = (&held.identity, held.token);
-        self.hold(held, |record, at| {
-            let (record, begun) = record.begin_step(who, step, call, (lease, at))?;
-            Ok((Some(record), begun))
+        let holder = (&lease_id.identity, lease_id.token);
+        self.change_held_record(lease_id, |record, at| {
+            let (record, begun_step) = record.begin_step(holder, step, call, (lease, at))?;
+            Ok((Some(record), begun_step))
         })
         .await
     }
 
     async fn checkpoint(
         &self,
-        held: &LeaseId,
+        lease_id: &LeaseId,
         step: &str,
         result: &Value,
         lease: Duration,
@@ -182,20 +185,25 @@ impl<C: Cells> StepStore for CellStore<C> {
         check_step_name(step)?;
         check_lease(lease)?;
         check_json("result", result)?;
-        self.hold(held, |record, at| Ok((record.checkpoint(held.token, step, result, (lease, at))?, ())))
-            .await
+        self.change_held_record(lease_id, |record, at| {
+            Ok((record.checkpoint(lease_id.token, step, result, (lease, at))?, ()))
+        })
+        .await
     }
 
     async fn refuse_step(
         &self,
-        held: &LeaseId,
+        lease_id: &LeaseId,
         step: &str,
         refused: RefusedCall,
         lease: Duration,
     ) -> Result<u32, StoreError> {
         check_step_name(step)?;
         check_lease(lease)?;
-        self.hold(held, |record, at| record.refuse_step(held.token, step, refused, (lease, at))).await
+        self.change_held_record(lease_id, |record, at| {
+            record.refuse_step(lease_id.token, step, refused, (lease, at))
+        })
+        .await
     }
 }
 
@@ -207,33 +215,41 @@ impl<C: Cells> LeaseStore for CellStore<C> {
     async fn claim(&self, claim: &Claim<'_>) -> Result<ClaimOutcome, StoreError> {
         check_claim(claim)?;
         // Most keys are new.
-        self.change(claim.identity, LikelyCell::Absent, |known, now| Ok(Record::claim(known, claim, now)))
-            .await
+        self.change_record(claim.identity, LikelyCell::Absent, |record, now| {
+            Ok(Record::claim(record, claim, now))
+        })
+        .await
     }
 
-    async fn complete(&self, held: &LeaseId, response: Option<&Value>) -> Result<(), StoreError> {
+    async fn complete(&self, lease_id: &LeaseId, response: Option<&Value>) -> Result<(), StoreError> {
         response.map(|response| check_json("response", response)).transpose()?;
-        self.hold(held, |record, at| Ok((record.complete(held.token, response, at)?, ()))).await
+        self.change_held_record(lease_id, |record, at| {
+            Ok((record.complete(lease_id.token, response, at)?, ()))
+        })
+        .await
     }
 
-    async fn fail(&self, held: &LeaseId, failure: &Failure<'_>) -> Result<FailOutcome, StoreError> {
+    async fn fail(&self, lease_id: &LeaseId, failure: &Failure<'_>) -> Result<FailOutcome, StoreError> {
         check_failure(failure)?;
-        match self.hold(held, |record, at| Ok(record.fail(held.token, failure, at))).await {
+        match self
+            .change_held_record(lease_id, |record, at| Ok(record.fail(lease_id.token, failure, at)))
+            .await
+        {
             Err(StoreError::Lost) => Ok(FailOutcome::Lost),
-            failed => failed,
+            result => result,
         }
     }
 
-    async fn release(&self, held: &LeaseId) -> Result<bool, StoreError> {
-        match self.hold(held, |record, _| Ok(record.release(held.token))).await {
+    async fn release(&self, lease_id: &LeaseId) -> Result<bool, StoreError> {
+        match self.change_held_record(lease_id, |record, _| Ok(record.release(lease_id.token))).await {
             Err(StoreError::Lost) => Ok(false),
-            released => released,
+            result => result,
         }
     }
 
     async fn look_up(&self, identity: &Identity) -> Result<Option<KeySnapshot>, StoreError> {
         let now = self.cells.now().await?;
         let cell = self.cells.read(identity).await?;
-        Ok(cell.filter(|cell| cell.record.expires_at() > now).map(|cell| cell.record.known()))
+        Ok(cell.filter(|cell| cell.record.expires_at() > now).map(|cell| cell.record.to_snapshot()))
     }
 }

@@ -64,6 +64,6 @@ pub struct Grant {
     pub token: i64,
     /// The number of this run, from 1; crashed runs are not counted.
     pub attempt: u32,
-    /// Whether a run before this one crashed and none has reported since: its last step may have happened.
+    /// Whether an earlier run of the key crashed and none has reported since: its last step may have happened.
     pub is_takeover: bool,
 }

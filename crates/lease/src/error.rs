@@ -7,7 +7,7 @@ use oncely_postgres as pg;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// Another run holds the key, or this one has ended: nothing was written, and this run can change nothing any more.
+    /// Another run holds the key, or the caller's run has ended: nothing was written, and this run can change nothing any more.
     #[error("the lease of the key is lost")]
     Lost,
     /// No answer: it is unknown whether the call was performed. Repeat it.
@@ -25,19 +25,19 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// Returns [`StoreError::Unavailable`] with its cause.
+    /// Creates [`StoreError::Unavailable`] with its cause.
     pub fn unavailable(error: impl Into<anyhow::Error>) -> Self {
         Self::Unavailable(error.into())
     }
 
-    /// Returns the error of a statement of ours that PostgreSQL has refused. Only invalid arguments stay invalid, and the answers of the
+    /// Classifies the fault of a statement of ours that PostgreSQL has refused. Only invalid arguments stay invalid, and the answers of the
     /// protocol's own functions (ONC…): any other refusal would give up an innocent key.
-    pub(crate) fn of_fault(fault: &Fault) -> Self {
+    pub(crate) fn from_fault(fault: &Fault) -> Self {
         let code = fault.code.as_deref().unwrap_or_default();
         // The server has ended a session that stood still in its transaction: nothing was committed.
         let is_ended = ["25P03", "25P04"].contains(&code);
         match fault.class {
-            _ if is_ended || pg::passes(fault) => Self::unavailable(anyhow::anyhow!("{fault}")),
+            _ if is_ended || pg::is_temporary(fault) => Self::unavailable(anyhow::anyhow!("{fault}")),
             FaultClass::Poison => Self::Refused(fault.to_string()),
             _ if code.starts_with("ONC") => Self::Refused(fault.to_string()),
             _ => Self::Failed(fault.to_string()),
@@ -52,8 +52,8 @@ mod tests {
     #[test]
     fn only_an_invalid_argument_is_refused_for_good() {
         let error_of = |code: &str| {
-            let class = pg::class_of(code).expect(code);
-            StoreError::of_fault(&Fault::new(class, Some(code.to_owned()), "text"))
+            let class = pg::classify_sqlstate(code).expect(code);
+            StoreError::from_fault(&Fault::new(class, Some(code.to_owned()), "text"))
         };
         for code in ["25P03", "25P04", "57014", "40001", "55P03", "42501", "53300", "0A000"] {
             assert!(matches!(error_of(code), StoreError::Unavailable(_)), "{code}");

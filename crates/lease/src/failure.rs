@@ -1,4 +1,4 @@
-//! How a handler reports a failed run.
+//! The response by which a handler reports a failed run.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -14,7 +14,7 @@ use super::handler_error::HandlerError;
 /// | --- | --- | --- |
 /// | [`HandlerError::OutcomeUnknown`] | given up | 409 `outcome-unknown` |
 /// | [`HandlerError::Permanent`] | given up | 409 `given-up` |
-/// | [`HandlerError::Refused`] | done, with the answer no | 422, and so does each retry |
+/// | [`HandlerError::Refused`] | done, as a refusal | 422, and so does each retry |
 /// | [`HandlerError::Environment`] | given back, nothing is counted | 503 `failed`, `Retry-After: 1` |
 /// | any other | a failed run | 503 `failed`, `Retry-After` with the delay until the next run; or 409 `given-up` after the last |
 ///
@@ -23,7 +23,7 @@ use super::handler_error::HandlerError;
 pub struct FailureResponse(Arc<Mutex<Option<HandlerError>>>);
 
 impl FailureResponse {
-    /// Returns the response that stands for this failure.
+    /// Builds the response that carries this failure to the layer.
     #[must_use]
     pub fn answer<B: Default>(self) -> Response<B> {
         let mut response = Response::new(B::default());
@@ -32,6 +32,7 @@ impl FailureResponse {
         response
     }
 
+    /// Takes the error; `None` if it was taken from another copy of the response.
     #[doc(hidden)]
     #[must_use]
     pub fn take(self) -> Option<HandlerError> {

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::error::Error;
 
 use oncely_core::fault::{Fault, FaultClass};
-use oncely_postgres::{Outage, PgFault, classify_handler, fault_within};
+use oncely_postgres::{Outage, PgFault, classify_cause, classify_handler};
 
 /// A handler's failure.
 ///
@@ -38,7 +38,7 @@ pub enum HandlerError {
     Transient(String),
     /// This message can never succeed: dead-lettered as `handler_rejected`.
     Permanent(String),
-    /// The final answer is no: the handler's writes for this message are rolled back, its key is completed with the response
+    /// The handler refuses the message, which is final: its writes for this message are rolled back, its key is completed with the response
     /// `{"refused": reason}`, and the message is acknowledged. No dead letter.
     Refused(String),
     /// Perhaps not caused by the message: if all messages fail alike, consuming pauses until they succeed, and no attempt is used; if
@@ -75,6 +75,7 @@ impl HandlerError {
         Self::Environment(message.into())
     }
 
+    /// Classifies the error: a fault with its class, or an outage of PostgreSQL.
     #[doc(hidden)]
     pub fn into_fault(self) -> PgFault {
         let fault = |class, message| PgFault::Fault(Fault::new(class, None, message));
@@ -84,19 +85,19 @@ impl HandlerError {
             Self::Refused(reason) => fault(FaultClass::Refused, reason),
             Self::Environment(message) => fault(FaultClass::Environment, message),
             Self::Database(error) => classify_handler(error),
-            Self::Other(error) => of_other(error.as_ref()),
+            Self::Other(error) => classify_other(error.as_ref()),
         }
     }
 }
 
 /// Classifies by the first PostgreSQL error in the chain; otherwise transient. The text has all causes down to that error, without
 /// repetition: some include their cause in their own text.
-fn of_other(error: &(dyn Error + 'static)) -> PgFault {
+fn classify_other(error: &(dyn Error + 'static)) -> PgFault {
     let mut text = String::new();
     let mut cause = Some(error);
     while let Some(one) = cause {
-        let within = fault_within(one);
-        let own = match &within {
+        let database_error = classify_cause(one);
+        let own = match &database_error {
             Some(Ok(fault)) => {
                 // The server's text may quote a value of the message, and wrappers may repeat it.
                 let mut cause = Some(one);
@@ -112,7 +113,7 @@ fn of_other(error: &(dyn Error + 'static)) -> PgFault {
             text.push_str(if text.is_empty() { "" } else { ": " });
             text.push_str(&own);
         }
-        match within {
+        match database_error {
             Some(Ok(fault)) => return PgFault::Fault(Fault::new(fault.class, fault.code, text)),
             Some(Err(kind)) => {
                 return PgFault::Outage(Outage(sqlx::Error::Io(std::io::Error::new(kind, text))));
@@ -143,7 +144,7 @@ where
         }
         match error {
             Some(error) => Self::Other(error.into()),
-            // Never: the value was put in above.
+            // Not reached: the value was set above.
             None => Self::Transient(String::new()),
         }
     }
@@ -205,11 +206,11 @@ mod tests {
 
     #[test]
     fn every_error_is_taken_and_those_of_the_database_keep_their_class() {
-        let asked = || -> Result<(), HandlerError> {
+        let fail = || -> Result<(), HandlerError> {
             Err(Own::Closed)?;
             Ok(())
         };
-        assert_eq!(class(asked().unwrap_err()), Some(FaultClass::Transient));
+        assert_eq!(class(fail().unwrap_err()), Some(FaultClass::Transient));
         assert_eq!(class("a text"), Some(FaultClass::Transient));
         assert_eq!(class(anyhow::anyhow!("any")), Some(FaultClass::Transient));
         assert_eq!(class(sqlx::Error::RowNotFound), Some(FaultClass::Transient));

@@ -12,28 +12,28 @@ use oncely_core::backoff::Backoff;
 /// is counted.
 pub(super) struct HeldKeyGuard<S: LeaseStore> {
     store: Arc<S>,
-    held: LeaseId,
+    lease_id: LeaseId,
     lease: Duration,
     is_over: bool,
 }
 
 impl<S: LeaseStore> HeldKeyGuard<S> {
-    pub(super) fn new(store: Arc<S>, held: LeaseId, lease: Duration) -> Self {
-        Self { store, held, lease, is_over: false }
+    pub(super) fn new(store: Arc<S>, lease_id: LeaseId, lease: Duration) -> Self {
+        Self { store, lease_id, lease, is_over: false }
     }
 
-    pub(super) fn held(&self) -> &LeaseId {
-        &self.held
+    pub(super) fn lease_id(&self) -> &LeaseId {
+        &self.lease_id
     }
 
-    /// Marks the run as ended by a record: the key is not released.
-    pub(super) fn over(mut self) {
+    /// Marks the run as ended by a record, so that the drop of the guard does not release the key.
+    pub(super) fn mark_ended(mut self) {
         self.is_over = true;
     }
 
-    /// Releases the key. Without an answer, the release is repeated in a task.
-    pub(super) async fn give_back(mut self) {
-        match self.store.release(&self.held).await {
+    /// Releases the key. If the store does not answer, a task repeats the release.
+    pub(super) async fn release(mut self) {
+        match self.store.release(&self.lease_id).await {
             Err(StoreError::Unavailable(_)) => {}
             _ => self.is_over = true,
         }
@@ -48,16 +48,16 @@ impl<S: LeaseStore> Drop for HeldKeyGuard<S> {
         }
         // Without a runtime the process is ending.
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-        runtime.spawn(give_back(Arc::clone(&self.store), self.held.clone(), self.lease));
+        runtime.spawn(release_until_answered(Arc::clone(&self.store), self.lease_id.clone(), self.lease));
     }
 }
 
 /// Repeats the release until it is answered or the lease has run out.
-async fn give_back<S: LeaseStore>(store: Arc<S>, held: LeaseId, lease: Duration) {
+async fn release_until_answered<S: LeaseStore>(store: Arc<S>, lease_id: LeaseId, lease: Duration) {
     let (since, mut backoff) = (Instant::now(), Backoff::default());
-    while let Err(error) = store.release(&held).await {
+    while let Err(error) = store.release(&lease_id).await {
         if !matches!(error, StoreError::Unavailable(_)) || since.elapsed() >= lease {
-            tracing::debug!(token = held.token, %error, "lease not released; it will expire");
+            tracing::debug!(token = lease_id.token, %error, "lease not released; it will expire");
             return;
         }
         tokio::time::sleep(backoff.next_pause()).await;

@@ -65,14 +65,14 @@ mod store;
 pub use any::AnyStore;
 pub use cells::{Cell, CellStore, Cells, ReplaceOutcome};
 pub use check::{
-    check_claim, check_failure, check_json, check_lease, check_step, check_step_name, stored_error,
+    check_claim, check_failure, check_json, check_lease, check_step, check_step_name, truncate_error,
 };
 pub use claim::{Claim, ClaimOutcome, Grant, fingerprint};
 pub use dual_instant::DualInstant;
 pub use error::StoreError;
 pub use grouped::{
     CallGroup, GroupLimits, GroupedStore, LeaseSessions, RunCompletion, RunTrail, SessionReuse, Statement,
-    StatementError, TagFn, repeatable, statement,
+    StatementError, TagFn, build_statement, repeatable_error,
 };
 pub use lease_id::{
     BegunStep, FailOutcome, Failure, KeySnapshot, LeaseId, RefusedCall, RenewOutcome, StepState,

@@ -18,7 +18,7 @@ use oncely_core::identity::Identity;
 pub type MemoryStore = CellStore<Memory>;
 
 impl MemoryStore {
-    /// Returns an empty store.
+    /// Creates an empty store.
     #[must_use]
     pub fn in_memory(clock: MemoryClock) -> Self {
         Self::new(Memory { clock, cells: Arc::default() })
@@ -76,13 +76,13 @@ impl Cells for Memory {
     async fn replace(
         &self,
         identity: &Identity,
-        was: Option<Uuid>,
+        expected_version: Option<Uuid>,
         cell: &Cell,
     ) -> Result<ReplaceOutcome, StoreError> {
         let mut cells = self.lock();
-        let there = cells.get(identity);
-        if there.map(|cell| cell.version) != was {
-            return Ok(ReplaceOutcome::Other(there.cloned()));
+        let existing = cells.get(identity);
+        if existing.map(|cell| cell.version) != expected_version {
+            return Ok(ReplaceOutcome::Other(existing.cloned()));
         }
         cells.insert(identity.clone(), cell.clone());
         Ok(ReplaceOutcome::Done)

@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
+/// Converts a duration to microseconds.
 #[doc(hidden)]
 pub fn micros(time: Duration) -> i64 {
     i64::try_from(time.as_micros()).unwrap_or(i64::MAX)
 }
 
-pub(super) fn time(micros: i64) -> Duration {
+/// Converts microseconds to a duration; a negative number to zero.
+pub(super) fn from_micros(micros: i64) -> Duration {
     Duration::from_micros(u64::try_from(micros).unwrap_or(0))
 }

@@ -25,9 +25,9 @@ use oncely_postgres::{
 };
 
 /// Longest wait for an answer.
-const LIMIT: Duration = Duration::from_secs(30);
-/// Time after which to ask again for a key that another transaction has locked.
-const LOCKED: Duration = Duration::from_secs(1);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+/// Remaining time that is reported for a key that another transaction has locked.
+const LOCKED_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// A store in the database with the schema `oncely`: it shares its keys with workers and `oncely.claim_lease`, with audit trail and mirror.
 /// The pool's login needs the role `oncely_consumer` and the right to consume ([`look_up`](LeaseStore::look_up) also needs a role that may
@@ -41,36 +41,42 @@ const LOCKED: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug)]
 pub struct PostgresStore {
     sessions: SessionSource,
-    away: LastOutage,
+    last_outage: LastOutage,
     /// Whether the last statement was not answered. Its session may have expired while idle; the next one shows.
     is_failing: Arc<AtomicBool>,
 }
 
 impl PostgresStore {
-    /// Returns a store on this pool's connections, each used for a single transaction.
+    /// Creates a store on this pool's connections, each used for a single transaction.
     #[must_use]
     pub fn new(pool: PgPool) -> Self {
-        Self { sessions: SessionSource::Pool(pool), away: LastOutage::default(), is_failing: Arc::default() }
+        Self {
+            sessions: SessionSource::Pool(pool),
+            last_outage: LastOutage::default(),
+            is_failing: Arc::default(),
+        }
     }
 
-    /// Returns a store on sessions of its own.
+    /// Creates a store on sessions of its own.
     #[doc(hidden)]
-    pub fn of_sessions(sessions: SessionPool) -> Self {
-        let away = sessions.last_outage();
-        Self { sessions: SessionSource::Own(sessions), away, is_failing: Arc::default() }
+    pub fn from_sessions(sessions: SessionPool) -> Self {
+        let last_outage = sessions.last_outage();
+        Self { sessions: SessionSource::Own(sessions), last_outage, is_failing: Arc::default() }
     }
 
     /// Runs a statement in a transaction of its own, which is committed before it returns.
-    async fn in_transaction<T: Send + 'static>(
+    async fn run_in_transaction<T: Send + 'static>(
         &self,
         statement: impl for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<T, sqlx::Error>>
         + Send
         + 'static,
     ) -> Result<T, StoreError> {
-        self.in_transaction_within(LIMIT, statement).await
+        self.run_in_transaction_within(ANSWER_TIMEOUT, statement).await
     }
 
-    async fn in_transaction_within<T: Send + 'static>(
+    /// Runs a statement in a transaction of its own, in a task that ends it even if the caller is dropped. Waits up to `limit` for the
+    /// session and the answer. Repeated failures that affect all sessions are recorded as an outage.
+    async fn run_in_transaction_within<T: Send + 'static>(
         &self,
         limit: Duration,
         statement: impl for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<T, sqlx::Error>>
@@ -78,42 +84,42 @@ impl PostgresStore {
         + 'static,
     ) -> Result<T, StoreError> {
         let sessions = self.sessions.clone();
-        let said = tokio::spawn(async move {
+        let result = tokio::spawn(async move {
             let until = Instant::now() + limit;
-            let silent = || {
+            let timeout_error = || {
                 let text = format!("no answer within {limit:?}");
                 sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, text))
             };
-            let mut out = sessions.take(until).await.map_err(|none| match none {
+            let mut session = sessions.take(until).await.map_err(|error| match error {
                 CheckoutError::Postgres(error) => StatementFault::Postgres(error),
-                CheckoutError::Silent => StatementFault::Postgres(silent()),
+                CheckoutError::Timeout => StatementFault::Postgres(timeout_error()),
                 CheckoutError::Other(other) => StatementFault::NoSession(other),
             })?;
-            match timeout_at(until, committed(out.connection(), statement)).await {
-                Ok(Ok(answer)) => {
-                    out.give_back();
-                    Ok(answer)
+            match timeout_at(until, run_committed(session.connection(), statement)).await {
+                Ok(Ok(value)) => {
+                    session.give_back();
+                    Ok(value)
                 }
                 // In an unknown state: the connection is closed.
                 Ok(Err(error)) => {
-                    out.end();
+                    session.end();
                     Err(StatementFault::Postgres(error))
                 }
                 Err(_) => {
-                    out.end();
-                    Err(StatementFault::Postgres(silent()))
+                    session.end();
+                    Err(StatementFault::Postgres(timeout_error()))
                 }
             }
         });
-        let said = said.await.unwrap_or(Err(StatementFault::Postgres(sqlx::Error::WorkerCrashed)));
+        let result = result.await.unwrap_or(Err(StatementFault::Postgres(sqlx::Error::WorkerCrashed)));
         // If the server refuses this statement alone, other holders can renew.
-        let is_failing = said.as_ref().is_err_and(StatementFault::affects_all_sessions);
+        let is_failing = result.as_ref().is_err_and(StatementFault::affects_all_sessions);
         if self.is_failing.swap(is_failing, Ordering::Relaxed) && is_failing {
-            self.away.note();
+            self.last_outage.record();
         }
-        match said {
-            Ok(answer) => answer.map_err(store_error),
-            Err(StatementFault::Postgres(error)) => Err(store_error(error)),
+        match result {
+            Ok(value) => value.map_err(to_store_error),
+            Err(StatementFault::Postgres(error)) => Err(to_store_error(error)),
             Err(StatementFault::NoSession(error)) => Err(StoreError::unavailable(error)),
         }
     }
@@ -135,7 +141,7 @@ impl StatementFault {
 }
 
 /// Runs a statement and commits. An inner error is a refusal by PostgreSQL that leaves the session usable.
-async fn committed<T>(
+async fn run_committed<T>(
     connection: &mut PgConnection,
     statement: impl for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<T, sqlx::Error>>,
 ) -> Result<Result<T, sqlx::Error>, sqlx::Error> {
@@ -153,7 +159,8 @@ async fn committed<T>(
     }
 }
 
-fn store_error(error: sqlx::Error) -> StoreError {
+/// Classifies an error of a statement: a lost lease, a damaged record, no answer, or a refusal.
+fn to_store_error(error: sqlx::Error) -> StoreError {
     if pg::is_lease_lost(&error) {
         return StoreError::Lost;
     }
@@ -163,31 +170,31 @@ fn store_error(error: sqlx::Error) -> StoreError {
     }
     match pg::classify(error) {
         PgFault::Outage(outage) => StoreError::unavailable(outage),
-        PgFault::Fault(fault) => StoreError::of_fault(&fault),
+        PgFault::Fault(fault) => StoreError::from_fault(&fault),
     }
 }
 
-fn trace() -> LeaseTrace<'static> {
+fn empty_trace() -> LeaseTrace<'static> {
     LeaseTrace { queue: "", worker: "", trace_id: None }
 }
 
-fn number(given: Option<i32>) -> u32 {
-    given.and_then(|given| u32::try_from(given).ok()).unwrap_or(0)
+fn to_count(value: Option<i32>) -> u32 {
+    value.and_then(|value| u32::try_from(value).ok()).unwrap_or(0)
 }
 
 impl StepStore for PostgresStore {
-    async fn renew(&self, held: &[LeaseId], lease: Duration) -> Result<Vec<RenewOutcome>, StoreError> {
+    async fn renew(&self, lease_ids: &[LeaseId], lease: Duration) -> Result<Vec<RenewOutcome>, StoreError> {
         check_lease(lease)?;
-        let held = held.to_vec();
+        let lease_ids = lease_ids.to_vec();
         // A connection that does not answer must not cost the lease: there is time for another one.
-        self.in_transaction_within(lease / 3, move |connection| {
+        self.run_in_transaction_within(lease / 3, move |connection| {
             Box::pin(async move {
-                let mut renewed = Vec::with_capacity(held.len());
-                for held in &held {
-                    let left = pg::renew_lease(connection, held.as_row(), lease).await?;
-                    renewed.push(left.map_or(RenewOutcome::Lost, RenewOutcome::Until));
+                let mut outcomes = Vec::with_capacity(lease_ids.len());
+                for lease_id in &lease_ids {
+                    let remaining = pg::renew_lease(connection, lease_id.as_row(), lease).await?;
+                    outcomes.push(remaining.map_or(RenewOutcome::Lost, RenewOutcome::Until));
                 }
-                Ok(renewed)
+                Ok(outcomes)
             })
         })
         .await
@@ -195,18 +202,18 @@ impl StepStore for PostgresStore {
 
     async fn begin_step(
         &self,
-        held: &LeaseId,
+        lease_id: &LeaseId,
         step: &Step,
         call: Uuid,
         lease: Duration,
     ) -> Result<BegunStep, StoreError> {
         check_step(step)?;
         check_lease(lease)?;
-        let (held, step) = (held.clone(), *step);
-        self.in_transaction(move |connection| {
+        let (lease_id, step) = (lease_id.clone(), *step);
+        self.run_in_transaction(move |connection| {
             Box::pin(async move {
                 let rule = step.repeat().rule();
-                pg::begin_step(connection, held.as_row(), step.name(), rule, call, lease).await
+                pg::begin_step(connection, lease_id.as_row(), step.name(), rule, call, lease).await
             })
         })
         .await
@@ -214,7 +221,7 @@ impl StepStore for PostgresStore {
 
     async fn checkpoint(
         &self,
-        held: &LeaseId,
+        lease_id: &LeaseId,
         step: &str,
         result: &Value,
         lease: Duration,
@@ -222,28 +229,28 @@ impl StepStore for PostgresStore {
         check_step_name(step)?;
         check_lease(lease)?;
         check_json("result", result)?;
-        let (held, step, result) = (held.clone(), step.to_owned(), result.clone());
-        self.in_transaction(move |connection| {
-            Box::pin(
-                async move { pg::checkpoint(connection, held.as_row(), &step, &result, false, lease).await },
-            )
+        let (lease_id, step, result) = (lease_id.clone(), step.to_owned(), result.clone());
+        self.run_in_transaction(move |connection| {
+            Box::pin(async move {
+                pg::checkpoint(connection, lease_id.as_row(), &step, &result, false, lease).await
+            })
         })
         .await
     }
 
     async fn refuse_step(
         &self,
-        held: &LeaseId,
+        lease_id: &LeaseId,
         step: &str,
         refused: RefusedCall,
         lease: Duration,
     ) -> Result<u32, StoreError> {
         check_step_name(step)?;
         check_lease(lease)?;
-        let (held, step) = (held.clone(), step.to_owned());
-        self.in_transaction(move |connection| {
+        let (lease_id, step) = (lease_id.clone(), step.to_owned());
+        self.run_in_transaction(move |connection| {
             Box::pin(async move {
-                pg::refuse_step(connection, held.as_row(), &step, refused, "refused", lease).await
+                pg::refuse_step(connection, lease_id.as_row(), &step, refused, "refused", lease).await
             })
         })
         .await
@@ -260,9 +267,9 @@ impl LeaseStore for PostgresStore {
         let (identity, digest, owner) = (claim.identity.clone(), claim.fingerprint, claim.owner.to_owned());
         let (time, max_run, retention, max_crashes) =
             (claim.lease, claim.max_run, claim.retention, claim.max_crashes);
-        let may_take_over = !self.away.is_within(time);
-        let claimed = self
-            .in_transaction(move |connection| {
+        let may_take_over = !self.last_outage.is_within(time);
+        let row = self
+            .run_in_transaction(move |connection| {
                 Box::pin(async move {
                     let claim = pg::ClientClaim {
                         identity: &identity,
@@ -277,58 +284,60 @@ impl LeaseStore for PostgresStore {
                     match pg::claim_lease(connection, claim).await {
                         // Another transaction claims it, or is about to end its run.
                         Err(error) if pg::is_locked(&error) => Ok(None),
-                        claimed => claimed.map(Some),
+                        row => row.map(Some),
                     }
                 })
             })
             .await?;
-        let Some(answer) = claimed else { return Ok(ClaimOutcome::InFlight(LOCKED)) };
+        let Some(row) = row else { return Ok(ClaimOutcome::InFlight(LOCKED_RETRY_DELAY)) };
         let missing = |what: &str| StoreError::Damaged(format!("a claim was answered without a {what}"));
-        let delay = answer.delay.unwrap_or_default();
-        Ok(match answer.outcome.as_str() {
+        let delay = row.delay.unwrap_or_default();
+        Ok(match row.outcome.as_str() {
             "granted" => ClaimOutcome::Granted(Grant {
-                token: answer.token.ok_or_else(|| missing("token"))?,
-                attempt: number(answer.attempt),
-                is_takeover: answer.taken_over.unwrap_or(false),
+                token: row.token.ok_or_else(|| missing("token"))?,
+                attempt: to_count(row.attempt),
+                is_takeover: row.taken_over.unwrap_or(false),
             }),
             "in_flight" => ClaimOutcome::InFlight(delay),
             "retry" => ClaimOutcome::Wait(delay),
             // Stored under another fingerprint policy: it is unknown whether this is the same request, so its response is not returned.
-            "duplicate" if answer.reason.is_some() => ClaimOutcome::Conflict,
-            "duplicate" => ClaimOutcome::Done(answer.response),
+            "duplicate" if row.reason.is_some() => ClaimOutcome::Conflict,
+            "duplicate" => ClaimOutcome::Done(row.response),
             "conflict" => ClaimOutcome::Conflict,
             "given_up" => ClaimOutcome::GivenUp {
-                reason: answer
-                    .reason
-                    .as_deref()
-                    .and_then(Reason::from_code)
-                    .ok_or_else(|| missing("reason"))?,
-                detail: answer.detail.unwrap_or_default(),
+                reason: row.reason.as_deref().and_then(Reason::from_code).ok_or_else(|| missing("reason"))?,
+                detail: row.detail.unwrap_or_default(),
             },
             other => return Err(StoreError::Damaged(format!("a claim was answered {other:?}"))),
         })
     }
 
-    async fn complete(&self, held: &LeaseId, response: Option<&Value>) -> Result<(), StoreError> {
+    async fn complete(&self, lease_id: &LeaseId, response: Option<&Value>) -> Result<(), StoreError> {
         response.map(|response| check_json("response", response)).transpose()?;
-        let (held, response) = (held.clone(), response.cloned());
-        self.in_transaction(move |connection| {
+        let (lease_id, response) = (lease_id.clone(), response.cloned());
+        self.run_in_transaction(move |connection| {
             Box::pin(async move {
                 // Not for the mirror: there may be no relay, and copies that come as messages are found in PostgreSQL.
-                let done =
-                    pg::complete_lease(connection, held.as_row(), response.as_ref(), false, false, trace());
-                done.await.map(drop)
+                let completion = pg::complete_lease(
+                    connection,
+                    lease_id.as_row(),
+                    response.as_ref(),
+                    false,
+                    false,
+                    empty_trace(),
+                );
+                completion.await.map(drop)
             })
         })
         .await
     }
 
-    async fn fail(&self, held: &LeaseId, failure: &Failure<'_>) -> Result<FailOutcome, StoreError> {
+    async fn fail(&self, lease_id: &LeaseId, failure: &Failure<'_>) -> Result<FailOutcome, StoreError> {
         check_failure(failure)?;
-        let (held, error) = (held.clone(), super::check::stored_error(failure.error));
+        let (lease_id, error) = (lease_id.clone(), super::check::truncate_error(failure.error));
         let (reason, max_attempts, delay) = (failure.reason, failure.max_attempts, failure.delay);
-        let failed = self
-            .in_transaction(move |connection| {
+        let outcome = self
+            .run_in_transaction(move |connection| {
                 Box::pin(async move {
                     let failure = LeaseFailure {
                         error: &error,
@@ -338,11 +347,11 @@ impl LeaseStore for PostgresStore {
                         delay,
                         is_charged: true,
                     };
-                    pg::fail_lease(connection, held.as_row(), &failure, trace()).await
+                    pg::fail_lease(connection, lease_id.as_row(), &failure, empty_trace()).await
                 })
             })
             .await?;
-        Ok(match failed {
+        Ok(match outcome {
             LeaseFailOutcome::Retry { attempts } => FailOutcome::Retry { attempts },
             LeaseFailOutcome::GivenUp { attempts, reason } => FailOutcome::GivenUp { attempts, reason },
             LeaseFailOutcome::Completed => FailOutcome::Completed,
@@ -350,10 +359,10 @@ impl LeaseStore for PostgresStore {
         })
     }
 
-    async fn release(&self, held: &LeaseId) -> Result<bool, StoreError> {
-        let held = held.clone();
-        self.in_transaction(move |connection| {
-            Box::pin(async move { pg::release_lease(connection, held.as_row()).await })
+    async fn release(&self, lease_id: &LeaseId) -> Result<bool, StoreError> {
+        let lease_id = lease_id.clone();
+        self.run_in_transaction(move |connection| {
+            Box::pin(async move { pg::release_lease(connection, lease_id.as_row()).await })
         })
         .await
     }
@@ -361,8 +370,8 @@ impl LeaseStore for PostgresStore {
     async fn look_up(&self, identity: &Identity) -> Result<Option<KeySnapshot>, StoreError> {
         let identity = identity.clone();
         let row = self
-            .in_transaction(move |connection| {
-                Box::pin(async move { pg::known_lease(connection, &identity).await })
+            .run_in_transaction(move |connection| {
+                Box::pin(async move { pg::read_lease_state(connection, &identity).await })
             })
             .await?;
         row.map(|row| {
@@ -371,8 +380,8 @@ impl LeaseStore for PostgresStore {
                     .ok_or_else(|| StoreError::Damaged(format!("no state is called {:?}", row.status)))?,
                 owner: row.owner,
                 token: row.token.unwrap_or(0),
-                attempts: number(Some(row.attempts)),
-                crashes: number(Some(row.crash_attempts)),
+                attempts: to_count(Some(row.attempts)),
+                crashes: to_count(Some(row.crash_attempts)),
                 reason: row.reason.as_deref().and_then(Reason::from_code),
                 response: row.response,
             })

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use oncely_core::identity::Identity;
 
 /// More keys than a process holds. Above it the cache is cleared and keys are read again; crashed runs leave their entries behind.
-const MOST: usize = 10_000;
+const MAX_KEYS: usize = 10_000;
 
 /// The last written cells (`T`) of held keys. They may have been replaced since.
 #[derive(Clone, Debug)]
@@ -25,7 +25,7 @@ impl<T> RecentCells<T> {
 
     pub(super) fn put(&self, identity: &Identity, cell: T) {
         let mut cells = self.lock();
-        if cells.len() >= MOST {
+        if cells.len() >= MAX_KEYS {
             cells.clear();
         }
         cells.insert(identity.clone(), cell);

@@ -7,14 +7,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::check::{DAY, stored_error};
+use super::check::{DAY, truncate_error};
 use super::claim::{Claim, ClaimOutcome, Grant};
 use super::error::StoreError;
 use super::lease_id::{BegunStep, FailOutcome, Failure, KeySnapshot, RefusedCall, RenewOutcome};
-use super::micros::{micros, time};
+use super::micros::{from_micros, micros};
 use super::step::Step;
 use super::steps::Steps;
-use oncely_core::decide::{EARLY, KeyDecision, KeyRecord, KeyStatus, OnConflict, decide};
+use oncely_core::decide::{EARLY_TOLERANCE, KeyDecision, KeyRecord, KeyStatus, OnConflict, decide_on_key};
 use oncely_core::fingerprint::Fingerprint;
 use oncely_core::identity::Identity;
 use oncely_core::reason::Reason;
@@ -51,7 +51,7 @@ enum RecordState {
     },
     Completed {
         // Omitted if there is no response: a response may be null.
-        #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "some")]
+        #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "deserialize_some")]
         response: Option<Value>,
     },
     Failed {
@@ -82,8 +82,8 @@ impl Record {
         }
     }
 
-    /// Converts the record for [`decide`].
-    fn key_record(&self) -> KeyRecord {
+    /// Converts the record for [`decide_on_key`].
+    fn to_key_record(&self) -> KeyRecord {
         let reason = match self.state {
             RecordState::Failed { reason } => Some(reason),
             _ => None,
@@ -102,31 +102,31 @@ impl Record {
         }
     }
 
-    /// Decides a claim; returns the new record if it changes.
+    /// Applies a claim to the stored record, if there is one; returns the new record, if it changes, and the outcome.
     pub(super) fn claim(
-        known: Option<&Self>,
+        record: Option<&Self>,
         claim: &Claim<'_>,
         now: RecordTime,
     ) -> (Option<Self>, ClaimOutcome) {
-        let print = Fingerprint::of_digest(&claim.fingerprint);
-        let held = RecordState::Held {
+        let fingerprint = Fingerprint::from_digest(&claim.fingerprint);
+        let held_state = RecordState::Held {
             owner: claim.owner.to_owned(),
             until: now.at.saturating_add(micros(claim.lease)),
             run_until: now.at.saturating_add(micros(claim.max_run)),
         };
         let retention = micros(claim.retention);
         let expires_at = now.at.saturating_add(retention);
-        let known = match known {
+        let record = match record {
             // An expired record counts as absent.
             None => None,
-            Some(known) if known.expires_at <= now.at => None,
-            Some(known) => Some(known),
+            Some(record) if record.expires_at <= now.at => None,
+            Some(record) => Some(record),
         };
-        let Some(known) = known else {
+        let Some(record) = record else {
             let token = now.at;
-            let fresh = Self {
-                state: held,
-                fingerprint: print,
+            let record = Self {
+                state: held_state,
+                fingerprint,
                 token,
                 attempts: 0,
                 crashes: 0,
@@ -135,9 +135,9 @@ impl Record {
                 error: None,
                 steps: Steps::default(),
             };
-            return (Some(fresh), ClaimOutcome::Granted(Grant { token, attempt: 1, is_takeover: false }));
+            return (Some(record), ClaimOutcome::Granted(Grant { token, attempt: 1, is_takeover: false }));
         };
-        match decide(&known.key_record(), Some(&print), OnConflict::DeadLetter) {
+        match decide_on_key(&record.to_key_record(), Some(&fingerprint), OnConflict::DeadLetter) {
             KeyDecision::Reject(rejection) if rejection.reason == Reason::KeyConflict => {
                 return (None, ClaimOutcome::Conflict);
             }
@@ -146,7 +146,7 @@ impl Record {
                 return (None, ClaimOutcome::GivenUp { reason, detail });
             }
             KeyDecision::Duplicate => {
-                let response = match &known.state {
+                let response = match &record.state {
                     RecordState::Completed { response } => response.clone(),
                     _ => None,
                 };
@@ -154,54 +154,60 @@ impl Record {
             }
             KeyDecision::Retake | KeyDecision::Leased => {}
         }
-        known.take(claim, now, held)
+        record.take(claim, now, held_state)
     }
 
-    /// Takes a record that is not decided, if its time has come.
-    fn take(&self, claim: &Claim<'_>, now: RecordTime, held: RecordState) -> (Option<Self>, ClaimOutcome) {
+    /// Takes a key that is neither completed nor given up for a claim, unless another run holds it or its delay is not over. A key with too
+    /// many crashed runs is given up.
+    fn take(
+        &self,
+        claim: &Claim<'_>,
+        now: RecordTime,
+        held_state: RecordState,
+    ) -> (Option<Self>, ClaimOutcome) {
         let was_held = match &self.state {
             // The same acquisition after a lost reply: its run has not begun, and gets its full time.
             RecordState::Held { owner, until, .. } if owner == claim.owner => {
                 let run_until = now.at.saturating_add(micros(claim.max_run));
                 let (owner, until) = (owner.clone(), *until);
-                let mut renewed =
+                let mut record =
                     Self { state: RecordState::Held { owner, until, run_until }, ..self.clone() };
-                renewed.extend(claim.lease, now.at);
-                return (Some(renewed), ClaimOutcome::Granted(self.grant()));
+                record.extend(claim.lease, now.at);
+                return (Some(record), ClaimOutcome::Granted(self.grant()));
             }
             RecordState::Held { until, .. } => {
-                let left = until.saturating_add(now.grace).saturating_sub(now.at);
+                let remaining = until.saturating_add(now.grace).saturating_sub(now.at);
                 // No lease is longer than a day: a longer one was granted by a clock that was ahead.
-                if left > 0 && left <= micros(DAY).saturating_add(now.grace) {
-                    return (None, ClaimOutcome::InFlight(time(left)));
+                if remaining > 0 && remaining <= micros(DAY).saturating_add(now.grace) {
+                    return (None, ClaimOutcome::InFlight(from_micros(remaining)));
                 }
                 true
             }
             RecordState::Free { not_before } => {
-                let left = not_before.saturating_sub(now.at);
-                if left > micros(EARLY) {
-                    return (None, ClaimOutcome::Wait(time(left)));
+                let remaining = not_before.saturating_sub(now.at);
+                if remaining > micros(EARLY_TOLERANCE) {
+                    return (None, ClaimOutcome::Wait(from_micros(remaining)));
                 }
                 false
             }
             RecordState::Completed { .. } | RecordState::Failed { .. } => false,
         };
-        let mut taken = Self {
+        let mut record = Self {
             token: now.at.max(self.token.saturating_add(1)),
             crashes: self.crashes.saturating_add(u32::from(was_held)),
-            state: held,
+            state: held_state,
             retention: micros(claim.retention),
             expires_at: now.at.saturating_add(micros(claim.retention)),
             ..self.clone()
         };
-        if was_held && taken.crashes >= claim.max_crashes {
-            let detail = format!("{} runs under a lease ended without a word", taken.crashes);
-            taken.error = Some(detail.clone());
-            taken.state = RecordState::Failed { reason: Reason::Crash };
-            return (Some(taken), ClaimOutcome::GivenUp { reason: Reason::Crash, detail });
+        if was_held && record.crashes >= claim.max_crashes {
+            let detail = format!("{} runs under a lease ended without a word", record.crashes);
+            record.error = Some(detail.clone());
+            record.state = RecordState::Failed { reason: Reason::Crash };
+            return (Some(record), ClaimOutcome::GivenUp { reason: Reason::Crash, detail });
         }
-        let grant = taken.grant();
-        (Some(taken), ClaimOutcome::Granted(grant))
+        let grant = record.grant();
+        (Some(record), ClaimOutcome::Granted(grant))
     }
 
     fn grant(&self) -> Grant {
@@ -224,29 +230,36 @@ impl Record {
         matches!(self.state, RecordState::Held { .. }) && self.token == token
     }
 
-    /// Returns the record for a change by its holder, with the lease renewed. `beginning`: after its time a run may begin nothing, even if
-    /// no other run has taken the key over yet.
-    fn hold(&self, token: i64, lease: Duration, at: i64, beginning: bool) -> Result<Self, StoreError> {
-        let runs = match self.state {
+    /// Returns the record with the lease renewed, for a change by its holder; [`StoreError::Lost`] for any other run. `is_beginning`:
+    /// the change is refused after the time of the run, even if no other run has taken the key over yet.
+    fn renew_as_holder(
+        &self,
+        token: i64,
+        lease: Duration,
+        at: i64,
+        is_beginning: bool,
+    ) -> Result<Self, StoreError> {
+        let is_in_time = match self.state {
             RecordState::Held { run_until, .. } => run_until > at,
             _ => false,
         };
-        if !self.is_held(token) || (beginning && !runs) {
+        if !self.is_held(token) || (is_beginning && !is_in_time) {
             return Err(StoreError::Lost);
         }
-        let mut renewed = self.clone();
-        renewed.extend(lease, at);
-        Ok(renewed)
+        let mut record = self.clone();
+        record.extend(lease, at);
+        Ok(record)
     }
 
+    /// Renews the lease; returns the changed record, if the lease is held, and the time left.
     pub(super) fn renew(&self, token: i64, lease: Duration, at: i64) -> (Option<Self>, RenewOutcome) {
-        match self.hold(token, lease, at, true) {
-            Ok(renewed) => {
-                let left = match renewed.state {
-                    RecordState::Held { until, .. } => time(until.saturating_sub(at)),
+        match self.renew_as_holder(token, lease, at, true) {
+            Ok(record) => {
+                let remaining = match record.state {
+                    RecordState::Held { until, .. } => from_micros(until.saturating_sub(at)),
                     _ => Duration::ZERO,
                 };
-                (Some(renewed), RenewOutcome::Until(left))
+                (Some(record), RenewOutcome::Until(remaining))
             }
             Err(_) => (None, RenewOutcome::Lost),
         }
@@ -274,6 +287,7 @@ impl Record {
         }))
     }
 
+    /// Applies a failure; returns the changed record, if it changes, and the outcome.
     pub(super) fn fail(&self, token: i64, failure: &Failure<'_>, at: i64) -> (Option<Self>, FailOutcome) {
         let attempts = self.attempts;
         if self.token != token {
@@ -287,23 +301,24 @@ impl Record {
             RecordState::Held { .. } => {}
         }
         let attempts = attempts.saturating_add(1);
-        let exhausted = (attempts >= failure.max_attempts).then_some(Reason::AttemptsExhausted);
-        let mut failed = Self { attempts, error: Some(stored_error(failure.error)), ..self.clone() };
-        failed.expires_at = at.saturating_add(micros(failure.delay)).saturating_add(self.retention);
-        match failure.reason.or(exhausted) {
+        let exhausted_reason = (attempts >= failure.max_attempts).then_some(Reason::AttemptsExhausted);
+        let mut record = Self { attempts, error: Some(truncate_error(failure.error)), ..self.clone() };
+        record.expires_at = at.saturating_add(micros(failure.delay)).saturating_add(self.retention);
+        match failure.reason.or(exhausted_reason) {
             Some(reason) => {
-                failed.state = RecordState::Failed { reason };
-                (Some(failed), FailOutcome::GivenUp { attempts, reason })
+                record.state = RecordState::Failed { reason };
+                (Some(record), FailOutcome::GivenUp { attempts, reason })
             }
             None => {
-                failed.state = RecordState::Free { not_before: at.saturating_add(micros(failure.delay)) };
+                record.state = RecordState::Free { not_before: at.saturating_add(micros(failure.delay)) };
                 // The process is alive: it reports this failure.
-                failed.crashes = 0;
-                (Some(failed), FailOutcome::Retry { attempts })
+                record.crashes = 0;
+                (Some(record), FailOutcome::Retry { attempts })
             }
         }
     }
 
+    /// Releases the key; returns the changed record, if it changes, and whether the key is free by this lease.
     pub(super) fn release(&self, token: i64) -> (Option<Self>, bool) {
         if self.is_held(token) {
             return (Some(Self { state: RecordState::Free { not_before: 0 }, ..self.clone() }), true);
@@ -319,9 +334,9 @@ impl Record {
         call: Uuid,
         (lease, at): (Duration, i64),
     ) -> Result<(Self, BegunStep), StoreError> {
-        let mut held = self.hold(token, lease, at, true)?;
-        let begun = held.steps.begin((identity, token), step, call, at)?;
-        Ok((held, begun))
+        let mut record = self.renew_as_holder(token, lease, at, true)?;
+        let begun_step = record.steps.begin((identity, token), step, call, at)?;
+        Ok((record, begun_step))
     }
 
     /// Stores a result; `None` if it is stored already.
@@ -332,16 +347,16 @@ impl Record {
         result: &Value,
         (lease, at): (Duration, i64),
     ) -> Result<Option<Self>, StoreError> {
-        let Ok(mut held) = self.hold(token, lease, at, false) else {
+        let Ok(mut record) = self.renew_as_holder(token, lease, at, false) else {
             // Repeated after a lost reply.
             if self.steps.has_stored(token, step, result) {
                 return Ok(None);
             }
-            let resolved = self.resolve(token, step, None, |steps| steps.store(token, step, result))?;
-            return Ok(Some(resolved.0));
+            let resolution = self.resolve(token, step, None, |steps| steps.store(token, step, result))?;
+            return Ok(Some(resolution.0));
         };
-        let changed = held.steps.store(token, step, result)?;
-        Ok(changed.then_some(held))
+        let has_changed = record.steps.store(token, step, result)?;
+        Ok(has_changed.then_some(record))
     }
 
     /// Records that a call of a step did not happen; returns the next round.
@@ -352,20 +367,20 @@ impl Record {
         refused: RefusedCall,
         (lease, at): (Duration, i64),
     ) -> Result<(Option<Self>, u32), StoreError> {
-        let Ok(mut held) = self.hold(token, lease, at, false) else {
+        let Ok(mut record) = self.renew_as_holder(token, lease, at, false) else {
             if let Some(next) = self.steps.round_after_refusal(token, step, refused) {
                 return Ok((None, next));
             }
-            let (resolved, next) =
+            let (record, next) =
                 self.resolve(token, step, Some(refused), |steps| steps.refuse(token, step, refused))?;
-            return Ok((Some(resolved), next.round));
+            return Ok((Some(record), next.round));
         };
-        let next = held.steps.refuse(token, step, refused)?;
-        Ok((next.has_changed.then_some(held), next.round))
+        let next = record.steps.refuse(token, step, refused)?;
+        Ok((next.has_changed.then_some(record), next.round))
     }
 
-    /// Stores the outcome of a call after the end of its lease, unless another run has repeated the call. The key may run again if it was given up
-    /// only because this outcome was unknown, or if the run that holds it has learned from its step that it is.
+    /// Stores the outcome of a call after the end of its lease, unless another run has repeated the call. The key may run again if it was
+    /// given up only because this outcome was unknown, or if the run that holds it has learned from its step that it is.
     fn resolve<T>(
         &self,
         token: i64,
@@ -378,20 +393,21 @@ impl Record {
         {
             return Err(StoreError::Lost);
         }
-        let mut resolved = self.clone();
-        let stored = store(&mut resolved.steps)?;
+        let mut record = self.clone();
+        let value = store(&mut record.steps)?;
         let may_run = match self.state {
-            RecordState::Held { .. } => self.steps.doubted_by(step) == Some(self.token),
-            RecordState::Failed { reason: Reason::OutcomeUnknown } => !resolved.steps.is_any_in_doubt(),
+            RecordState::Held { .. } => self.steps.doubting_token(step) == Some(self.token),
+            RecordState::Failed { reason: Reason::OutcomeUnknown } => !record.steps.is_any_in_doubt(),
             RecordState::Free { .. } | RecordState::Completed { .. } | RecordState::Failed { .. } => false,
         };
         if may_run {
-            resolved.state = RecordState::Free { not_before: 0 };
+            record.state = RecordState::Free { not_before: 0 };
         }
-        Ok((resolved, stored))
+        Ok((record, value))
     }
 
-    pub(super) fn known(&self) -> KeySnapshot {
+    /// Converts the record to the state that operators see.
+    pub(super) fn to_snapshot(&self) -> KeySnapshot {
         let owner = match &self.state {
             RecordState::Held { owner, .. } => Some(owner.clone()),
             _ => None,
@@ -406,13 +422,14 @@ impl Record {
             token: self.token,
             attempts: self.attempts,
             crashes: self.crashes,
-            reason: self.key_record().reason,
+            reason: self.to_key_record().reason,
             response,
         }
     }
 }
 
-fn some<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
+/// Reads a response that is present, `null` included, as `Some`.
+fn deserialize_some<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
     Value::deserialize(deserializer).map(Some)
 }
 
@@ -445,7 +462,7 @@ mod code {
     }
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Reason, D::Error> {
-        Ok(Reason::stored(&String::deserialize(deserializer)?))
+        Ok(Reason::from_stored_code(&String::deserialize(deserializer)?))
     }
 }
 
@@ -470,25 +487,27 @@ mod tests {
             max_crashes: 3,
         };
         let at = 1_800_000_000_000_000;
-        let (held, _) = Record::claim(None, &claim, RecordTime { at, grace: 0 });
-        let mut held = held.unwrap();
+        let (record, _) = Record::claim(None, &claim, RecordTime { at, grace: 0 });
+        let mut record = record.unwrap();
         for repeat in [Repeat::Always, Repeat::Within(day), Repeat::Ask, Repeat::Never] {
             let name: &'static str = repeat.rule().0;
-            let who = (&identity, held.token);
-            held = held.begin_step(who, &Step::new(name, repeat), Uuid::new_v4(), (day, at)).unwrap().0;
+            let holder = (&identity, record.token);
+            record =
+                record.begin_step(holder, &Step::new(name, repeat), Uuid::new_v4(), (day, at)).unwrap().0;
         }
-        held = held.checkpoint(held.token, "always", &Value::Null, (day, at)).unwrap().unwrap();
-        held = held.refuse_step(held.token, "never", RefusedCall::Round(0), (day, at)).unwrap().0.unwrap();
+        record = record.checkpoint(record.token, "always", &Value::Null, (day, at)).unwrap().unwrap();
+        record =
+            record.refuse_step(record.token, "never", RefusedCall::Round(0), (day, at)).unwrap().0.unwrap();
         let failure = |reason| Failure { error: "away", reason, max_attempts: 9, delay: day };
         let mut records = vec![
-            held.release(held.token).0.unwrap(),
-            held.fail(held.token, &failure(None), at).0.unwrap(),
-            held.fail(held.token, &failure(Some(Reason::Poison)), at).0.unwrap(),
+            record.release(record.token).0.unwrap(),
+            record.fail(record.token, &failure(None), at).0.unwrap(),
+            record.fail(record.token, &failure(Some(Reason::Poison)), at).0.unwrap(),
         ];
         for response in [None, Some(Value::Null), Some(Value::from("done"))] {
-            records.push(held.complete(held.token, response.as_ref(), at).unwrap().unwrap());
+            records.push(record.complete(record.token, response.as_ref(), at).unwrap().unwrap());
         }
-        records.push(held);
+        records.push(record);
         let held_and_given_up = serde_json::to_string(&records[2]).unwrap();
         assert!(held_and_given_up.contains("\"poison\""), "{held_and_given_up}");
         for record in records {

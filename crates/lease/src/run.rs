@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::again::until_answered;
+use super::again::repeat_until_answered;
 use super::claim::Grant;
 use super::dual_instant::DualInstant;
 use super::error::StoreError;
@@ -24,34 +24,35 @@ use oncely_core::backoff::Backoff;
 use oncely_core::encryption::{CipherError, Place, Sealer};
 use oncely_failpoint::step as at;
 
-/// Time for a run to end by itself once it has to.
-const DROPPED_AFTER: Duration = Duration::from_secs(2);
+/// Time for which a run that has to end is not dropped.
+const END_GRACE: Duration = Duration::from_secs(2);
 
 /// A key that this run holds in a store. See [`LeaseRunner`](super::LeaseRunner).
 pub struct Run<S>(Arc<RunInner<S>>);
 
 struct RunInner<S> {
     store: Arc<S>,
-    held: LeaseId,
+    lease_id: LeaseId,
     grant: Grant,
     lease: Duration,
-    belief: Mutex<DualInstant>,
+    /// Time of the request by which the store has last granted or renewed the lease.
+    confirmed_at: Mutex<DualInstant>,
     /// For results of steps.
     sealer: Sealer,
     /// Whether an encryption key of this run's results is missing in this process.
     lacks_key: AtomicBool,
-    /// Cancelled when another run has the key, or this one has to end.
-    lost: CancellationToken,
+    /// Cancelled when another run has the key, or this run has to end.
+    end_token: CancellationToken,
     /// Cancelled when the process no longer waits for records to be stored.
-    abandon: CancellationToken,
+    abandon_token: CancellationToken,
     /// The error of the first step with unknown outcome.
-    unknown: OnceLock<String>,
+    unknown_error: OnceLock<String>,
     /// The outcomes of calls that are not stored yet.
-    owed: Mutex<Vec<UnrecordedOutcome>>,
+    unrecorded_outcomes: Mutex<Vec<UnrecordedOutcome>>,
     /// Whether the lease is lost because the run's time is over.
-    too_long: AtomicBool,
+    is_too_long: AtomicBool,
     /// Number of calls in progress that the next run would not repeat.
-    calls: watch::Sender<usize>,
+    call_count: watch::Sender<usize>,
 }
 
 /// Counts a call as in progress until it is dropped.
@@ -90,21 +91,21 @@ impl UnrecordedOutcome {
     }
 }
 
-/// Records the withdrawal of a step as owed if its begin ends without an answer, also by being dropped: no call follows. While the begin
-/// lasts, the step must not be withdrawn: a call may follow.
+/// Records the withdrawal of a step as an unrecorded outcome if its begin ends without an answer, also by being dropped: no call follows.
+/// While the begin lasts, the step must not be withdrawn: a call may follow.
 struct BeginGuard<'a> {
-    owed: &'a Mutex<Vec<UnrecordedOutcome>>,
-    not_called: Option<UnrecordedOutcome>,
+    unrecorded_outcomes: &'a Mutex<Vec<UnrecordedOutcome>>,
+    withdrawal: Option<UnrecordedOutcome>,
 }
 
 impl Drop for BeginGuard<'_> {
     fn drop(&mut self) {
-        lock(self.owed).extend(self.not_called.take());
+        lock(self.unrecorded_outcomes).extend(self.withdrawal.take());
     }
 }
 
-fn lock(owed: &Mutex<Vec<UnrecordedOutcome>>) -> MutexGuard<'_, Vec<UnrecordedOutcome>> {
-    owed.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(unrecorded_outcomes: &Mutex<Vec<UnrecordedOutcome>>) -> MutexGuard<'_, Vec<UnrecordedOutcome>> {
+    unrecorded_outcomes.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<S> Clone for Run<S> {
@@ -116,38 +117,39 @@ impl<S> Clone for Run<S> {
 impl<S> std::fmt::Debug for Run<S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Run")
-            .field("held", &self.0.held)
+            .field("held", &self.0.lease_id)
             .field("grant", &self.0.grant)
             .finish_non_exhaustive()
     }
 }
 
 impl<S: StepStore> Run<S> {
-    /// Creates a run. `sealer` is for results of steps; `abandon` is cancelled when the process no longer waits for records to be stored.
+    /// Creates a run. `confirmed_at` is the time of the request that has granted the lease; `sealer` is for results of steps;
+    /// `abandon_token` is cancelled when the process no longer waits for records to be stored.
     #[doc(hidden)]
     pub fn new(
         store: Arc<S>,
-        held: LeaseId,
+        lease_id: LeaseId,
         grant: Grant,
         lease: Duration,
-        belief: DualInstant,
+        confirmed_at: DualInstant,
         sealer: Sealer,
-        abandon: CancellationToken,
+        abandon_token: CancellationToken,
     ) -> Self {
         Self(Arc::new(RunInner {
             store,
-            held,
+            lease_id,
             grant,
             lease,
-            belief: Mutex::new(belief),
+            confirmed_at: Mutex::new(confirmed_at),
             sealer,
             lacks_key: AtomicBool::new(false),
-            lost: CancellationToken::new(),
-            abandon,
-            unknown: OnceLock::new(),
-            owed: Mutex::default(),
-            too_long: AtomicBool::new(false),
-            calls: watch::Sender::new(0),
+            end_token: CancellationToken::new(),
+            abandon_token,
+            unknown_error: OnceLock::new(),
+            unrecorded_outcomes: Mutex::default(),
+            is_too_long: AtomicBool::new(false),
+            call_count: watch::Sender::new(0),
         }))
     }
 
@@ -164,50 +166,51 @@ impl<S: StepStore> Run<S> {
         self.0.grant.attempt
     }
 
-    /// Returns whether a run before this one crashed: its last step may have happened.
+    /// Returns whether an earlier run of the key crashed: its last step may have happened.
     #[must_use]
     pub fn is_takeover(&self) -> bool {
         self.0.grant.is_takeover
     }
 
-    /// Waits until this run has to end: another run has the key, or its time is over. Two seconds later it is dropped. If another run has the
-    /// key and this one is making a [step](Run::step) that is not repeated ([`Repeat::Never`], [`Repeat::Ask`]), it goes on until the step has
-    /// ended: its outcome would be unknown. A worker decides the message, and an HTTP layer lets other requests with the key pass meanwhile,
-    /// within the run's time; a [`LeaseRunner`](super::LeaseRunner) waits for it for the time of one more lease.
-    pub async fn lost(&self) {
-        self.0.lost.cancelled().await;
+    /// Waits until this run has to end: another run has the key, or its time is over. Two seconds later it is dropped. If another run has
+    /// the key and this run is making a [step](Run::step) that is not repeated ([`Repeat::Never`], [`Repeat::Ask`]), it goes on
+    /// until the step has ended: its outcome would be unknown. A worker decides the message, and an HTTP layer lets other requests with the
+    /// key pass meanwhile, within the run's time; a [`LeaseRunner`](super::LeaseRunner) waits for it for the time of one more lease.
+    pub async fn wait_until_lost(&self) {
+        self.0.end_token.cancelled().await;
     }
 
-    /// Waits until this run has to be dropped: it has had time to end by itself.
+    /// Waits until this run has to be dropped: two seconds after it had to end.
     #[doc(hidden)]
-    pub async fn dropped(&self) {
-        self.lost().await;
-        tokio::time::sleep(DROPPED_AFTER).await;
+    pub async fn wait_until_overdue(&self) {
+        self.wait_until_lost().await;
+        tokio::time::sleep(END_GRACE).await;
     }
 
-    /// Returns whether the run is making a call that the next run would not repeat. Dropped, its outcome would be unknown, and the key given
-    /// up for it; so it goes on, where nothing waits for it.
+    /// Returns whether the run is making a call that the next run would not repeat. If the run were dropped, the outcome of the call would
+    /// be unknown, and the key given up for it.
     #[doc(hidden)]
     pub fn is_calling(&self) -> bool {
-        *self.0.calls.borrow() > 0
+        *self.0.call_count.borrow() > 0
     }
 
-    /// Waits until no such call is in progress, and its outcome is stored.
+    /// Waits until the run makes no call that the next run would not repeat, and the outcomes of such calls are stored.
     #[doc(hidden)]
-    pub async fn called(&self) {
+    pub async fn wait_until_not_calling(&self) {
         // The sender lives as long as the run.
-        let _ = self.0.calls.subscribe().wait_for(|count| *count == 0).await;
+        let _ = self.0.call_count.subscribe().wait_for(|count| *count == 0).await;
     }
 
+    /// Returns whether this run has to end: another run has the key, the run's time is over, or it was stopped.
     #[doc(hidden)]
     pub fn is_lost(&self) -> bool {
-        self.0.lost.is_cancelled()
+        self.0.end_token.is_cancelled()
     }
 
     /// Returns whether the run's time is over, as far as this process knows. Another run does not necessarily hold the key.
     #[doc(hidden)]
     pub fn is_too_long(&self) -> bool {
-        self.0.too_long.load(Ordering::Relaxed)
+        self.0.is_too_long.load(Ordering::Relaxed)
     }
 
     /// Makes an external call, unless an earlier run has done so: then returns its stored result without a call.
@@ -224,16 +227,16 @@ impl<S: StepStore> Run<S> {
         F: FnOnce(Call) -> Fut,
         Fut: Future<Output = Result<T, StepError>> + Send,
     {
-        let begun = self.begin(step).await?;
-        match begun.state {
-            StepState::Done(result) => self.read(step, result),
-            StepState::Unknown => Err(self.noted(step.unknown())),
-            StepState::Run | StepState::Repeat => self.call(step, self.call_of(&begun), call).await,
+        let begun_step = self.begin(step).await?;
+        match begun_step.state {
+            StepState::Done(result) => self.decode_result(step, result),
+            StepState::Unknown => Err(self.remember_unknown(step.to_unknown_error())),
+            StepState::Run | StepState::Repeat => self.call(step, self.to_call(&begun_step), call).await,
         }
     }
 
-    /// Like [`Run::step`]; if an earlier call may have happened and its rule forbids a repetition, asks the other side. `ask` returns the
-    /// result if the call happened, and `None` if it certainly did not: then the call is made, in the next round.
+    /// Makes an external call, like [`Run::step`]; if an earlier call may have happened and its rule forbids a repetition, asks the other
+    /// side. `ask` returns the result if the call happened, and `None` if it certainly did not: then the call is made, in the next round.
     ///
     /// # Errors
     /// As for [`Run::step`]; an error of `ask` leaves the step unchanged for the next run.
@@ -250,33 +253,36 @@ impl<S: StepStore> Run<S> {
         F: FnOnce(Call) -> Fut,
         Fut: Future<Output = Result<T, StepError>> + Send,
     {
-        let begun = self.begin(step).await?;
-        match begun.state {
-            StepState::Done(result) => self.read(step, result),
-            StepState::Run | StepState::Repeat => self.call(step, self.call_of(&begun), call).await,
-            StepState::Unknown => match ask(self.call_of(&begun)).await? {
-                Some(found) => {
-                    self.store_result(step, &found).await?;
-                    Ok(found)
+        let begun_step = self.begin(step).await?;
+        match begun_step.state {
+            StepState::Done(result) => self.decode_result(step, result),
+            StepState::Run | StepState::Repeat => self.call(step, self.to_call(&begun_step), call).await,
+            StepState::Unknown => match ask(self.to_call(&begun_step)).await? {
+                Some(value) => {
+                    self.store_result(step, &value).await?;
+                    Ok(value)
                 }
                 None => {
-                    self.pay(UnrecordedOutcome::Refused(step.name(), RefusedCall::Round(begun.round)))
-                        .await?;
-                    let again = self.begin(step).await?;
-                    match again.state {
+                    self.store_outcome(UnrecordedOutcome::Refused(
+                        step.name(),
+                        RefusedCall::Round(begun_step.round),
+                    ))
+                    .await?;
+                    let next_begun_step = self.begin(step).await?;
+                    match next_begun_step.state {
                         // An earlier run's outcome came late.
-                        StepState::Done(result) => self.read(step, result),
+                        StepState::Done(result) => self.decode_result(step, result),
                         // The refusal of a repeated call changes nothing in its own run: the next run asks again.
-                        StepState::Unknown if again.round == begun.round => {
+                        StepState::Unknown if next_begun_step.round == begun_step.round => {
                             let step = step.name();
                             Err(HandlerError::transient(format!(
                                 "it is unknown whether the step {step} happened"
                             )))
                         }
                         // Another try of this run has begun it since.
-                        StepState::Unknown => Err(self.noted(step.unknown())),
+                        StepState::Unknown => Err(self.remember_unknown(step.to_unknown_error())),
                         StepState::Run | StepState::Repeat => {
-                            self.call(step, self.call_of(&again), call).await
+                            self.call(step, self.to_call(&next_begun_step), call).await
                         }
                     }
                 }
@@ -284,15 +290,18 @@ impl<S: StepStore> Run<S> {
         }
     }
 
-    fn call_of(&self, begun: &BegunStep) -> Call {
+    /// Builds the call of a step that has begun.
+    fn to_call(&self, begun_step: &BegunStep) -> Call {
         Call {
-            key: begun.call_key,
-            round: begun.round,
+            key: begun_step.call_key,
+            round: begun_step.round,
             token: self.0.grant.token,
-            is_repeat: begun.state == StepState::Repeat,
+            is_repeat: begun_step.state == StepState::Repeat,
         }
     }
 
+    /// Marks a step as begun in the store, after outcomes of earlier tries that the store does not know yet. Fails if the result of the
+    /// call could not be encrypted.
     async fn begin(&self, step: &Step) -> Result<BegunStep, HandlerError> {
         let inner = &*self.0;
         // No call is made if its result could not be stored.
@@ -304,18 +313,22 @@ impl<S: StepStore> Run<S> {
             ))
         })?;
         // The outcome that an earlier try of this run knows decides: the result, or that no call was made.
-        let owed: Vec<_> =
-            lock(&inner.owed).iter().filter(|owed| owed.step() == step.name()).cloned().collect();
-        for owed in owed {
-            self.pay(owed).await?;
+        let outcomes: Vec<_> = lock(&inner.unrecorded_outcomes)
+            .iter()
+            .filter(|outcome| outcome.step() == step.name())
+            .cloned()
+            .collect();
+        for outcome in outcomes {
+            self.store_outcome(outcome).await?;
         }
         // The same id in each try: a reply may be lost.
         let call = Uuid::now_v7();
-        let not_called = UnrecordedOutcome::Refused(step.name(), RefusedCall::Begun(call));
-        let mut guard = BeginGuard { owed: &inner.owed, not_called: Some(not_called) };
-        let begun = self.begin_call(step, call).await?;
-        guard.not_called = None;
-        Ok(begun)
+        let withdrawal = UnrecordedOutcome::Refused(step.name(), RefusedCall::Begun(call));
+        let mut guard =
+            BeginGuard { unrecorded_outcomes: &inner.unrecorded_outcomes, withdrawal: Some(withdrawal) };
+        let begun_step = self.begin_call(step, call).await?;
+        guard.withdrawal = None;
+        Ok(begun_step)
     }
 
     /// Records that a step is about to be called, repeating until this is answered in time.
@@ -326,21 +339,22 @@ impl<S: StepStore> Run<S> {
             if self.is_lost() {
                 return Err(self.give_up());
             }
-            let ask = || async {
-                let asked = DualInstant::now();
-                let begun = inner.store.begin_step(&inner.held, step, call, inner.lease).await;
-                begun.map(|begun| (begun, asked))
+            let request = || async {
+                let requested_at = DualInstant::now();
+                let begun_step = inner.store.begin_step(&inner.lease_id, step, call, inner.lease).await;
+                begun_step.map(|begun_step| (begun_step, requested_at))
             };
-            let begun = until_answered(&inner.lost, "begin a step", ask).await;
-            let (begun, asked) = begun.map_err(|error| self.error_of(error))?;
+            let begun_step = repeat_until_answered(&inner.end_token, "begin a step", request).await;
+            let (begun_step, requested_at) = begun_step.map_err(|error| self.handle_store_error(error))?;
             // If this process stalled after sending the request, it asks again.
-            if asked.holds(inner.lease) {
-                self.believe(asked);
-                return Ok(begun);
+            if requested_at.holds(inner.lease) {
+                self.set_confirmed_at(requested_at);
+                return Ok(begun_step);
             }
         }
     }
 
+    /// Makes a call, and stores its outcome if it is certain; repeats the storing until it succeeds or the process gives up.
     async fn call<T, F, Fut>(&self, step: &Step, info: Call, call: F) -> Result<T, HandlerError>
     where
         T: Serialize,
@@ -348,64 +362,70 @@ impl<S: StepStore> Run<S> {
         Fut: Future<Output = Result<T, StepError>> + Send,
     {
         // For the next run its outcome would be unknown.
-        let _in_progress =
-            matches!(step.repeat(), Repeat::Never | Repeat::Ask).then(|| CallInProgress::new(&self.0.calls));
+        let _in_progress = matches!(step.repeat(), Repeat::Never | Repeat::Ask)
+            .then(|| CallInProgress::new(&self.0.call_count));
         at("lease.call.before");
-        let called = call(info).await;
+        let result = call(info).await;
         at("lease.call.after");
-        match called {
-            Ok(found) => {
-                self.store_result(step, &found).await?;
-                Ok(found)
+        match result {
+            Ok(value) => {
+                self.store_result(step, &value).await?;
+                Ok(value)
             }
             Err(StepError::Unknown(error)) => Err(HandlerError::transient(format!("{error:#}"))),
             Err(StepError::Away(error)) => Err(HandlerError::environment(format!("{error:#}"))),
             // The refusal of a repeated call says nothing of the first one: the store keeps the step unchanged. It is reported all the
             // same: an operator's permission to repeat it stays.
             Err(StepError::Refused(error)) => {
-                self.pay(UnrecordedOutcome::Refused(step.name(), RefusedCall::Round(info.round))).await?;
-                Err(if info.is_repeat { self.noted(step.refused_again(error)) } else { error })
+                self.store_outcome(UnrecordedOutcome::Refused(step.name(), RefusedCall::Round(info.round)))
+                    .await?;
+                Err(if info.is_repeat { self.remember_unknown(step.to_repeat_refusal(error)) } else { error })
             }
         }
     }
 
-    /// Stores the result of a call that happened. If it can never be stored, an operator has to examine the key.
-    async fn store_result<T: Serialize>(&self, step: &Step, found: &T) -> Result<(), HandlerError> {
-        let stored = async { self.pay(UnrecordedOutcome::Done(step.name(), self.write(step, found)?)).await };
-        stored.await.map_err(|error| step.unstored(error))
+    /// Stores the result of a call that happened. A result that can never be stored makes the outcome unknown: an operator has to examine
+    /// the key.
+    async fn store_result<T: Serialize>(&self, step: &Step, value: &T) -> Result<(), HandlerError> {
+        let storing = async {
+            self.store_outcome(UnrecordedOutcome::Done(step.name(), self.encode_result(step, value)?)).await
+        };
+        storing.await.map_err(|error| step.to_unstored_error(error))
     }
 
-    /// Stores the outcome of a call, repeating until it is stored. If the run is dropped before that, the end of the run stores it.
-    async fn pay(&self, owed: UnrecordedOutcome) -> Result<(), HandlerError> {
+    /// Stores the outcome of a call, repeating until it is stored or the process gives up. If the run is dropped before that, the outcome
+    /// stays unrecorded, and [`Self::store_unrecorded_outcomes`] stores it.
+    async fn store_outcome(&self, outcome: UnrecordedOutcome) -> Result<(), HandlerError> {
         let inner = &*self.0;
         {
-            let mut all = lock(&inner.owed);
-            all.retain(|other| *other != owed);
-            all.push(owed.clone());
+            let mut unrecorded_outcomes = lock(&inner.unrecorded_outcomes);
+            unrecorded_outcomes.retain(|other| *other != outcome);
+            unrecorded_outcomes.push(outcome.clone());
         }
-        let ask = || async {
-            match &owed {
+        let request = || async {
+            match &outcome {
                 UnrecordedOutcome::Done(name, result) => {
-                    inner.store.checkpoint(&inner.held, name, result, inner.lease).await
+                    inner.store.checkpoint(&inner.lease_id, name, result, inner.lease).await
                 }
                 UnrecordedOutcome::Refused(name, refused) => {
-                    inner.store.refuse_step(&inner.held, name, *refused, inner.lease).await.map(drop)
+                    inner.store.refuse_step(&inner.lease_id, name, *refused, inner.lease).await.map(drop)
                 }
             }
         };
-        let paid = until_answered(&inner.abandon, "store the result of a step", ask).await;
-        lock(&inner.owed).retain(|other| *other != owed);
-        paid.map_err(|error| self.error_of(error))
+        let result = repeat_until_answered(&inner.abandon_token, "store the result of a step", request).await;
+        lock(&inner.unrecorded_outcomes).retain(|other| *other != outcome);
+        result.map_err(|error| self.handle_store_error(error))
     }
 
-    /// Stores the outcomes not stored yet. Even if another run has the key: it may have been given up only because this outcome was unknown.
+    /// Stores the outcomes of calls that are not stored yet, also if another run has the key: it may have been given up only because this
+    /// outcome was unknown. A failure is logged.
     #[doc(hidden)]
-    pub async fn pay_owed(&self) {
-        let owed = std::mem::take(&mut *lock(&self.0.owed));
-        for owed in owed {
-            // Of a step that never began there is nothing to decide.
-            let is_called = !owed.is_not_called();
-            if self.pay(owed).await.is_err() && is_called {
+    pub async fn store_unrecorded_outcomes(&self) {
+        let outcomes = std::mem::take(&mut *lock(&self.0.unrecorded_outcomes));
+        for outcome in outcomes {
+            // The withdrawal of a step that never began may be lost.
+            let is_called = !outcome.is_not_called();
+            if self.store_outcome(outcome).await.is_err() && is_called {
                 tracing::warn!(
                     token = self.token(),
                     "result of a step not stored: another run decides on it"
@@ -414,14 +434,15 @@ impl<S: StepStore> Run<S> {
         }
     }
 
+    /// Returns the [`Place`] of a step's result, to which its encryption is bound.
     fn place(&self, step: &Step) -> Place<'_> {
-        Place::step_result(&self.0.held.identity, step.name())
+        Place::step_result(&self.0.lease_id.identity, step.name())
     }
 
-    /// Prepares a step's result for storing.
+    /// Converts a step's result to its stored form: JSON of a limited size, encrypted if that is configured.
     #[doc(hidden)]
-    pub fn write<T: Serialize>(&self, step: &Step, value: &T) -> Result<Value, HandlerError> {
-        self.0.sealer.seal(&self.place(step), step.write(value)?).map_err(|error| {
+    pub fn encode_result<T: Serialize>(&self, step: &Step, value: &T) -> Result<Value, HandlerError> {
+        self.0.sealer.seal(&self.place(step), step.serialize_result(value)?).map_err(|error| {
             HandlerError::environment(format!(
                 "the result of the step {} can't be encrypted: {error}",
                 step.name()
@@ -429,10 +450,11 @@ impl<S: StepStore> Run<S> {
         })
     }
 
-    /// Reads a stored result; its encryption key may exist only in other processes.
+    /// Decrypts and parses a stored result. A missing encryption key, which may exist only in other processes, is recorded for
+    /// [`Self::lacks_key`].
     #[doc(hidden)]
-    pub fn read<T: DeserializeOwned>(&self, step: &Step, stored: Value) -> Result<T, HandlerError> {
-        let result = self.0.sealer.open(&self.place(step), stored).map_err(|error| {
+    pub fn decode_result<T: DeserializeOwned>(&self, step: &Step, sealed: Value) -> Result<T, HandlerError> {
+        let result = self.0.sealer.open(&self.place(step), sealed).map_err(|error| {
             if matches!(error, CipherError::NoKey { .. }) {
                 self.0.lacks_key.store(true, Ordering::Relaxed);
             }
@@ -441,7 +463,7 @@ impl<S: StepStore> Run<S> {
                 step.name()
             ))
         })?;
-        step.read(result)
+        step.deserialize_result(result)
     }
 
     /// Returns whether this process lacked an encryption key that the run needed, which is no fault of its message.
@@ -450,8 +472,8 @@ impl<S: StepStore> Run<S> {
         self.0.lacks_key.load(Ordering::Relaxed)
     }
 
-    /// Converts an error of the store to the error that ends the run.
-    fn error_of(&self, error: StoreError) -> HandlerError {
+    /// Converts an error of the store to the error that ends the run. If the lease is lost, the run is signalled to end.
+    fn handle_store_error(&self, error: StoreError) -> HandlerError {
         match error {
             StoreError::Lost => self.give_up(),
             StoreError::Refused(why) => HandlerError::permanent(why),
@@ -460,46 +482,48 @@ impl<S: StepStore> Run<S> {
         }
     }
 
-    /// Remembers that the outcome of a step is unknown: the work may return another error instead.
-    fn noted(&self, error: HandlerError) -> HandlerError {
+    /// Remembers the first error of a step with unknown outcome, since the work may return another error instead. Returns the error.
+    fn remember_unknown(&self, error: HandlerError) -> HandlerError {
         if let HandlerError::OutcomeUnknown(why) = &error {
-            self.0.unknown.get_or_init(|| why.clone());
+            self.0.unknown_error.get_or_init(|| why.clone());
         }
         error
     }
 
-    /// Returns the error of the first step with unknown outcome.
+    /// Returns the error of the first step with unknown outcome, if there is one.
     #[doc(hidden)]
-    pub fn unknown(&self) -> Option<HandlerError> {
-        self.0.unknown.get().map(|why| HandlerError::OutcomeUnknown(why.clone()))
+    pub fn unknown_outcome(&self) -> Option<HandlerError> {
+        self.0.unknown_error.get().map(|why| HandlerError::OutcomeUnknown(why.clone()))
     }
 
     /// Signals the run to end.
     #[doc(hidden)]
     pub fn stop(&self) {
-        self.0.lost.cancel();
+        self.0.end_token.cancel();
     }
 
-    /// Signals the run to end because its lease is lost.
+    /// Signals the run to end because its lease is lost; returns the error with which it ends.
     #[doc(hidden)]
     pub fn give_up(&self) -> HandlerError {
-        self.0.lost.cancel();
+        self.0.end_token.cancel();
         HandlerError::transient("the lease of the key is lost")
     }
 
-    fn believe(&self, belief: DualInstant) {
-        *self.0.belief.lock().unwrap_or_else(PoisonError::into_inner) = belief;
+    /// Records the time of the request by which the store has last granted or renewed the lease.
+    fn set_confirmed_at(&self, time: DualInstant) {
+        *self.0.confirmed_at.lock().unwrap_or_else(PoisonError::into_inner) = time;
     }
 
-    /// Returns whether the lease is held according to the store's last answer; asks nothing.
+    /// Returns whether the lease is held according to the store's last answer, without asking the store.
     #[must_use]
     pub fn is_believed(&self) -> bool {
-        !self.is_lost() && self.0.belief.lock().unwrap_or_else(PoisonError::into_inner).holds(self.0.lease)
+        !self.is_lost()
+            && self.0.confirmed_at.lock().unwrap_or_else(PoisonError::into_inner).holds(self.0.lease)
     }
 
     #[doc(hidden)]
-    pub fn held(&self) -> &LeaseId {
-        &self.0.held
+    pub fn lease_id(&self) -> &LeaseId {
+        &self.0.lease_id
     }
 
     #[doc(hidden)]
@@ -521,26 +545,27 @@ impl<S: StepStore> Run<S> {
 
     /// Returns the token that is cancelled when the process no longer waits for records to be stored.
     #[doc(hidden)]
-    pub fn abandon(&self) -> &CancellationToken {
-        &self.0.abandon
+    pub fn abandon_token(&self) -> &CancellationToken {
+        &self.0.abandon_token
     }
 
-    /// Renews every third of the lease, until the lease is lost or the run's time is over, at `end`; then signals the run to end. Dropped
-    /// with the run.
+    /// Renews the lease every third of its time, until it is lost or `deadline`, the end of the run's time, comes; then signals the run to
+    /// end. To be spawned as a task and aborted with the run.
     #[doc(hidden)]
-    pub async fn heartbeat(self, end: Instant) {
-        if tokio::time::timeout_at(end, self.renew_until_lost()).await.is_err() {
-            self.0.too_long.store(true, Ordering::Relaxed);
+    pub async fn run_heartbeat(self, deadline: Instant) {
+        if tokio::time::timeout_at(deadline, self.renew_until_lost()).await.is_err() {
+            self.0.is_too_long.store(true, Ordering::Relaxed);
         }
         self.stop();
     }
 
+    /// Renews the lease at every third of its time, until it is lost. Waits longer after each failure, for a tenth of its time at most.
     async fn renew_until_lost(&self) {
-        let (usual, soon) = (self.0.lease / 3, self.0.lease / 10);
+        let (interval, max_pause) = (self.0.lease / 3, self.0.lease / 10);
         let mut backoff = Backoff::default();
         // Keys claimed together share pages. Renewed together, all rows of a page would be updated at once, without room for the new
         // versions on that page: each would move, with all of its index entries.
-        let mut due = Instant::now() + usual.mul_f64(0.5 + fastrand::f64() / 2.0);
+        let mut due = Instant::now() + interval.mul_f64(0.5 + fastrand::f64() / 2.0);
         loop {
             tokio::time::sleep_until(due).await;
             match self.renew().await {
@@ -548,25 +573,26 @@ impl<S: StepStore> Run<S> {
                 // answered together would stay together.
                 Ok(RenewOutcome::Until(_) | RenewOutcome::Locked) => {
                     backoff.reset();
-                    due = (due + usual).max(Instant::now());
+                    due = (due + interval).max(Instant::now());
                 }
                 Ok(RenewOutcome::Lost) | Err(StoreError::Lost) => return,
                 Err(error) => {
                     tracing::warn!(token = self.token(), %error, "cannot renew a lease; retrying");
-                    tokio::time::sleep(backoff.next_pause().min(soon)).await;
+                    tokio::time::sleep(backoff.next_pause().min(max_pause)).await;
                 }
             }
         }
     }
 
+    /// Renews the lease once, and records when it was requested.
     #[doc(hidden)]
     pub async fn renew(&self) -> Result<RenewOutcome, StoreError> {
-        let asked = DualInstant::now();
-        let renewed = self.0.store.renew(std::slice::from_ref(&self.0.held), self.0.lease).await?;
-        let renewed = renewed.first().copied().unwrap_or(RenewOutcome::Lost);
-        if matches!(renewed, RenewOutcome::Until(_)) {
-            self.believe(asked);
+        let requested_at = DualInstant::now();
+        let outcomes = self.0.store.renew(std::slice::from_ref(&self.0.lease_id), self.0.lease).await?;
+        let outcome = outcomes.first().copied().unwrap_or(RenewOutcome::Lost);
+        if matches!(outcome, RenewOutcome::Until(_)) {
+            self.set_confirmed_at(requested_at);
         }
-        Ok(renewed)
+        Ok(outcome)
     }
 }

@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use uuid::Uuid;
 
-use super::again::until_answered;
+use super::again::repeat_until_answered;
 use super::claim::{Claim, ClaimOutcome, Grant};
 use super::dual_instant::DualInstant;
 use super::error::StoreError;
@@ -18,7 +18,7 @@ use super::run::Run;
 use super::store::LeaseStore;
 use crate::handler_error::HandlerError;
 use oncely_core::backoff::Backoff;
-use oncely_core::decide::{FailureDecision, after_failure};
+use oncely_core::decide::{FailureDecision, decide_after_failure};
 use oncely_core::encryption::Sealer;
 use oncely_core::fault::{Fault, FaultClass};
 use oncely_core::identity::Identity;
@@ -28,9 +28,9 @@ use oncely_postgres::PgFault;
 
 /// Time before `max_run` at which a run is signalled to end, so that its failure can be recorded before another run may take the key over.
 /// For a short run it is a quarter of `max_run`.
-const EARLY: Duration = Duration::from_secs(3);
-/// Number of tries of a claim that is not answered.
-const CLAIMS: u32 = 3;
+const END_MARGIN: Duration = Duration::from_secs(3);
+/// Maximum number of tries of a claim that is not answered.
+const MAX_CLAIMS: u32 = 3;
 
 /// Runs work under leases of a store: claims the key, renews the lease while the work runs, and records its end.
 #[derive(Debug)]
@@ -78,9 +78,9 @@ pub enum RunOutcome {
 pub struct ActiveRun<S: LeaseStore> {
     #[doc(hidden)]
     pub run: Run<S>,
-    /// When its time is over.
-    end: tokio::time::Instant,
-    holding: HeldKeyGuard<S>,
+    /// End of the run's time.
+    deadline: tokio::time::Instant,
+    guard: HeldKeyGuard<S>,
     heartbeat: AbortOnDropHandle<()>,
 }
 
@@ -94,11 +94,11 @@ pub enum RunEnd {
     GivenBack,
 }
 
-/// Converts a claim that was not granted.
-fn not_run(claimed: ClaimOutcome) -> RunOutcome {
-    match claimed {
-        ClaimOutcome::InFlight(left) => RunOutcome::InFlight(left),
-        ClaimOutcome::Wait(left) => RunOutcome::Wait(left),
+/// Converts the result of a claim that was not granted.
+fn to_run_outcome(outcome: ClaimOutcome) -> RunOutcome {
+    match outcome {
+        ClaimOutcome::InFlight(remaining) => RunOutcome::InFlight(remaining),
+        ClaimOutcome::Wait(remaining) => RunOutcome::Wait(remaining),
         ClaimOutcome::Done(response) => RunOutcome::Duplicate(response),
         ClaimOutcome::Conflict => RunOutcome::Conflict,
         ClaimOutcome::GivenUp { reason, detail } => RunOutcome::GivenUp { reason, detail },
@@ -108,7 +108,7 @@ fn not_run(claimed: ClaimOutcome) -> RunOutcome {
 }
 
 impl<S: LeaseStore> LeaseRunner<S> {
-    /// Returns a runner with leases of 30 s, runs of at most 10 minutes, a retention of 7 days, and six runs within about an hour and a
+    /// Creates a runner with leases of 30 s, runs of at most 10 minutes, a retention of 7 days, and six runs within about an hour and a
     /// quarter.
     pub fn new(store: S) -> Self {
         Self {
@@ -146,7 +146,7 @@ impl<S: LeaseStore> LeaseRunner<S> {
         Self { retry: RetryPolicy { delays, max_attempts, max_crashes }, ..self }
     }
 
-    /// Returns the store.
+    /// Returns the store of the leases.
     #[must_use]
     pub fn store(&self) -> &Arc<S> {
         &self.store
@@ -164,9 +164,9 @@ impl<S: LeaseStore> LeaseRunner<S> {
     /// nothing is counted; if the work was already done, its end is recorded all the same. A claim granted by a lost answer is released in
     /// the same way, tried for the duration of a lease. Work that panics counts as a crash.
     ///
-    /// A run that takes too long is signalled ([`Run::lost`]) up to three seconds before `max_run` is over; two seconds later it is
-    /// dropped, and has failed. A run that lost its key to another one is signalled, too; a step
-    /// that is not repeated ([`Repeat::Never`](super::Repeat), `Ask`) gets the time of one more lease to end.
+    /// A run that takes too long is signalled ([`Run::wait_until_lost`]) up to three seconds before `max_run` is over; two seconds later it
+    /// is dropped, and has failed. A run that lost its key to another one is signalled, too; a step that is not repeated
+    /// ([`Repeat::Never`](super::Repeat), `Ask`) gets the time of one more lease to end.
     ///
     /// # Errors
     /// [`StoreError`] if the key could not be claimed: nothing ran. Once the work is done, only a store that is damaged or refuses its
@@ -180,22 +180,23 @@ impl<S: LeaseStore> LeaseRunner<S> {
     where
         F: AsyncFnOnce(Run<S>) -> Result<Option<Value>, HandlerError>,
     {
-        let running = match self.begin(identity, fingerprint).await? {
-            Ok(running) => running,
-            Err(claimed) => return Ok(not_run(claimed)),
+        let active_run = match self.begin(identity, fingerprint).await? {
+            Ok(active_run) => active_run,
+            Err(outcome) => return Ok(to_run_outcome(outcome)),
         };
-        let run = &running.run;
-        let late = async {
-            run.dropped().await;
+        let run = &active_run.run;
+        let overdue = async {
+            run.wait_until_overdue().await;
             let one_lease = tokio::time::Instant::now() + self.lease;
-            let _ = tokio::time::timeout_at(running.end.min(one_lease), run.called()).await;
+            let _ = tokio::time::timeout_at(active_run.deadline.min(one_lease), run.wait_until_not_calling())
+                .await;
         };
-        let worked = tokio::select! {
+        let result = tokio::select! {
             biased;
-            worked = work(run.clone()) => Some(worked),
-            () = late => None,
+            result = work(run.clone()) => Some(result),
+            () = overdue => None,
         };
-        let ended = match worked {
+        let end = match result {
             // Expiry does not invalidate a finished run: only a takeover does, which the store detects.
             Some(Ok(response)) => RunEnd::Done(response),
             Some(Err(error)) if !run.is_lost() => RunEnd::Failed(error),
@@ -205,10 +206,10 @@ impl<S: LeaseStore> LeaseRunner<S> {
                     "the run took longer than {limit:?} (max_run)"
                 )))
             }
-            // If it was only presumed lost, the next run need not wait.
+            // If the lease was only presumed lost, the next run need not wait.
             Some(Err(_)) | None => RunEnd::GivenBack,
         };
-        self.end(running, ended).await
+        self.end(active_run, end).await
     }
 
     /// Claims a key, and renews its lease as long as the returned value exists; otherwise returns the claim's result, never
@@ -220,50 +221,51 @@ impl<S: LeaseStore> LeaseRunner<S> {
         fingerprint: [u8; 32],
     ) -> Result<Result<ActiveRun<S>, ClaimOutcome>, StoreError> {
         let claiming = tokio::spawn(self.copy().claim(identity.clone(), fingerprint));
-        let (holding, grant, belief) = match claiming.await.map_err(StoreError::unavailable)?? {
+        let (guard, grant, confirmed_at) = match claiming.await.map_err(StoreError::unavailable)?? {
             Ok(granted) => granted,
-            Err(claimed) => return Ok(Err(claimed)),
+            Err(outcome) => return Ok(Err(outcome)),
         };
-        let (store, held) = (Arc::clone(&self.store), holding.held().clone());
-        let (plain, never) = (Sealer::default(), CancellationToken::new());
-        let run = Run::new(store, held, grant, self.lease, belief, plain, never);
-        let end = tokio::time::Instant::now() + self.max_run.saturating_sub(EARLY.min(self.max_run / 4));
-        let heartbeat = AbortOnDropHandle::new(tokio::spawn(run.clone().heartbeat(end)));
-        Ok(Ok(ActiveRun { run, end, holding, heartbeat }))
+        let (store, lease_id) = (Arc::clone(&self.store), guard.lease_id().clone());
+        let (sealer, abandon_token) = (Sealer::default(), CancellationToken::new());
+        let run = Run::new(store, lease_id, grant, self.lease, confirmed_at, sealer, abandon_token);
+        let deadline =
+            tokio::time::Instant::now() + self.max_run.saturating_sub(END_MARGIN.min(self.max_run / 4));
+        let heartbeat = AbortOnDropHandle::new(tokio::spawn(run.clone().run_heartbeat(deadline)));
+        Ok(Ok(ActiveRun { run, deadline, guard, heartbeat }))
     }
 
     /// Records the end of a run in a task, repeating until it is stored or the lease is lost, even if the caller is dropped.
     #[doc(hidden)]
-    pub async fn end(&self, running: ActiveRun<S>, ended: RunEnd) -> Result<RunOutcome, StoreError> {
-        let ActiveRun { run, holding, heartbeat, .. } = running;
-        let end = match ended {
+    pub async fn end(&self, active_run: ActiveRun<S>, end: RunEnd) -> Result<RunOutcome, StoreError> {
+        let ActiveRun { run, guard, heartbeat, .. } = active_run;
+        let result = match end {
             RunEnd::Done(response) => Ok(response),
             RunEnd::Failed(error) => Err(error),
             RunEnd::GivenBack => {
-                let given_back = tokio::spawn(async move {
+                let release = tokio::spawn(async move {
                     let _heartbeat = heartbeat;
-                    run.pay_owed().await;
-                    holding.give_back().await;
+                    run.store_unrecorded_outcomes().await;
+                    guard.release().await;
                 });
-                return given_back.await.map(|()| RunOutcome::Lost).map_err(StoreError::unavailable);
+                return release.await.map(|()| RunOutcome::Lost).map_err(StoreError::unavailable);
             }
         };
-        holding.over();
-        let me = self.copy();
+        guard.mark_ended();
+        let runner = self.copy();
         let recording = tokio::spawn(async move {
             let _heartbeat = heartbeat;
-            match end {
-                Ok(response) => me.complete(&run, response).await,
+            match result {
+                Ok(response) => runner.complete(&run, response).await,
                 Err(error) => {
-                    run.pay_owed().await;
-                    me.fail(&run, error).await
+                    run.store_unrecorded_outcomes().await;
+                    runner.fail(&run, error).await
                 }
             }
         });
         recording.await.map_err(StoreError::unavailable)?
     }
 
-    /// Returns a copy for a task of its own.
+    /// Returns a runner with the same store and settings, for a task of its own.
     fn copy(&self) -> Self {
         Self { store: Arc::clone(&self.store), retry: self.retry.clone(), ..*self }
     }
@@ -276,30 +278,31 @@ impl<S: LeaseStore> LeaseRunner<S> {
     ) -> Result<Result<(HeldKeyGuard<S>, Grant, DualInstant), ClaimOutcome>, StoreError> {
         let owner = Uuid::new_v4().to_string();
         let mut backoff = Backoff::default();
-        let mut said = 0;
+        let mut tries = 0;
         loop {
-            let belief = DualInstant::now();
-            said += 1;
-            let claimed = match self.send_claim(&identity, fingerprint, &owner).await {
-                Ok(claimed) => claimed,
-                Err(StoreError::Unavailable(_)) if said < CLAIMS => {
+            let requested_at = DualInstant::now();
+            tries += 1;
+            let outcome = match self.send_claim(&identity, fingerprint, &owner).await {
+                Ok(outcome) => outcome,
+                Err(StoreError::Unavailable(_)) if tries < MAX_CLAIMS => {
                     tokio::time::sleep(backoff.next_pause()).await;
                     continue;
                 }
                 Err(error) => {
                     if matches!(error, StoreError::Unavailable(_)) {
-                        tokio::spawn(self.take_back(identity, fingerprint, owner));
+                        tokio::spawn(self.release_unanswered_claim(identity, fingerprint, owner));
                     }
                     return Err(error);
                 }
             };
-            return Ok(match claimed {
-                ClaimOutcome::Granted(grant) => Ok((self.holding(&identity, grant), grant, belief)),
-                claimed => Err(claimed),
+            return Ok(match outcome {
+                ClaimOutcome::Granted(grant) => Ok((self.guard_key(&identity, grant), grant, requested_at)),
+                outcome => Err(outcome),
             });
         }
     }
 
+    /// Sends one claim of a key to the store, with the settings of this runner.
     async fn send_claim(
         &self,
         identity: &Identity,
@@ -318,19 +321,20 @@ impl<S: LeaseStore> LeaseRunner<S> {
         self.store.claim(&claim).await
     }
 
-    fn holding(&self, identity: &Identity, grant: Grant) -> HeldKeyGuard<S> {
-        let held = LeaseId { identity: identity.clone(), token: grant.token };
-        HeldKeyGuard::new(Arc::clone(&self.store), held, self.lease)
+    /// Creates the guard of a granted key: dropped before the end of the run, it releases the key.
+    fn guard_key(&self, identity: &Identity, grant: Grant) -> HeldKeyGuard<S> {
+        let lease_id = LeaseId { identity: identity.clone(), token: grant.token };
+        HeldKeyGuard::new(Arc::clone(&self.store), lease_id, self.lease)
     }
 
     /// Releases the lease of a claim that was not answered: it may have been granted, and no run uses it. The claim is repeated, and a
     /// grant released, until the lease has run out.
-    async fn take_back(self, identity: Identity, fingerprint: [u8; 32], owner: String) {
+    async fn release_unanswered_claim(self, identity: Identity, fingerprint: [u8; 32], owner: String) {
         let (since, mut backoff) = (Instant::now(), Backoff::default());
         while since.elapsed() < self.lease {
             tokio::time::sleep(backoff.next_pause()).await;
             match self.send_claim(&identity, fingerprint, &owner).await {
-                Ok(ClaimOutcome::Granted(grant)) => return self.holding(&identity, grant).give_back().await,
+                Ok(ClaimOutcome::Granted(grant)) => return self.guard_key(&identity, grant).release().await,
                 Err(StoreError::Unavailable(_)) => {}
                 _ => return,
             }
@@ -340,31 +344,33 @@ impl<S: LeaseStore> LeaseRunner<S> {
     /// Completes the key, repeating until it is stored or the lease is lost; never records a failure or releases the key instead, unless
     /// the store refuses the response.
     async fn complete(&self, run: &Run<S>, response: Option<Value>) -> Result<RunOutcome, StoreError> {
-        let ask = || self.store.complete(run.held(), response.as_ref());
-        match until_answered(run.abandon(), "record a finished run", ask).await {
+        let request = || self.store.complete(run.lease_id(), response.as_ref());
+        match repeat_until_answered(run.abandon_token(), "record a finished run", request).await {
             Ok(()) => Ok(RunOutcome::Done(response)),
             Err(StoreError::Lost) => {
                 // The key is another run's; the outcome of this run's call belongs to its step.
-                run.pay_owed().await;
+                run.store_unrecorded_outcomes().await;
                 Ok(RunOutcome::Lost)
             }
             // A repetition can't help; the steps are stored.
             Err(StoreError::Refused(why)) => {
-                let (reason, most) = (Some(Reason::Poison), self.retry.max_attempts);
-                self.record(run, &why, reason, Duration::ZERO, most).await
+                let (reason, max_attempts) = (Some(Reason::Poison), self.retry.max_attempts);
+                self.record_failure(run, &why, reason, Duration::ZERO, max_attempts).await
             }
             Err(error) => Err(error),
         }
     }
 
+    /// Ends a failed run by the retry policy: records a retry, gives the key up, or completes it with a refusal.
     async fn fail(&self, run: &Run<S>, error: HandlerError) -> Result<RunOutcome, StoreError> {
-        let unknown = matches!(error, HandlerError::OutcomeUnknown(_)).then_some(Reason::OutcomeUnknown);
+        let unknown_reason =
+            matches!(error, HandlerError::OutcomeUnknown(_)).then_some(Reason::OutcomeUnknown);
         let fault = match error.into_fault() {
             PgFault::Fault(fault) => fault,
             PgFault::Outage(outage) => Fault::new(FaultClass::Environment, None, outage.to_string()),
         };
         let max_attempts = self.retry.max_attempts;
-        let (reason, delay, max_attempts) = match after_failure(&fault, run.attempt(), &self.retry) {
+        let (reason, delay, max_attempts) = match decide_after_failure(&fault, run.attempt(), &self.retry) {
             FailureDecision::Refuse(why) => {
                 return self.complete(run, Some(json!({ "refused": why }))).await;
             }
@@ -375,10 +381,11 @@ impl<S: LeaseStore> LeaseRunner<S> {
             }
             FailureDecision::GiveUp(rejection) => (Some(rejection.reason), Duration::ZERO, max_attempts),
         };
-        self.record(run, &fault.to_string(), unknown.or(reason), delay, max_attempts).await
+        self.record_failure(run, &fault.to_string(), unknown_reason.or(reason), delay, max_attempts).await
     }
 
-    async fn record(
+    /// Records a failed run, repeating until it is stored or the lease is lost.
+    async fn record_failure(
         &self,
         run: &Run<S>,
         error: &str,
@@ -387,8 +394,8 @@ impl<S: LeaseStore> LeaseRunner<S> {
         max_attempts: u32,
     ) -> Result<RunOutcome, StoreError> {
         let failure = Failure { error, reason, max_attempts, delay };
-        let ask = || self.store.fail(run.held(), &failure);
-        match until_answered(run.abandon(), "record a failed run", ask).await {
+        let request = || self.store.fail(run.lease_id(), &failure);
+        match repeat_until_answered(run.abandon_token(), "record a failed run", request).await {
             Ok(FailOutcome::Retry { .. }) => Ok(RunOutcome::Failed { error: error.to_owned(), delay }),
             Ok(FailOutcome::GivenUp { reason, .. }) => {
                 Ok(RunOutcome::GivenUp { reason, detail: error.to_owned() })

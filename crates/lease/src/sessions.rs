@@ -24,25 +24,25 @@ pub(super) enum TransactionSession {
 pub(super) enum CheckoutError {
     Postgres(sqlx::Error),
     /// No session became available in time.
-    Silent,
+    Timeout,
     Other(NoSession),
 }
 
 impl SessionSource {
-    /// Takes a session. Own sessions have time limits of their own.
+    /// Takes a session, waiting until `until` at most. Own sessions have time limits of their own: one that is acquired late is given back.
     pub(super) async fn take(&self, until: Instant) -> Result<TransactionSession, CheckoutError> {
         match self {
             Self::Pool(pool) => match timeout_at(until, pool.acquire()).await {
-                Ok(taken) => taken.map(TransactionSession::Pool).map_err(CheckoutError::Postgres),
-                Err(_) => Err(CheckoutError::Silent),
+                Ok(session) => session.map(TransactionSession::Pool).map_err(CheckoutError::Postgres),
+                Err(_) => Err(CheckoutError::Timeout),
             },
             Self::Own(sessions) => match sessions.acquire().await {
-                // It came too late, and is usable.
-                Ok(taken) if until <= Instant::now() => {
-                    taken.give_back();
-                    Err(CheckoutError::Silent)
+                // Acquired too late, and usable.
+                Ok(session) if until <= Instant::now() => {
+                    session.give_back();
+                    Err(CheckoutError::Timeout)
                 }
-                Ok(taken) => Ok(TransactionSession::Own(taken)),
+                Ok(session) => Ok(TransactionSession::Own(session)),
                 Err(NoSession::Postgres(error)) => Err(CheckoutError::Postgres(error)),
                 Err(other) => Err(CheckoutError::Other(other)),
             },
@@ -54,14 +54,14 @@ impl TransactionSession {
     pub(super) fn connection(&mut self) -> &mut PgConnection {
         match self {
             Self::Pool(connection) => connection,
-            Self::Own(taken) => taken.connection(),
+            Self::Own(session) => session.connection(),
         }
     }
 
-    /// Returns a usable session. A pool's connection returns by itself.
+    /// Gives a usable session back. A pool's connection returns by itself.
     pub(super) fn give_back(self) {
-        if let Self::Own(taken) = self {
-            taken.give_back();
+        if let Self::Own(session) = self {
+            session.give_back();
         }
     }
 

@@ -25,19 +25,19 @@ pub struct Step {
 }
 
 impl Step {
-    /// Returns a step with its rule. No rule fits all calls, so there is no default.
+    /// Creates a step with its rule. No rule fits all calls, so there is no default.
     #[must_use]
     pub const fn new(name: &'static str, repeat: Repeat) -> Self {
         Self { name, repeat }
     }
 
-    /// Returns the name, 1 to 255 bytes.
+    /// Returns the name of the step, 1 to 255 bytes.
     #[must_use]
     pub fn name(&self) -> &'static str {
         self.name
     }
 
-    /// Returns the rule.
+    /// Returns the rule of the step.
     #[must_use]
     pub fn repeat(&self) -> Repeat {
         self.repeat
@@ -46,49 +46,52 @@ impl Step {
 
 impl Step {
     /// Serialises a result as JSON, and checks its size.
-    pub(crate) fn write<T: Serialize>(&self, value: &T) -> Result<Value, HandlerError> {
+    pub(crate) fn serialize_result<T: Serialize>(&self, value: &T) -> Result<Value, HandlerError> {
         let value = serde_json::to_value(value).map_err(|error| {
             HandlerError::permanent(format!("the result of the step {} is no JSON: {error}", self.name))
         })?;
-        match pg::json_text(&value).len() {
-            0..=pg::LARGEST_JSON => Ok(value),
+        match pg::to_json_text(&value).len() {
+            0..=pg::MAX_JSON_BYTES => Ok(value),
             bytes => Err(HandlerError::permanent(format!(
                 "the result of the step {} has {bytes} bytes as JSON; {} are allowed: keep what is large elsewhere, and its id here",
                 self.name,
-                pg::LARGEST_JSON
+                pg::MAX_JSON_BYTES
             ))),
         }
     }
 
-    /// Converts the error of a result that can never be stored: the call was made, and the next run would not know of it.
-    pub(crate) fn unstored(&self, error: HandlerError) -> HandlerError {
+    /// Converts the error of a result that can never be stored to an unknown outcome: the call was made, and the next run would not know of
+    /// it.
+    pub(crate) fn to_unstored_error(self, error: HandlerError) -> HandlerError {
         match error {
             HandlerError::Permanent(why) => HandlerError::OutcomeUnknown(format!(
                 "the step {} has happened, and what it brought is not stored: {why}",
                 self.name
             )),
-            may_pass => may_pass,
+            temporary => temporary,
         }
     }
 
-    pub(crate) fn read<T: DeserializeOwned>(&self, result: Value) -> Result<T, HandlerError> {
+    /// Parses a stored result. The error does not quote it.
+    pub(crate) fn deserialize_result<T: DeserializeOwned>(&self, result: Value) -> Result<T, HandlerError> {
         // The error's own text may quote the result.
         serde_json::from_value(result).map_err(|_| {
-            let wanted = std::any::type_name::<T>();
-            HandlerError::permanent(format!("the stored result of the step {} is no {wanted}", self.name))
+            let type_name = std::any::type_name::<T>();
+            HandlerError::permanent(format!("the stored result of the step {} is no {type_name}", self.name))
         })
     }
 
-    /// Returns the error of a step with an unknown result that must not be called.
-    pub(crate) fn unknown(&self) -> HandlerError {
+    /// Creates the error of a step with an unknown outcome that must not be called.
+    pub(crate) fn to_unknown_error(self) -> HandlerError {
         HandlerError::OutcomeUnknown(format!(
             "the step {} may have happened in an earlier run, and must not be repeated",
             self.name
         ))
     }
 
-    /// Converts the refusal of a repeated call, which says nothing of the first one: the step stays unchanged, and so does its key.
-    pub(crate) fn refused_again(&self, error: HandlerError) -> HandlerError {
+    /// Converts the final refusal of a repeated call to an unknown outcome: it says nothing of the first call. The step stays unchanged,
+    /// and so does its key.
+    pub(crate) fn to_repeat_refusal(self, error: HandlerError) -> HandlerError {
         match error {
             HandlerError::Permanent(why) | HandlerError::Refused(why) => {
                 HandlerError::OutcomeUnknown(format!(
@@ -96,7 +99,7 @@ impl Step {
                     self.name
                 ))
             }
-            may_pass => may_pass,
+            temporary => temporary,
         }
     }
 }

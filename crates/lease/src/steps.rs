@@ -7,7 +7,7 @@ use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use uuid::Uuid;
 
-use super::check::{MAX_STEP_BYTES, MAX_STEPS};
+use super::check::{MAX_RESULT_BYTES, MAX_STEPS};
 use super::error::StoreError;
 use super::lease_id::{BegunStep, RefusedCall, StepState};
 use super::micros::micros;
@@ -81,17 +81,17 @@ impl From<Repeat> for Rule {
 impl Rule {
     /// Returns whether the call may be repeated. The window counts from the first call and is a tenth shorter than stated, because the
     /// other side has another clock. A call dated in the future was recorded by a clock that was ahead, and its time is unknown.
-    fn may_repeat(self, started: i64, at: i64) -> bool {
+    fn may_repeat(self, started_at: i64, at: i64) -> bool {
         match self {
             Self::Always => true,
-            Self::Within(window) => started <= at && at < started.saturating_add(window / 10 * 9),
+            Self::Within(window) => started_at <= at && at < started_at.saturating_add(window / 10 * 9),
             Self::Ask | Self::Never => false,
         }
     }
 }
 
 impl StepProgress {
-    fn started(at: i64, rule: Rule, call: Uuid) -> Self {
+    fn new_started(at: i64, rule: Rule, call: Uuid) -> Self {
         Self::Started { at, rule, call: Some(call), doubted_by: None }
     }
 }
@@ -112,7 +112,7 @@ impl Steps {
         self.0.is_empty()
     }
 
-    /// Records that a step is about to be called.
+    /// Records that a step is about to be called; returns how to go on with it.
     pub(super) fn begin(
         &mut self,
         (identity, token): (&Identity, i64),
@@ -122,18 +122,19 @@ impl Steps {
     ) -> Result<BegunStep, StoreError> {
         let rule = Rule::from(step.repeat());
         let (round, state) = match self.0.get_mut(step.name()) {
-            Some(known) => (known.round, known.begin(token, rule, call, at)),
+            Some(record) => (record.round, record.begin(token, rule, call, at)),
             None => {
-                self.have_room()?;
-                let begun = StepProgress::started(at, rule, call);
-                self.0.insert(step.name().to_owned(), StepRecord { state: begun, round: 0, token });
+                self.check_limits()?;
+                let progress = StepProgress::new_started(at, rule, call);
+                self.0.insert(step.name().to_owned(), StepRecord { state: progress, round: 0, token });
                 (0, StepState::Run)
             }
         };
         Ok(BegunStep { state, call_key: step_key(identity, step.name(), round), round })
     }
 
-    fn have_room(&self) -> Result<(), StoreError> {
+    /// Refuses another step of a key that has too many, or too large results.
+    fn check_limits(&self) -> Result<(), StoreError> {
         if self.0.len() >= MAX_STEPS {
             return Err(StoreError::Refused(format!("the key has {MAX_STEPS} steps, and may have no more")));
         }
@@ -141,8 +142,8 @@ impl Steps {
             StepProgress::Done { result } => result.to_string().len(),
             StepProgress::Started { .. } | StepProgress::Refused => 0,
         });
-        if results.sum::<usize>() > MAX_STEP_BYTES {
-            let why = format!("the steps of the key have more than {MAX_STEP_BYTES} bytes");
+        if results.sum::<usize>() > MAX_RESULT_BYTES {
+            let why = format!("the steps of the key have more than {MAX_RESULT_BYTES} bytes");
             return Err(StoreError::Refused(why));
         }
         Ok(())
@@ -155,40 +156,40 @@ impl Steps {
 
     /// Returns whether a step is one of this lease's calls that may have happened, and the refused one, if any is refused.
     pub(super) fn is_in_doubt(&self, token: i64, step: &str, refused: Option<RefusedCall>) -> bool {
-        self.0.get(step).is_some_and(|known| {
-            let is_refused = match (refused, &known.state) {
+        self.0.get(step).is_some_and(|record| {
+            let is_refused = match (refused, &record.state) {
                 (None, _) => true,
                 // The refusal of a repeated call says nothing of the first.
                 (Some(_), StepProgress::Started { call: None, .. }) => false,
-                (Some(RefusedCall::Round(round)), _) => known.round == round,
-                (Some(RefusedCall::Begun(call)), _) => known.is_begun_by(call),
+                (Some(RefusedCall::Round(round)), _) => record.round == round,
+                (Some(RefusedCall::Begun(call)), _) => record.is_begun_by(call),
             };
-            known.is_in_doubt() && known.token == token && is_refused
+            record.is_in_doubt() && record.token == token && is_refused
         })
     }
 
     /// Returns whether this lease has stored this result of a step.
     pub(super) fn has_stored(&self, token: i64, step: &str, result: &Value) -> bool {
-        let known = self.0.get(step).filter(|known| known.token == token);
-        known.is_some_and(
-            |known| matches!(&known.state, StepProgress::Done { result: stored } if stored == result),
+        let record = self.0.get(step).filter(|record| record.token == token);
+        record.is_some_and(
+            |record| matches!(&record.state, StepProgress::Done { result: stored } if stored == result),
         )
     }
 
     /// Returns the next round if this lease has refused this call of a step.
     pub(super) fn round_after_refusal(&self, token: i64, step: &str, refused: RefusedCall) -> Option<u32> {
-        let known = self.0.get(step)?;
-        let is_refused = known.token == token
-            && known.state == StepProgress::Refused
+        let record = self.0.get(step)?;
+        let is_refused = record.token == token
+            && record.state == StepProgress::Refused
             && match refused {
-                RefusedCall::Round(round) => Some(known.round) == round.checked_add(1),
+                RefusedCall::Round(round) => Some(record.round) == round.checked_add(1),
                 RefusedCall::Begun(_) => true,
             };
-        is_refused.then_some(known.round)
+        is_refused.then_some(record.round)
     }
 
     /// Returns the last lease for which the outcome of a step was unknown.
-    pub(super) fn doubted_by(&self, step: &str) -> Option<i64> {
+    pub(super) fn doubting_token(&self, step: &str) -> Option<i64> {
         match self.0.get(step)?.state {
             StepProgress::Started { doubted_by, .. } => doubted_by,
             StepProgress::Done { .. } | StepProgress::Refused => None,
@@ -201,12 +202,12 @@ impl Steps {
             Some(StepRecord { state: StepProgress::Done { result: stored }, .. }) if stored == result => {
                 Ok(false)
             }
-            Some(known) if matches!(known.state, StepProgress::Started { .. }) => {
-                known.state = StepProgress::Done { result: result.clone() };
-                known.token = token;
+            Some(record) if matches!(record.state, StepProgress::Started { .. }) => {
+                record.state = StepProgress::Done { result: result.clone() };
+                record.token = token;
                 Ok(true)
             }
-            _ => Err(not_begun(step)),
+            _ => Err(not_begun_error(step)),
         }
     }
 
@@ -217,30 +218,30 @@ impl Steps {
         step: &str,
         refused: RefusedCall,
     ) -> Result<RefusalResult, StoreError> {
-        let Some(known) = self.0.get_mut(step) else {
+        let Some(record) = self.0.get_mut(step) else {
             return match refused {
-                RefusedCall::Round(_) => Err(not_begun(step)),
+                RefusedCall::Round(_) => Err(not_begun_error(step)),
                 RefusedCall::Begun(_) => Ok(RefusalResult { round: 0, has_changed: false }),
             };
         };
-        let as_it_is = RefusalResult { round: known.round, has_changed: false };
+        let unchanged = RefusalResult { round: record.round, has_changed: false };
         let is_over = match refused {
-            RefusedCall::Round(round) => known.round > round,
-            RefusedCall::Begun(call) => !known.is_begun_by(call),
+            RefusedCall::Round(round) => record.round > round,
+            RefusedCall::Begun(call) => !record.is_begun_by(call),
         };
         // Repeated after a lost reply; or of a round that is over, or of a call that did not begin.
-        if (known.state == StepProgress::Refused && known.token == token) || is_over {
-            return Ok(as_it_is);
+        if (record.state == StepProgress::Refused && record.token == token) || is_over {
+            return Ok(unchanged);
         }
-        match known.state {
+        match record.state {
             // A repeated call was refused, which says nothing of the first. If the other side was asked instead, the token is an older one.
-            StepProgress::Started { call: None, .. } if known.token == token => Ok(as_it_is),
+            StepProgress::Started { call: None, .. } if record.token == token => Ok(unchanged),
             StepProgress::Started { .. } => {
-                let next = known.round.saturating_add(1);
-                *known = StepRecord { state: StepProgress::Refused, round: next, token };
+                let next = record.round.saturating_add(1);
+                *record = StepRecord { state: StepProgress::Refused, round: next, token };
                 Ok(RefusalResult { round: next, has_changed: true })
             }
-            StepProgress::Done { .. } | StepProgress::Refused => Err(not_begun(step)),
+            StepProgress::Done { .. } | StepProgress::Refused => Err(not_begun_error(step)),
         }
     }
 }
@@ -251,22 +252,24 @@ impl StepRecord {
     }
 
     fn is_begun_by(&self, call: Uuid) -> bool {
-        matches!(self.state, StepProgress::Started { call: Some(begun), .. } if begun == call)
+        matches!(self.state, StepProgress::Started { call: Some(begun_call), .. } if begun_call == call)
     }
 
-    /// Begins a step that has a record.
+    /// Begins a step that has a record: by its state and the rules it runs, is repeated, is done or is unknown.
     fn begin(&mut self, token: i64, rule: Rule, call: Uuid, at: i64) -> StepState {
         match &mut self.state {
             StepProgress::Done { result } => StepState::Done(result.clone()),
             // The reply to this same call was lost: the external call was not made.
-            StepProgress::Started { call: begun, .. } if *begun == Some(call) && self.token == token => {
+            StepProgress::Started { call: begun_call, .. }
+                if *begun_call == Some(call) && self.token == token =>
+            {
                 StepState::Run
             }
             // Both the rule of that call and the current one must allow it: the program may have changed the rule.
-            StepProgress::Started { at: started, rule: then, call: begun, .. }
-                if rule.may_repeat(*started, at) && then.may_repeat(*started, at) =>
+            StepProgress::Started { at: started_at, rule: first_rule, call: begun_call, .. }
+                if rule.may_repeat(*started_at, at) && first_rule.may_repeat(*started_at, at) =>
             {
-                *begun = None;
+                *begun_call = None;
                 self.token = token;
                 StepState::Repeat
             }
@@ -275,7 +278,7 @@ impl StepRecord {
                 StepState::Unknown
             }
             StepProgress::Refused => {
-                self.state = StepProgress::started(at, rule, call);
+                self.state = StepProgress::new_started(at, rule, call);
                 self.token = token;
                 StepState::Run
             }
@@ -283,6 +286,7 @@ impl StepRecord {
     }
 }
 
-fn not_begun(step: &str) -> StoreError {
+/// Creates the error of an outcome that fits no call of the step.
+fn not_begun_error(step: &str) -> StoreError {
     StoreError::Refused(format!("the step {step} has not begun, or is done with another result"))
 }

@@ -15,9 +15,10 @@ use oncely_core::identity::Identity;
 ///
 /// A store has three obligations. Once another run's claim has taken a key over, by a greater token, calls with the older token change
 /// nothing, except for the outcome of a call that the older run made: [`checkpoint`](Self::checkpoint) and
-/// [`refuse_step`](Self::refuse_step) store it, held or not, until another run repeats the call or the key is completed. A run for
-/// which [`begin_step`](Self::begin_step) returned [`StepState::Unknown`](super::StepState::Unknown) loses its lease by that, and a key that was given up for no other
-/// unknown outcome may run again. And each call may be repeated, because replies may be lost: work already done is answered as done.
+/// [`refuse_step`](Self::refuse_step) store it, held or not, until another run repeats the call or the key is completed. A run for which
+/// [`begin_step`](Self::begin_step) returned [`StepState::Unknown`](super::StepState::Unknown) loses its lease by that, and a key that was
+/// given up for no other unknown outcome may run again. And each call may be repeated, because replies may be lost: work already done is
+/// answered as done.
 ///
 /// A dropped future leaves its outcome unknown, like a lost reply. Every error except [`StoreError::Unavailable`] means that nothing was
 /// written.
@@ -25,14 +26,14 @@ pub trait StepStore: Send + Sync + 'static {
     /// Extends leases to `lease` from now, but not beyond the time of their runs. The answers are in the order of the leases.
     fn renew(
         &self,
-        held: &[LeaseId],
+        lease_ids: &[LeaseId],
         lease: Duration,
     ) -> impl Future<Output = Result<Vec<RenewOutcome>, StoreError>> + Send;
 
     /// Records that a step is about to be called, and renews the lease. `call` identifies the call, so that the record can be repeated.
     fn begin_step(
         &self,
-        held: &LeaseId,
+        lease_id: &LeaseId,
         step: &Step,
         call: Uuid,
         lease: Duration,
@@ -41,7 +42,7 @@ pub trait StepStore: Send + Sync + 'static {
     /// Stores the result of a step that began, up to 64 KiB of JSON, and renews the lease.
     fn checkpoint(
         &self,
-        held: &LeaseId,
+        lease_id: &LeaseId,
         step: &str,
         result: &Value,
         lease: Duration,
@@ -51,7 +52,7 @@ pub trait StepStore: Send + Sync + 'static {
     /// repetition, because that says nothing of the first, or if the step did not begin with the id of [`RefusedCall::Begun`].
     fn refuse_step(
         &self,
-        held: &LeaseId,
+        lease_id: &LeaseId,
         step: &str,
         refused: RefusedCall,
         lease: Duration,
@@ -73,21 +74,21 @@ pub trait LeaseStore: StepStore {
     /// Completes the key, with a response of up to 64 KiB of JSON. Succeeds if this same lease has completed it already.
     fn complete(
         &self,
-        held: &LeaseId,
+        lease_id: &LeaseId,
         response: Option<&Value>,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
     /// Ends a run that failed, and counts an attempt.
     fn fail(
         &self,
-        held: &LeaseId,
+        lease_id: &LeaseId,
         failure: &Failure<'_>,
     ) -> impl Future<Output = Result<FailOutcome, StoreError>> + Send;
 
     /// Releases the key and counts nothing: the next claim may have it at once. Returns false if the lease is lost.
-    fn release(&self, held: &LeaseId) -> impl Future<Output = Result<bool, StoreError>> + Send;
+    fn release(&self, lease_id: &LeaseId) -> impl Future<Output = Result<bool, StoreError>> + Send;
 
-    /// Returns the stored state of a key, for operators. It decides nothing.
+    /// Returns the stored state of a key, for operators; no run depends on it.
     fn look_up(
         &self,
         identity: &Identity,

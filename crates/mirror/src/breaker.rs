@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-/// Consecutive failures that open the breaker.
-const FAILURES: u32 = 3;
+/// Number of consecutive failures that open the breaker.
+const OPENING_FAILURES: u32 = 3;
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+const MAX_PAUSE: Duration = Duration::from_secs(30);
 
 /// A circuit breaker: opens after consecutive failures, then admits one try at a time, at growing intervals.
 #[derive(Clone, Debug, Default)]
@@ -15,8 +15,8 @@ pub struct Breaker {
 }
 
 impl Breaker {
-    /// Returns whether a call may be made now. While open, one call per pause is admitted.
-    pub(crate) fn allows(&mut self, now: Instant) -> bool {
+    /// Admits a call, or returns false. While open, admits one call per pause: admitting it begins the next pause.
+    pub(crate) fn try_admit(&mut self, now: Instant) -> bool {
         match self.open_until {
             None => true,
             Some(until) if now < until => false,
@@ -37,14 +37,15 @@ impl Breaker {
         self.open_until = self.open_until.map(|until| until.min(now));
     }
 
-    pub(crate) fn succeeded(&mut self) {
+    /// Closes the breaker, and forgets all failures.
+    pub(crate) fn record_success(&mut self) {
         *self = Self::default();
     }
 
     /// Records a failure. Returns whether it opened the breaker.
-    pub(crate) fn failed(&mut self, now: Instant) -> bool {
+    pub(crate) fn record_failure(&mut self, now: Instant) -> bool {
         self.failures = self.failures.saturating_add(1);
-        if self.failures < FAILURES {
+        if self.failures < OPENING_FAILURES {
             return false;
         }
         let was_closed = self.open_until.is_none();
@@ -52,9 +53,10 @@ impl Breaker {
         was_closed
     }
 
+    /// Returns the length of the next pause, which doubles with each failure.
     fn pause(&self) -> Duration {
-        let doublings = self.failures.saturating_sub(FAILURES).min(6);
-        (FIRST_PAUSE * 2_u32.pow(doublings)).min(LONGEST_PAUSE)
+        let doublings = self.failures.saturating_sub(OPENING_FAILURES).min(6);
+        (FIRST_PAUSE * 2_u32.pow(doublings)).min(MAX_PAUSE)
     }
 }
 
@@ -66,19 +68,19 @@ mod tests {
     fn it_opens_after_three_failures_and_lets_one_try_through_per_pause() {
         let start = Instant::now();
         let mut breaker = Breaker::default();
-        assert!(!breaker.failed(start) && !breaker.failed(start) && breaker.allows(start));
-        assert!(breaker.failed(start));
-        assert!(!breaker.allows(start));
+        assert!(!breaker.record_failure(start) && !breaker.record_failure(start) && breaker.try_admit(start));
+        assert!(breaker.record_failure(start));
+        assert!(!breaker.try_admit(start));
         let later = start + FIRST_PAUSE;
-        assert!(breaker.allows(later));
-        assert!(!breaker.allows(later), "one try only");
-        assert!(!breaker.failed(later), "it was open already");
-        assert!(!breaker.allows(later + FIRST_PAUSE), "the pause grows");
+        assert!(breaker.try_admit(later));
+        assert!(!breaker.try_admit(later), "one try only");
+        assert!(!breaker.record_failure(later), "it was open already");
+        assert!(!breaker.try_admit(later + FIRST_PAUSE), "the pause grows");
         breaker.allow_next_call(later);
-        assert!(breaker.allows(later), "there is a connection");
-        assert!(!breaker.allows(later), "and it may be worth nothing");
-        breaker.succeeded();
+        assert!(breaker.try_admit(later), "there is a connection");
+        assert!(!breaker.try_admit(later), "and it may be worth nothing");
+        breaker.record_success();
         breaker.allow_next_call(later);
-        assert!(breaker.allows(later) && !breaker.is_open());
+        assert!(breaker.try_admit(later) && !breaker.is_open());
     }
 }

@@ -8,12 +8,12 @@ use redis::{Pipeline, RedisResult, Value};
 
 use super::Breaker;
 use super::connect::connect;
-use super::connection::{ANSWER_TIME, RedisConnection, info};
+use super::connection::{RESPONSE_TIMEOUT, RedisConnection, parse_connection_info};
 use super::error::MirrorError;
 use super::layout::Layout;
 use super::tag::{Tag, TagKey};
 use oncely_config::{MirrorSettings, Problems};
-use oncely_net::tls::{TlsFault, fault_of};
+use oncely_net::tls::{TlsFault, classify_fault};
 
 /// Redis as a mirror of completed keys.
 #[derive(Clone)]
@@ -34,27 +34,32 @@ struct MirrorState {
 }
 
 impl MirrorState {
+    /// Replaces the connection.
     fn set(&mut self, connection: RedisConnection) {
         (self.connection, self.generation) = (Some(connection), self.generation + 1);
     }
 
-    /// Drops a connection that failed: a late answer must not be taken for the next call's. Returns whether that opened the breaker; `None`
-    /// if it was dropped before, for all calls in flight on it fail together, which is one failure.
-    fn fails(&mut self, generation: u64, now: Instant) -> Option<bool> {
+    /// Drops a connection that failed, so that a late response is not taken for the next call's. Returns whether that opened the breaker;
+    /// `None` if it was dropped before, for all calls in flight on it fail together, which is one failure.
+    fn fail(&mut self, generation: u64, now: Instant) -> Option<bool> {
         if self.generation != generation {
             return None;
         }
         (self.connection, self.generation) = (None, generation + 1);
-        Some(self.breaker.failed(now))
+        Some(self.breaker.record_failure(now))
     }
 }
 
-const WARM_UP: Duration = Duration::from_secs(1);
+/// Maximum wait for the first connection.
+const WARM_UP_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Mirror {
+    /// Checks the URLs, and creates the mirror without a connection.
     pub fn new(settings: &MirrorSettings) -> Result<Self, MirrorError> {
         // Checked now, used later.
-        std::iter::once(&settings.url).chain(&settings.sentinels).try_for_each(|url| info(url).map(drop))?;
+        std::iter::once(&settings.url)
+            .chain(&settings.sentinels)
+            .try_for_each(|url| parse_connection_info(url).map(drop))?;
         Ok(Self {
             settings: settings.clone(),
             layout: Layout::new(settings.ttl, settings.buckets),
@@ -63,7 +68,7 @@ impl Mirror {
         })
     }
 
-    /// Creates the mirror at the start of a process; returns unusable settings as problems.
+    /// Creates the mirror as [`Mirror::new`] does, at the start of a process; returns unusable settings as problems.
     pub fn open(settings: &MirrorSettings) -> Result<Self, Problems> {
         Self::new(settings).map_err(|error| {
             let mut problems = Problems::default();
@@ -72,7 +77,7 @@ impl Mirror {
         })
     }
 
-    fn state(&self) -> std::sync::MutexGuard<'_, MirrorState> {
+    fn lock_state(&self) -> std::sync::MutexGuard<'_, MirrorState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -89,17 +94,18 @@ impl Mirror {
         &self.settings
     }
 
-    /// Returns the TLS failure between Redis and this program; `None` for any other error.
+    /// Returns the TLS fault between Redis and this program; `None` for any other error.
     pub fn tls_fault(&self, error: &MirrorError) -> Option<TlsFault> {
-        fault_of(error, self.settings.tls.as_ref().is_some_and(|tls| tls.cert.is_some()))
+        classify_fault(error, self.settings.tls.as_ref().is_some_and(|tls| tls.cert.is_some()))
     }
 
-    /// Returns for each tag whether it is present with its evidence: one round trip, within the budget. `None` if the mirror gave no
-    /// answer, for any reason: the caller asks PostgreSQL. Never waits for a connection: a missing one is opened in the background.
+    /// Looks tags up in one round trip, within the budget: returns for each whether it is present with its evidence. `None` without a
+    /// response of the mirror, for any reason: the caller queries PostgreSQL. Never waits for a connection: a missing one is opened in the
+    /// background.
     pub async fn look_up(&self, key: &TagKey, tags: &[Tag], now: DateTime<Utc>) -> Option<Vec<bool>> {
         let (mut connection, generation) = {
-            let mut state = self.state();
-            if !state.breaker.allows(Instant::now()) {
+            let mut state = self.lock_state();
+            if !state.breaker.try_admit(Instant::now()) {
                 return None;
             }
             match state.connection.clone() {
@@ -113,51 +119,54 @@ impl Mirror {
                 }
             }
         };
-        let questions: Vec<(&Tag, String)> =
-            tags.iter().flat_map(|tag| self.layout.read_from(tag, now).map(|bucket| (tag, bucket))).collect();
-        let mut pipeline = Pipeline::with_capacity(questions.len());
+        let queries: Vec<(&Tag, String)> = tags
+            .iter()
+            .flat_map(|tag| self.layout.buckets_to_read(tag, now).map(|bucket| (tag, bucket)))
+            .collect();
+        let mut pipeline = Pipeline::with_capacity(queries.len());
         // A bucket of another type is an error, and so a miss, of that bucket only and not of the whole round trip.
         pipeline.ignore_errors();
-        for (tag, bucket) in &questions {
+        for (tag, bucket) in &queries {
             pipeline.cmd("HGET").arg(bucket).arg(&tag.field());
         }
-        let asked = pipeline.query_async::<Vec<RedisResult<Value>>>(&mut connection.connection);
-        let error = match tokio::time::timeout(self.budget, asked).await {
-            Ok(Ok(answers)) if answers.len() == questions.len() => {
-                self.state().breaker.succeeded();
-                let hits: Vec<bool> = questions
+        let request = pipeline.query_async::<Vec<RedisResult<Value>>>(&mut connection.connection);
+        let error = match tokio::time::timeout(self.budget, request).await {
+            Ok(Ok(responses)) if responses.len() == queries.len() => {
+                self.lock_state().breaker.record_success();
+                let hits: Vec<bool> = queries
                     .iter()
-                    .zip(&answers)
-                    .map(|((tag, bucket), answer)| is_hit(key, tag, bucket, answer))
+                    .zip(&responses)
+                    .map(|((tag, bucket), response)| is_hit(key, tag, bucket, response))
                     .collect();
                 return Some(hits.chunks(2).map(|pair| pair.contains(&true)).collect());
             }
-            Ok(Ok(answers)) => MirrorError::Answers(answers.len(), questions.len()),
+            Ok(Ok(responses)) => MirrorError::Answers(responses.len(), queries.len()),
             Ok(Err(error)) => error.into(),
             Err(_) => MirrorError::Budget(self.budget),
         };
-        self.failed(generation, &error);
+        self.record_failure(generation, &error);
         None
     }
 
     /// Returns whether the mirror is skipped because it did not answer.
     pub(crate) fn is_skipped(&self) -> bool {
-        self.state().breaker.is_open()
+        self.lock_state().breaker.is_open()
     }
 
-    /// Connects before the first look-up; waits for at most a second.
+    /// Connects before the first look-up. Waits for at most a second; then the connection is opened in the background.
     pub async fn warm_up(&self) {
-        self.state().connecting = true;
+        self.lock_state().connecting = true;
         let mirror = self.clone();
         let connecting = tokio::spawn(async move { mirror.connect_in_background().await });
-        if tokio::time::timeout(WARM_UP, connecting).await.is_err() {
+        if tokio::time::timeout(WARM_UP_TIMEOUT, connecting).await.is_err() {
             tracing::warn!("Redis has not answered yet; using PostgreSQL alone until it does");
         }
     }
 
+    /// Opens a connection; a failure counts for the breaker.
     async fn connect_in_background(&self) {
         let connected = self.connect().await;
-        let mut state = self.state();
+        let mut state = self.lock_state();
         state.connecting = false;
         match connected {
             Ok(connection) => {
@@ -167,13 +176,14 @@ impl Mirror {
             Err(error) => {
                 let generation = state.generation;
                 drop(state);
-                self.failed(generation, &error);
+                self.record_failure(generation, &error);
             }
         }
     }
 
-    fn failed(&self, generation: u64, error: &MirrorError) {
-        match self.state().fails(generation, Instant::now()) {
+    /// Drops a failed connection, and logs the error: as a warning if it opened the breaker.
+    fn record_failure(&self, generation: u64, error: &MirrorError) {
+        match self.lock_state().fail(generation, Instant::now()) {
             Some(true) => {
                 tracing::warn!(error = %error, "Redis does not answer; using PostgreSQL alone until it does");
             }
@@ -190,15 +200,15 @@ impl Mirror {
         self.layout.expires_at(now)
     }
 
-    /// Writes tags with their evidence. Idempotent.
+    /// Writes tags with their evidence, and connects if necessary. Idempotent.
     pub async fn write(&self, key: &TagKey, tags: &[Tag], now: DateTime<Utc>) -> Result<(), MirrorError> {
         // Not in a match on the guard itself, which would hold the lock while connecting.
-        let open = self.state().connection.clone();
+        let open = self.lock_state().connection.clone();
         let mut connection = match open {
             Some(connection) => connection,
             None => {
                 let fresh = self.connect().await?;
-                self.state().set(fresh.clone());
+                self.lock_state().set(fresh.clone());
                 fresh
             }
         };
@@ -206,42 +216,43 @@ impl Mirror {
         let mut pipeline = Pipeline::with_capacity(tags.len() * 2);
         pipeline.ignore_errors();
         for tag in tags {
-            let bucket = self.layout.write_to(tag, now);
-            let evidence = key.evidence(tag, &bucket).bytes();
+            let bucket = self.layout.bucket_to_write(tag, now);
+            let evidence = key.evidence(tag, &bucket).to_bytes();
             pipeline.cmd("HSET").arg(&bucket).arg(&tag.field()).arg(&evidence);
             pipeline.cmd("PEXPIRE").arg(&bucket).arg(remaining);
         }
-        let written = pipeline.query_async::<Vec<RedisResult<Value>>>(&mut connection.connection);
-        let error = match tokio::time::timeout(ANSWER_TIME, written).await {
+        let request = pipeline.query_async::<Vec<RedisResult<Value>>>(&mut connection.connection);
+        let error = match tokio::time::timeout(RESPONSE_TIMEOUT, request).await {
             // A bucket changed to another type by a foreign client takes no tags: each is a miss until the bucket expires.
-            Ok(Ok(answers)) => match answers
+            Ok(Ok(responses)) => match responses
                 .into_iter()
-                .find_map(|answer| answer.err().filter(|error| error.code() != Some("WRONGTYPE")))
+                .find_map(|response| response.err().filter(|error| error.code() != Some("WRONGTYPE")))
             {
                 None => return Ok(()),
                 Some(error) => error.into(),
             },
             Ok(Err(error)) => error.into(),
-            Err(_) => MirrorError::Budget(ANSWER_TIME),
+            Err(_) => MirrorError::Budget(RESPONSE_TIMEOUT),
         };
-        self.state().connection = None;
+        self.lock_state().connection = None;
         Err(error)
     }
 
-    /// Returns whether a tag is present with its evidence. For operator commands: with a long timeout, and without the breaker.
-    pub async fn holds(&self, key: &TagKey, tag: &Tag, now: DateTime<Utc>) -> Result<bool, MirrorError> {
+    /// Queries Redis for a tag. Returns whether it is present with its evidence. For operator commands: with a long timeout, and without
+    /// the breaker.
+    pub async fn has_tag(&self, key: &TagKey, tag: &Tag, now: DateTime<Utc>) -> Result<bool, MirrorError> {
         let mut connection = self.connect().await?;
-        for bucket in self.layout.read_from(tag, now) {
+        for bucket in self.layout.buckets_to_read(tag, now) {
             let mut command = redis::cmd("HGET");
             command.arg(&bucket).arg(&tag.field());
-            let asked = command.query_async::<Value>(&mut connection.connection);
-            match tokio::time::timeout(ANSWER_TIME, asked).await {
-                Ok(answer) => {
-                    if is_hit(key, tag, &bucket, &Ok(answer?)) {
+            let request = command.query_async::<Value>(&mut connection.connection);
+            match tokio::time::timeout(RESPONSE_TIMEOUT, request).await {
+                Ok(response) => {
+                    if is_hit(key, tag, &bucket, &Ok(response?)) {
                         return Ok(true);
                     }
                 }
-                Err(_) => return Err(MirrorError::Budget(ANSWER_TIME)),
+                Err(_) => return Err(MirrorError::Budget(RESPONSE_TIMEOUT)),
             }
         }
         Ok(false)
@@ -251,19 +262,20 @@ impl Mirror {
     pub async fn ping(&self) -> Result<(), MirrorError> {
         let mut connection = self.connect().await?;
         let ping = redis::cmd("PING");
-        let answer =
-            tokio::time::timeout(ANSWER_TIME, ping.query_async::<Value>(&mut connection.connection)).await;
-        match answer {
+        let result =
+            tokio::time::timeout(RESPONSE_TIMEOUT, ping.query_async::<Value>(&mut connection.connection))
+                .await;
+        match result {
             Ok(result) => Ok(result.map(|_| ())?),
-            Err(_) => Err(MirrorError::Budget(ANSWER_TIME)),
+            Err(_) => Err(MirrorError::Budget(RESPONSE_TIMEOUT)),
         }
     }
 }
 
-/// Returns whether an answer is a hit, which only the owners of the tag key can have written. Any other answer is a miss: nothing, an
+/// Returns whether a response is a hit, which only the owners of the tag key can have written. Any other response is a miss: nothing, an
 /// error, a number, other data, foreign evidence.
-pub(super) fn is_hit(key: &TagKey, tag: &Tag, bucket: &str, answer: &RedisResult<Value>) -> bool {
-    matches!(answer, Ok(Value::BulkString(found)) if key.evidence(tag, bucket).is(found))
+pub(super) fn is_hit(key: &TagKey, tag: &Tag, bucket: &str, response: &RedisResult<Value>) -> bool {
+    matches!(response, Ok(Value::BulkString(found)) if key.evidence(tag, bucket).matches(found))
 }
 
 #[cfg(test)]
@@ -274,14 +286,14 @@ mod tests {
     fn a_stall_that_many_calls_meet_is_one_failure() {
         let mut state = MirrorState { generation: 1, ..MirrorState::default() };
         let now = Instant::now();
-        assert_eq!(state.fails(1, now), Some(false));
+        assert_eq!(state.fail(1, now), Some(false));
         for _ in 0..20 {
-            assert_eq!(state.fails(1, now), None);
+            assert_eq!(state.fail(1, now), None);
         }
         assert!(!state.breaker.is_open());
         for _ in 0..2 {
             let present = state.generation;
-            state.fails(present, now);
+            state.fail(present, now);
         }
         assert!(state.breaker.is_open(), "three in a row");
     }

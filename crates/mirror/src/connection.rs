@@ -11,12 +11,12 @@ use secrecy::{ExposeSecret as _, SecretString};
 use super::error::MirrorError;
 use oncely_net::tls::{TlsError, TlsSettings};
 
-/// Longest wait for an answer that needs no work.
+/// Maximum wait for a response that needs no work.
 #[cfg(feature = "tls")]
-const PROBE: Duration = Duration::from_secs(1);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Longest wait for connecting, and of the relay, which is not in a hurry.
-pub(super) const ANSWER_TIME: Duration = Duration::from_secs(5);
+/// Maximum wait for a connection or a response, unless a budget applies.
+pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A connection that several tasks may use at once.
 #[derive(Clone)]
@@ -29,36 +29,37 @@ pub(super) struct RedisConnection {
 
 impl RedisConnection {
     /// Connects to one server, with TLS or in plaintext.
-    pub(super) async fn to(info: ConnectionInfo, tls: Option<TlsSettings>) -> Result<Self, MirrorError> {
+    pub(super) async fn open(info: ConnectionInfo, tls: Option<TlsSettings>) -> Result<Self, MirrorError> {
         match tls {
-            None => Self::plain(info).await,
+            None => Self::open_plaintext(info).await,
             #[cfg(feature = "tls")]
-            Some(tls) => Self::with_tls(&info, &tls).await,
+            Some(tls) => Self::open_with_tls(&info, &tls).await,
             #[cfg(not(feature = "tls"))]
             Some(_) => Err(TlsError::NotBuilt.into()),
         }
     }
 
-    /// Sends a pipeline of `commands` commands and returns one answer or error for each. Waits up to [`ANSWER_TIME`].
-    pub(super) async fn answers(
+    /// Sends a pipeline of `commands` commands and returns one response or error for each. Waits up to [`RESPONSE_TIMEOUT`].
+    pub(super) async fn query(
         &mut self,
         pipeline: &Pipeline,
         commands: usize,
     ) -> Result<Vec<RedisResult<Value>>, MirrorError> {
-        let asked = pipeline.query_async::<Vec<RedisResult<Value>>>(&mut self.connection);
-        let answers = match tokio::time::timeout(ANSWER_TIME, asked).await {
-            Ok(answers) => answers?,
-            Err(_) => return Err(MirrorError::Budget(ANSWER_TIME)),
+        let request = pipeline.query_async::<Vec<RedisResult<Value>>>(&mut self.connection);
+        let responses = match tokio::time::timeout(RESPONSE_TIMEOUT, request).await {
+            Ok(responses) => responses?,
+            Err(_) => return Err(MirrorError::Budget(RESPONSE_TIMEOUT)),
         };
-        match answers.len() == commands {
-            true => Ok(answers),
-            false => Err(MirrorError::Answers(answers.len(), commands)),
+        match responses.len() == commands {
+            true => Ok(responses),
+            false => Err(MirrorError::Answers(responses.len(), commands)),
         }
     }
 
-    async fn plain(info: ConnectionInfo) -> Result<Self, MirrorError> {
+    /// Connects in plaintext.
+    async fn open_plaintext(info: ConnectionInfo) -> Result<Self, MirrorError> {
         let client = Client::open(info)?;
-        let connection = client.get_multiplexed_async_connection_with_config(&limits()).await?;
+        let connection = client.get_multiplexed_async_connection_with_config(&connection_config()).await?;
         Ok(Self {
             connection,
             #[cfg(feature = "tls")]
@@ -66,14 +67,15 @@ impl RedisConnection {
         })
     }
 
-    /// Performs its own TLS handshake: the client library's accepts no server name, and asks a provider of which there may be two.
+    /// Connects with TLS. Performs its own handshake: the client library's accepts no server name, and uses a provider of which there may
+    /// be two.
     #[cfg(feature = "tls")]
-    async fn with_tls(info: &ConnectionInfo, tls: &TlsSettings) -> Result<Self, MirrorError> {
+    async fn open_with_tls(info: &ConnectionInfo, tls: &TlsSettings) -> Result<Self, MirrorError> {
         let redis::ConnectionAddr::Tcp(host, port) = info.addr() else { return Err(MirrorError::Url) };
         let client = oncely_net::tls::TlsClient::load(tls).await?;
         let stream = tokio::net::TcpStream::connect((host.as_str(), *port)).await?;
         stream.set_nodelay(true)?;
-        let stream = match client.handshake(host, stream, ANSWER_TIME).await {
+        let stream = match client.handshake(host, stream, RESPONSE_TIMEOUT).await {
             Ok(stream) => stream,
             Err(error) if is_silence(&error) && answers_in_plaintext(host, *port).await => {
                 return Err(TlsError::NotTls.into());
@@ -81,7 +83,8 @@ impl RedisConnection {
             Err(error) => return Err(error.into()),
         };
         let (connection, driver) =
-            MultiplexedConnection::new_with_config(info.redis_settings(), stream, limits()).await?;
+            MultiplexedConnection::new_with_config(info.redis_settings(), stream, connection_config())
+                .await?;
         let driver = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(driver));
         Ok(Self { connection, _driver: Some(std::sync::Arc::new(driver)) })
     }
@@ -89,7 +92,7 @@ impl RedisConnection {
 
 #[cfg(feature = "tls")]
 fn is_silence(error: &std::io::Error) -> bool {
-    oncely_net::tls::fault_of(error, false) == Some(oncely_net::tls::TlsFault::Silent)
+    oncely_net::tls::classify_fault(error, false) == Some(oncely_net::tls::TlsFault::Silent)
 }
 
 /// Returns whether the server answers in plaintext. A Redis without TLS reads a handshake as the beginning of a command and waits for the
@@ -98,22 +101,23 @@ fn is_silence(error: &std::io::Error) -> bool {
 async fn answers_in_plaintext(host: &str, port: u16) -> bool {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-    let asked = async {
+    let response = async {
         let mut stream = tokio::net::TcpStream::connect((host, port)).await?;
         stream.write_all(b"PING\r\n").await?;
         stream.read_u8().await
     };
-    matches!(tokio::time::timeout(PROBE, asked).await, Ok(Ok(b'+' | b'-')))
+    matches!(tokio::time::timeout(PROBE_TIMEOUT, response).await, Ok(Ok(b'+' | b'-')))
 }
 
-fn limits() -> AsyncConnectionConfig {
+/// Returns the time limits of a connection.
+fn connection_config() -> AsyncConnectionConfig {
     AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(ANSWER_TIME))
-        .set_response_timeout(Some(ANSWER_TIME))
+        .set_connection_timeout(Some(RESPONSE_TIMEOUT))
+        .set_response_timeout(Some(RESPONSE_TIMEOUT))
 }
 
 /// Parses a URL, without its TLS part.
-pub(super) fn info(url: &SecretString) -> Result<ConnectionInfo, MirrorError> {
+pub(super) fn parse_connection_info(url: &SecretString) -> Result<ConnectionInfo, MirrorError> {
     let mut url = url::Url::parse(url.expose_secret()).map_err(|_| MirrorError::Url)?;
     url.set_scheme("redis").map_err(|()| MirrorError::Url)?;
     Ok(url.into_connection_info()?)

@@ -8,15 +8,15 @@ use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 use tokio_util::sync::CancellationToken;
 
-use oncely_postgres::{DatabaseClock, PgSettings, Timelines, database_status, within};
+use oncely_postgres::{DatabaseClock, PgSettings, Timelines, read_database_status, wait_for_answer};
 
-/// Maximum age of an answer for a hit to be trusted, counted from before the query was sent.
-pub(crate) const TRUST: Duration = Duration::from_secs(1);
-const INTERVAL: Duration = Duration::from_millis(250);
-/// Longest wait for an answer; a later one is discarded.
-const LIMIT: Duration = Duration::from_secs(5);
+/// Maximum age of a status for a hit to be trusted, counted from before the query was sent.
+pub(crate) const MAX_TRUST_AGE: Duration = Duration::from_secs(1);
+const READ_INTERVAL: Duration = Duration::from_millis(250);
+/// Maximum wait for a status; a later one is discarded.
+const READ_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The database's answer about its epoch and replication, and the time of the query.
+/// The database's epoch and replication, and the time of the query.
 #[derive(Clone, Debug)]
 pub struct DatabaseStatus {
     pub epoch: String,
@@ -24,33 +24,35 @@ pub struct DatabaseStatus {
     /// started, or has a slot; or a crash may lose some.
     pub may_lose_commits: bool,
     now: DateTime<Utc>,
-    asked: Instant,
+    queried_at: Instant,
 }
 
 impl DatabaseStatus {
+    /// Queries the database's epoch, replication and time. Waits up to [`READ_TIMEOUT`].
     pub async fn read(connection: &mut PgConnection) -> Result<Self, sqlx::Error> {
-        let asked = Instant::now();
-        let (epoch, may_lose_commits, now) = within(LIMIT, database_status(connection)).await?;
-        Ok(Self { epoch, may_lose_commits, now, asked })
+        let queried_at = Instant::now();
+        let (epoch, may_lose_commits, now) =
+            wait_for_answer(READ_TIMEOUT, read_database_status(connection)).await?;
+        Ok(Self { epoch, may_lose_commits, now, queried_at })
     }
 
-    /// Sets a clock to the database's.
-    pub fn set(&self, clock: &DatabaseClock) {
-        clock.set(self.now, self.asked);
+    /// Sets a clock to the database's time.
+    pub fn set_clock(&self, clock: &DatabaseClock) {
+        clock.set(self.now, self.queried_at);
     }
 
-    /// Returns whether the answer is recent enough to trust a mirror hit without another query.
+    /// Returns whether the status is recent enough to trust a mirror hit without another query.
     pub fn is_fresh(&self) -> bool {
-        self.asked.elapsed() < TRUST
+        self.queried_at.elapsed() < MAX_TRUST_AGE
     }
 }
 
-/// The latest answer, shared by all lanes.
+/// The latest status, shared by all lanes.
 #[derive(Clone)]
 pub struct EpochWatch(Arc<RwLock<Option<DatabaseStatus>>>, Arc<AtomicU64>);
 
 impl EpochWatch {
-    /// Starts the queries on a connection of their own, until `stop`. Sets `clock` to the database's time with each answer.
+    /// Starts the queries on a connection of their own, until `stop`. Sets `clock` to the database's time with each status.
     pub fn start(
         first: Option<DatabaseStatus>,
         settings: PgSettings,
@@ -66,9 +68,9 @@ impl EpochWatch {
             loop {
                 tokio::select! {
                     () = stop.cancelled() => return,
-                    () = tokio::time::sleep(INTERVAL) => {}
+                    () = tokio::time::sleep(READ_INTERVAL) => {}
                 }
-                // A query is never cut short; while the database is unavailable the last answer only grows older.
+                // A query is never cut short; while the database is unavailable the last status only grows older.
                 let mut open = match connection.take() {
                     Some(open) => open,
                     None => match settings.connect(&application).await {
@@ -77,9 +79,9 @@ impl EpochWatch {
                     },
                 };
                 match DatabaseStatus::read(&mut open).await {
-                    Ok(status) if timelines.admits(&status.epoch) => {
-                        status.set(&clock);
-                        shared.note(status);
+                    Ok(status) if timelines.record_epoch(&status.epoch) => {
+                        status.set_clock(&clock);
+                        shared.record(status);
                         connection = Some(open);
                     }
                     // A former primary that is running again says nothing about the present, not even the time; the next connection may
@@ -99,7 +101,8 @@ impl EpochWatch {
         watch
     }
 
-    fn note(&self, mut status: DatabaseStatus) {
+    /// Records a status. An epoch that has changed makes older entries of the mirror invalid: it is counted and logged.
+    fn record(&self, mut status: DatabaseStatus) {
         let mut slot = self.0.write().unwrap_or_else(std::sync::PoisonError::into_inner);
         if let Some(before) = slot.as_ref()
             && before.epoch != status.epoch
@@ -119,16 +122,16 @@ impl EpochWatch {
     /// Returns whether the database has answered within `limit`.
     pub fn is_recent(&self, limit: Duration) -> bool {
         let latest = self.0.read().unwrap_or_else(std::sync::PoisonError::into_inner);
-        latest.as_ref().is_some_and(|status| status.asked.elapsed() < limit)
+        latest.as_ref().is_some_and(|status| status.queried_at.elapsed() < limit)
     }
 
-    /// Returns the number of epoch changes seen.
+    /// Returns the number of recorded changes of the epoch.
     pub fn changes(&self) -> u64 {
         self.1.load(Ordering::Relaxed)
     }
 
-    /// Returns the latest answer; `None` before the first.
-    pub fn latest(&self) -> Option<DatabaseStatus> {
+    /// Returns the latest status; `None` before the first.
+    pub fn latest_status(&self) -> Option<DatabaseStatus> {
         self.0.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
     }
 }

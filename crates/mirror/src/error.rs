@@ -5,7 +5,7 @@ use std::time::Duration;
 use oncely_net::tls::TlsError;
 use oncely_net::url_file::UrlFileError;
 
-/// The reason why the mirror gave no answer. Never a reason to fail a message.
+/// The reason why a request to the mirror failed. Never a reason to fail a message.
 #[derive(Debug, thiserror::Error)]
 pub enum MirrorError {
     #[error("Redis: {0}")]
@@ -45,7 +45,7 @@ impl MirrorError {
     }
 
     /// Returns the setting that the error concerns.
-    pub fn place(&self) -> &'static str {
+    pub fn setting(&self) -> &'static str {
         match self {
             Self::Sentinel(..) => "redis.sentinels",
             _ => "redis.url",

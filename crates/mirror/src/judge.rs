@@ -1,4 +1,4 @@
-//! Examines the entries found in Redis at the places of tags.
+//! Examines the entries of tags in Redis.
 
 use chrono::{DateTime, Utc};
 use redis::{Pipeline, Value};
@@ -7,7 +7,7 @@ use super::client::{Mirror, is_hit};
 use super::error::MirrorError;
 use super::tag::{Tag, TagKey};
 
-/// The entry found at a tag's place.
+/// The entry of a tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MirrorEntry {
     /// The tag, with its evidence.
@@ -19,40 +19,40 @@ pub enum MirrorEntry {
 }
 
 /// Number of tags looked up in one round trip.
-const CHUNK: usize = 200;
+const TAGS_PER_ROUND_TRIP: usize = 200;
 
 impl Mirror {
-    /// Examines the place of each tag. For operator commands: with a long timeout, and without the breaker.
-    pub async fn judge(
+    /// Examines the entry of each tag. For operator commands: with a long timeout, and without the breaker.
+    pub async fn examine_entries(
         &self,
         key: &TagKey,
         tags: &[Tag],
         now: DateTime<Utc>,
     ) -> Result<Vec<MirrorEntry>, MirrorError> {
         let mut link = self.connect().await?;
-        let mut found = Vec::with_capacity(tags.len());
-        for chunk in tags.chunks(CHUNK) {
+        let mut entries = Vec::with_capacity(tags.len());
+        for chunk in tags.chunks(TAGS_PER_ROUND_TRIP) {
             let mut pipeline = Pipeline::with_capacity(chunk.len() * 2);
             pipeline.ignore_errors();
             let buckets: Vec<[String; 2]> =
-                chunk.iter().map(|tag| self.layout().read_from(tag, now)).collect();
+                chunk.iter().map(|tag| self.layout().buckets_to_read(tag, now)).collect();
             for (tag, buckets) in chunk.iter().zip(&buckets) {
                 for bucket in buckets {
                     pipeline.cmd("HGET").arg(bucket).arg(&tag.field());
                 }
             }
-            let answers = link.answers(&pipeline, chunk.len() * 2).await?;
-            for ((tag, buckets), pair) in chunk.iter().zip(&buckets).zip(answers.chunks(2)) {
-                let is_there =
-                    pair.iter().zip(buckets).any(|(answer, bucket)| is_hit(key, tag, bucket, answer));
-                let is_empty = pair.iter().all(|answer| matches!(answer, Ok(Value::Nil)));
-                found.push(match (is_there, is_empty) {
+            let responses = link.query(&pipeline, chunk.len() * 2).await?;
+            for ((tag, buckets), pair) in chunk.iter().zip(&buckets).zip(responses.chunks(2)) {
+                let is_present =
+                    pair.iter().zip(buckets).any(|(response, bucket)| is_hit(key, tag, bucket, response));
+                let is_empty = pair.iter().all(|response| matches!(response, Ok(Value::Nil)));
+                entries.push(match (is_present, is_empty) {
                     (true, _) => MirrorEntry::Present,
                     (false, true) => MirrorEntry::Missing,
                     (false, false) => MirrorEntry::Foreign,
                 });
             }
         }
-        Ok(found)
+        Ok(entries)
     }
 }

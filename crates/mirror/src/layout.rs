@@ -1,4 +1,4 @@
-//! The place of a tag: a field of a hash bucket of a time window. Pure.
+//! The position of a tag: a field of a hash bucket of a time window. Pure.
 //!
 //! A plain key with a TTL costs 113 bytes, a field of a small hash 21 (measured with one million keys: eight bytes of name, eight of
 //! value). So tags are fields of hashes that stay below Redis's listpack limit, and the TTL is the hash's. A window lasts half the TTL; an
@@ -27,26 +27,27 @@ impl Layout {
         i64::try_from(self.window.as_millis()).unwrap_or(i64::MAX).max(1)
     }
 
+    /// Returns the number of the window at a time.
     fn window_of(&self, now: DateTime<Utc>) -> i64 {
         now.timestamp_millis().div_euclid(self.window_millis())
     }
 
     /// Returns the bucket's name for a window.
-    fn name(&self, tag: &Tag, window: i64) -> String {
-        let bucket = tag.place() % self.buckets;
+    fn bucket_name(&self, tag: &Tag, window: i64) -> String {
+        let bucket = tag.bucket_part() % self.buckets;
         // 2 is the format with evidence. Entries of other formats are never read.
         format!("oncely:2:{}:{}:{window}:{bucket:x}", self.window_millis(), self.buckets)
     }
 
     /// Returns the bucket to write to now.
-    pub(crate) fn write_to(&self, tag: &Tag, now: DateTime<Utc>) -> String {
-        self.name(tag, self.window_of(now))
+    pub(crate) fn bucket_to_write(&self, tag: &Tag, now: DateTime<Utc>) -> String {
+        self.bucket_name(tag, self.window_of(now))
     }
 
     /// Returns the buckets that may hold the tag now: this window's and the previous one's.
-    pub(crate) fn read_from(&self, tag: &Tag, now: DateTime<Utc>) -> [String; 2] {
+    pub(crate) fn buckets_to_read(&self, tag: &Tag, now: DateTime<Utc>) -> [String; 2] {
         let window = self.window_of(now);
-        [self.name(tag, window), self.name(tag, window - 1)]
+        [self.bucket_name(tag, window), self.bucket_name(tag, window - 1)]
     }
 
     /// Returns the time at which an entry written now expires.
@@ -69,12 +70,15 @@ mod tests {
         let layout = Layout::new(Duration::from_secs(60), 8);
         let tag = Tag([9; 16]);
         for written in [0, 1, 29_999, 30_000, 1_000_000] {
-            let bucket = layout.write_to(&tag, at(written));
+            let bucket = layout.bucket_to_write(&tag, at(written));
             let end = layout.expires_at(at(written)).timestamp_millis();
             let life = end - written;
             assert!((30_000..=60_000).contains(&life), "{life}");
             for read in [written, written + 1, written + 29_999, end - 1] {
-                assert!(layout.read_from(&tag, at(read)).contains(&bucket), "written {written}, read {read}");
+                assert!(
+                    layout.buckets_to_read(&tag, at(read)).contains(&bucket),
+                    "written {written}, read {read}"
+                );
             }
         }
     }
@@ -82,7 +86,7 @@ mod tests {
     #[test]
     fn other_settings_use_other_names() {
         let tag = Tag([9; 16]);
-        let name = |ttl, buckets| Layout::new(Duration::from_secs(ttl), buckets).write_to(&tag, at(0));
+        let name = |ttl, buckets| Layout::new(Duration::from_secs(ttl), buckets).bucket_to_write(&tag, at(0));
         assert_ne!(name(60, 8), name(120, 8));
         assert_ne!(name(60, 8), name(60, 16));
     }

@@ -1,6 +1,6 @@
 //! The mirror in Redis, and how far it is trusted. It is written by the relay only, from committed rows only. A hit means "completed, with
-//! exactly this payload, in this epoch"; any other answer means "ask PostgreSQL". Every client that reaches Redis can change it, so a hit
-//! needs evidence that only the owners of the tag key can have written.
+//! exactly this payload, in this epoch"; any other response means "query PostgreSQL". Every client that reaches Redis can change it, so a
+//! hit needs evidence that only the owners of the tag key can have written.
 
 // Between the crates of Oncely, not of its interface: names and types say most.
 #![allow(missing_docs)]
@@ -27,8 +27,8 @@ pub use epoch::{DatabaseStatus, EpochWatch};
 pub use error::MirrorError;
 pub use judge::MirrorEntry;
 pub use library::{Library, LibraryError, ReplyPart};
-pub use sentinel::host_and_port as shown_place;
+pub use sentinel::format_address;
 pub use server::RedisFacts;
 pub use tag::{Tag, TagKey};
-pub use tag_keys::{configured_tag_key, tag_keys};
+pub use tag_keys::{configured_tag_key, read_tag_keys};
 pub use watch::MirrorWatch;

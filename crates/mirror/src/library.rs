@@ -7,7 +7,7 @@ use redis::{FromRedisValue as _, Value};
 use tokio::sync::Mutex;
 
 use super::connect::connect;
-use super::connection::{ANSWER_TIME, RedisConnection};
+use super::connection::{RESPONSE_TIMEOUT, RedisConnection};
 use super::error::MirrorError;
 use oncely_config::MirrorSettings;
 
@@ -20,10 +20,10 @@ pub struct Library {
     connection: Arc<Mutex<Option<RedisConnection>>>,
 }
 
-/// One part of an answer; `None` for nil.
+/// One part of a response; `None` for nil.
 pub type ReplyPart = Option<Vec<u8>>;
 
-/// The reason why a function gave no answer.
+/// The reason why a call of a function failed.
 #[derive(Debug, thiserror::Error)]
 pub enum LibraryError {
     #[error(transparent)]
@@ -50,7 +50,7 @@ impl Library {
 
     /// Connects if necessary; checks that the server may keep leases, and loads the functions if they are missing.
     pub async fn open(&self) -> Result<(), LibraryError> {
-        self.connection().await.map(drop)
+        self.connect().await.map(drop)
     }
 
     /// Calls a function on one key.
@@ -60,14 +60,14 @@ impl Library {
         key: &str,
         arguments: &[&[u8]],
     ) -> Result<Vec<ReplyPart>, LibraryError> {
-        let mut connection = self.connection().await?;
+        let mut connection = self.connect().await?;
         let mut command = redis::cmd("FCALL");
         command.arg(format!("{}_{function}", self.name)).arg(1).arg(key);
         for argument in arguments {
             command.arg(*argument);
         }
-        let answer = timely(command.query_async::<Vec<Value>>(&mut connection.connection)).await;
-        match answer {
+        let result = wait_for_answer(command.query_async::<Vec<Value>>(&mut connection.connection)).await;
+        match result {
             Ok(parts) => parts
                 .into_iter()
                 .map(|part| {
@@ -78,45 +78,50 @@ impl Library {
                 Err(LibraryError::OtherType)
             }
             Err(error) => {
-                // After any error the next call connects and checks again. A late answer must not be taken for another call's.
+                // After any error the next call connects and checks again. A late response must not be taken for another call's.
                 *self.connection.lock().await = None;
                 Err(error)
             }
         }
     }
 
-    async fn connection(&self) -> Result<RedisConnection, LibraryError> {
+    /// Returns the connection; without one, connects, checks the server and loads the functions.
+    async fn connect(&self) -> Result<RedisConnection, LibraryError> {
         // Held while connecting, so that concurrent calls don't connect as well.
-        let mut place = self.connection.lock().await;
-        if let Some(connection) = &*place {
+        let mut slot = self.connection.lock().await;
+        if let Some(connection) = &*slot {
             return Ok(connection.clone());
         }
         let mut connection = connect(&self.settings).await?;
-        fits(&mut connection).await?;
+        check_server(&mut connection).await?;
         self.load(&mut connection).await?;
-        Ok(place.insert(connection).clone())
+        Ok(slot.insert(connection).clone())
     }
 
     /// Loads the functions unless they are loaded; if they are, the right to load is not needed. Functions are global to the server: a user
     /// who may load them could put code under our name, which would be called with our rights.
     async fn load(&self, connection: &mut RedisConnection) -> Result<(), LibraryError> {
-        if self.is_there(connection).await? {
+        if self.is_loaded(connection).await? {
             return Ok(());
         }
         let mut load = redis::cmd("FUNCTION");
         load.arg("LOAD").arg(&self.code);
-        let loaded = timely(load.query_async::<()>(&mut connection.connection)).await;
+        let loaded = wait_for_answer(load.query_async::<()>(&mut connection.connection)).await;
         // Another process may have loaded it in the meantime.
-        if self.is_there(connection).await? { Ok(()) } else { loaded }
+        if self.is_loaded(connection).await? { Ok(()) } else { loaded }
     }
 
     /// Returns whether exactly this code is loaded.
-    async fn is_there(&self, connection: &mut RedisConnection) -> Result<bool, LibraryError> {
+    ///
+    /// # Errors
+    /// [`LibraryError::Unfit`] if other code has the library's name.
+    async fn is_loaded(&self, connection: &mut RedisConnection) -> Result<bool, LibraryError> {
         let mut list = redis::cmd("FUNCTION");
         list.arg("LIST").arg("LIBRARYNAME").arg(&self.name).arg("WITHCODE");
-        let found =
-            timely(list.query_async::<Vec<HashMap<String, Value>>>(&mut connection.connection)).await?;
-        let Some(library) = found.first() else { return Ok(false) };
+        let libraries =
+            wait_for_answer(list.query_async::<Vec<HashMap<String, Value>>>(&mut connection.connection))
+                .await?;
+        let Some(library) = libraries.first() else { return Ok(false) };
         let code = library.get("library_code").and_then(|code| String::from_redis_value_ref(code).ok());
         if code.as_deref() == Some(self.code.as_str()) {
             return Ok(true);
@@ -130,9 +135,9 @@ impl Library {
 }
 
 /// Checks the server's configuration. A server that evicts keys when its memory is full would let effects happen twice.
-async fn fits(connection: &mut RedisConnection) -> Result<(), LibraryError> {
-    let info = timely(redis::cmd("INFO").query_async::<String>(&mut connection.connection)).await?;
-    let facts = super::server::read(&info);
+async fn check_server(connection: &mut RedisConnection) -> Result<(), LibraryError> {
+    let info = wait_for_answer(redis::cmd("INFO").query_async::<String>(&mut connection.connection)).await?;
+    let facts = super::server::parse_info(&info);
     if facts.policy != "noeviction" {
         return Err(LibraryError::Unfit(format!(
             "Redis evicts keys when its memory is full (maxmemory-policy {}), and leases with them: set maxmemory-policy noeviction, or \
@@ -151,9 +156,10 @@ async fn fits(connection: &mut RedisConnection) -> Result<(), LibraryError> {
     Ok(())
 }
 
-async fn timely<T>(asked: impl Future<Output = redis::RedisResult<T>>) -> Result<T, LibraryError> {
-    match tokio::time::timeout(ANSWER_TIME, asked).await {
-        Ok(answer) => Ok(answer?),
-        Err(_) => Err(MirrorError::Budget(ANSWER_TIME).into()),
+/// Waits for the response to a request for up to [`RESPONSE_TIMEOUT`].
+async fn wait_for_answer<T>(request: impl Future<Output = redis::RedisResult<T>>) -> Result<T, LibraryError> {
+    match tokio::time::timeout(RESPONSE_TIMEOUT, request).await {
+        Ok(result) => Ok(result?),
+        Err(_) => Err(MirrorError::Budget(RESPONSE_TIMEOUT).into()),
     }
 }

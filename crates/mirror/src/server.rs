@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use redis::Value;
 
 use super::client::Mirror;
-use super::connection::ANSWER_TIME;
+use super::connection::RESPONSE_TIMEOUT;
 use super::error::MirrorError;
-use super::sentinel::{SentinelAnswer, ask};
+use super::sentinel::{SentinelResult, query_sentinel};
 
 /// The properties of a Redis that matter to a mirror.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -29,39 +29,41 @@ pub struct RedisFacts {
 }
 
 /// Number of round trips measured.
-const ROUNDS: usize = 5;
+const MEASURED_ROUND_TRIPS: usize = 5;
 
 impl Mirror {
-    /// Returns each Sentinel's answer about the master. For operator commands.
-    pub async fn sentinels(&self) -> Result<Vec<SentinelAnswer>, MirrorError> {
-        let settings = &*self.settings().current()?;
-        let all = settings.sentinels.iter().map(|sentinel| ask(settings, sentinel));
-        Ok(futures::future::join_all(all).await)
+    /// Queries all Sentinels at once for the address of the master, and returns each one's result. For operator commands.
+    pub async fn query_sentinels(&self) -> Result<Vec<SentinelResult>, MirrorError> {
+        let settings = &*self.settings().reread_urls()?;
+        let queries = settings.sentinels.iter().map(|sentinel| query_sentinel(settings, sentinel));
+        Ok(futures::future::join_all(queries).await)
     }
 
-    /// Reads the server's properties. For operator commands: with a long timeout, and without the breaker.
-    pub async fn facts(&self) -> Result<RedisFacts, MirrorError> {
+    /// Reads the server's properties, and measures its latency. For operator commands: with a long timeout, and without the breaker.
+    pub async fn read_facts(&self) -> Result<RedisFacts, MirrorError> {
         let mut link = self.connect().await?;
-        let mut rounds = Vec::with_capacity(ROUNDS);
-        for _ in 0..ROUNDS {
-            let asked = Instant::now();
-            timely(redis::cmd("PING").query_async::<Value>(&mut link.connection)).await?;
-            rounds.push(asked.elapsed());
+        let mut rounds = Vec::with_capacity(MEASURED_ROUND_TRIPS);
+        for _ in 0..MEASURED_ROUND_TRIPS {
+            let start = Instant::now();
+            wait_for_answer(redis::cmd("PING").query_async::<Value>(&mut link.connection)).await?;
+            rounds.push(start.elapsed());
         }
         rounds.sort_unstable();
-        let info = timely(redis::cmd("INFO").query_async::<String>(&mut link.connection)).await?;
-        Ok(RedisFacts { latency: rounds[ROUNDS / 2], ..read(&info) })
+        let info = wait_for_answer(redis::cmd("INFO").query_async::<String>(&mut link.connection)).await?;
+        Ok(RedisFacts { latency: rounds[MEASURED_ROUND_TRIPS / 2], ..parse_info(&info) })
     }
 }
 
-async fn timely<T>(asked: impl Future<Output = redis::RedisResult<T>>) -> Result<T, MirrorError> {
-    match tokio::time::timeout(ANSWER_TIME, asked).await {
-        Ok(answer) => Ok(answer?),
-        Err(_) => Err(MirrorError::Budget(ANSWER_TIME)),
+/// Waits for the response to a request for up to [`RESPONSE_TIMEOUT`].
+async fn wait_for_answer<T>(request: impl Future<Output = redis::RedisResult<T>>) -> Result<T, MirrorError> {
+    match tokio::time::timeout(RESPONSE_TIMEOUT, request).await {
+        Ok(result) => Ok(result?),
+        Err(_) => Err(MirrorError::Budget(RESPONSE_TIMEOUT)),
     }
 }
 
-pub(super) fn read(info: &str) -> RedisFacts {
+/// Parses the text of INFO; a missing field is empty or zero.
+pub(super) fn parse_info(info: &str) -> RedisFacts {
     let field = |name: &str| {
         info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).unwrap_or_default().trim()
     };
@@ -88,7 +90,7 @@ mod tests {
 
     #[test]
     fn fields_are_not_taken_for_others_that_begin_alike() {
-        let facts = read(
+        let facts = parse_info(
             "# Server\r\nredis_version:7.2.4\r\nvalkey_version:8.1.1\r\n# Memory\r\nused_memory_human:1M\r\nused_memory:1000000\r\n\
              maxmemory_human:2M\r\nmaxmemory:2000000\r\nmaxmemory_policy:noeviction\r\n# Replication\r\nrole:slave\r\n# Cluster\r\n\
              cluster_enabled:1\r\n",

@@ -13,7 +13,7 @@ impl Tag {
     pub const BYTES: usize = 16;
 
     /// Returns the part that selects the bucket.
-    pub(super) fn place(&self) -> u32 {
+    pub(super) fn bucket_part(&self) -> u32 {
         let [a, b, c, d, ..] = self.0;
         u32::from_be_bytes([a, b, c, d])
     }
@@ -32,12 +32,12 @@ impl Tag {
 pub(super) struct Evidence(u64);
 
 impl Evidence {
-    pub(super) fn bytes(self) -> [u8; 8] {
+    pub(super) fn to_bytes(self) -> [u8; 8] {
         self.0.to_be_bytes()
     }
 
-    /// Compares with the value found, in one comparison, so that its time reveals nothing.
-    pub(super) fn is(self, found: &[u8]) -> bool {
+    /// Returns whether the evidence equals the value found. Compares at once, so that the time reveals nothing.
+    pub(super) fn matches(self, found: &[u8]) -> bool {
         found.try_into().is_ok_and(|found| u64::from_be_bytes(found) == self.0)
     }
 }
@@ -129,7 +129,7 @@ mod tests {
     fn evidence_is_of_one_tag_in_one_bucket_and_of_one_key() {
         let (key, tag) = (TagKey::derive(b"secret"), Tag([7; 16]));
         let evidence = key.evidence(&tag, "oncely:2:1:1:1:0");
-        assert!(evidence.is(&evidence.bytes()));
+        assert!(evidence.matches(&evidence.to_bytes()));
         for other in [
             // Another tag that is looked up by the same field.
             key.evidence(&Tag([9, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7]), "oncely:2:1:1:1:0"),
@@ -137,10 +137,10 @@ mod tests {
             key.evidence(&tag, "oncely:2:1:1:2:0"),
             TagKey::derive(b"other").evidence(&tag, "oncely:2:1:1:1:0"),
         ] {
-            assert!(!evidence.is(&other.bytes()));
+            assert!(!evidence.matches(&other.to_bytes()));
         }
-        for junk in [&b""[..], b"1", &tag.0, &tag.field(), &evidence.bytes()[..7]] {
-            assert!(!evidence.is(junk));
+        for junk in [&b""[..], b"1", &tag.0, &tag.field(), &evidence.to_bytes()[..7]] {
+            assert!(!evidence.matches(junk));
         }
     }
 

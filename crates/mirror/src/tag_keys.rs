@@ -13,19 +13,20 @@ pub fn configured_tag_key(config: &Config) -> Option<TagKey> {
     Some(TagKey::derive(key.expose_secret().as_bytes()))
 }
 
-/// Returns the key that makes tags now, and previous keys with entries that may still exist.
+/// Returns the configured key; without one, reads from the database the key that makes tags now, and previous keys with entries that may
+/// still exist.
 ///
 /// # Errors
-/// If the database has to be asked, and fails or refuses.
-pub async fn tag_keys(
+/// If no key is configured, and the query fails.
+pub async fn read_tag_keys(
     config: &Config,
     connection: &mut PgConnection,
 ) -> Result<(TagKey, Vec<TagKey>), sqlx::Error> {
     if let Some(key) = configured_tag_key(config) {
         return Ok((key, Vec::new()));
     }
-    let secrets = pg::mirror_keys(connection).await?;
+    let secrets = pg::read_mirror_keys(connection).await?;
     let mut keys = secrets.iter().map(|secret| TagKey::derive(secret));
-    let now = keys.next().ok_or(sqlx::Error::RowNotFound)?;
-    Ok((now, keys.collect()))
+    let current = keys.next().ok_or(sqlx::Error::RowNotFound)?;
+    Ok((current, keys.collect()))
 }

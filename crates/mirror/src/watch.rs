@@ -9,26 +9,26 @@ use tokio_util::sync::CancellationToken;
 use super::client::Mirror;
 
 /// Time between two checks.
-const INTERVAL: Duration = Duration::from_secs(5);
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The result of the last check.
 #[derive(Clone)]
 pub struct MirrorWatch {
     mirror: Mirror,
-    answers: Arc<AtomicBool>,
+    is_answering: Arc<AtomicBool>,
 }
 
 impl MirrorWatch {
-    /// Checks until `stop`. The result decides nothing about messages: the breaker counts its own failures.
+    /// Starts a task that checks until `stop`. The result decides nothing about messages: the breaker counts its own failures.
     pub fn start(mirror: Mirror, stop: CancellationToken) -> Self {
-        let watch = Self { mirror, answers: Arc::new(AtomicBool::new(true)) };
-        let asking = watch.clone();
+        let watch = Self { mirror, is_answering: Arc::new(AtomicBool::new(true)) };
+        let task_watch = watch.clone();
         tokio::spawn(async move {
             while !stop.is_cancelled() {
-                asking.answers.store(asking.mirror.ping().await.is_ok(), Ordering::Relaxed);
+                task_watch.is_answering.store(task_watch.mirror.ping().await.is_ok(), Ordering::Relaxed);
                 tokio::select! {
                     () = stop.cancelled() => {}
-                    () = tokio::time::sleep(INTERVAL) => {}
+                    () = tokio::time::sleep(CHECK_INTERVAL) => {}
                 }
             }
         });
@@ -36,8 +36,8 @@ impl MirrorWatch {
     }
 
     /// Returns whether Redis answered the last check.
-    pub fn answers(&self) -> bool {
-        self.answers.load(Ordering::Relaxed)
+    pub fn is_answering(&self) -> bool {
+        self.is_answering.load(Ordering::Relaxed)
     }
 
     /// Returns whether the mirror is skipped because it did not answer in time.

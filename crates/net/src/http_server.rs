@@ -17,11 +17,11 @@ use tokio_io_timeout::TimeoutStream;
 use tokio_util::sync::CancellationToken;
 
 /// Pause after an error of a listener, such as too many open files.
-const PAUSE: Duration = Duration::from_millis(200);
+const ERROR_PAUSE: Duration = Duration::from_millis(200);
 
-/// Time without traffic after which TCP asks whether the client is still there: one that is gone without a word ends its connection, also
-/// while nothing is due to it.
-const KEEPALIVE: Duration = Duration::from_secs(60);
+/// Time without traffic after which TCP asks whether the client is still there: a client that vanished ends its connection, also
+/// while no answer is due to it.
+const KEEPALIVE_TIME: Duration = Duration::from_secs(60);
 
 /// Limits of a connection.
 pub struct ConnectionLimits {
@@ -41,12 +41,12 @@ pub struct BrokenConnection<S> {
     pub stream: Pin<Box<TimeoutStream<S>>>,
 }
 
-/// Accepts the next connection; after an error, logs it and tries again. Cancel-safe.
+/// Accepts the next connection, and sets its keepalive; after an error, logs it and tries again after a pause. Cancel-safe.
 pub async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
     loop {
         match listener.accept().await {
             Ok(accepted) => {
-                let keepalive = TcpKeepalive::new().with_time(KEEPALIVE);
+                let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_TIME);
                 if let Err(error) = SockRef::from(&accepted.0).set_tcp_keepalive(&keepalive) {
                     tracing::debug!(%error, "cannot set TCP keepalive");
                 }
@@ -54,20 +54,23 @@ pub async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
             }
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection");
-                tokio::time::sleep(PAUSE).await;
+                tokio::time::sleep(ERROR_PAUSE).await;
             }
         }
     }
 }
 
-/// Serves the requests of a connection until its client ends it. After `stop` the current request is finished first; when `leave`
+/// Serves the requests of a connection until its client ends it. After `stop` the current request is finished first; when `drop_signal`
 /// completes, the connection is dropped at once.
+///
+/// # Errors
+/// If the connection ended with an error: that, and the stream.
 pub async fn serve_connection<S, V, B>(
     stream: S,
     limits: &ConnectionLimits,
     service: V,
     stop: &CancellationToken,
-    leave: impl Future<Output = ()>,
+    drop_signal: impl Future<Output = ()>,
 ) -> Result<(), BrokenConnection<S>>
 where
     S: AsyncRead + AsyncWrite + Send + 'static,
@@ -83,19 +86,19 @@ where
         .max_buf_size(limits.head)
         .keep_alive(limits.keep_alive)
         .serve_connection(TokioIo::new(Box::pin(stream)), service);
-    let mut leave = std::pin::pin!(leave);
-    let ended = tokio::select! {
-        ended = &mut connection => ended,
-        () = &mut leave => return Ok(()),
+    let mut drop_signal = std::pin::pin!(drop_signal);
+    let result = tokio::select! {
+        result = &mut connection => result,
+        () = &mut drop_signal => return Ok(()),
         () = stop.cancelled() => {
             Pin::new(&mut connection).graceful_shutdown();
             tokio::select! {
-                ended = &mut connection => ended,
-                () = &mut leave => return Ok(()),
+                result = &mut connection => result,
+                () = &mut drop_signal => return Ok(()),
             }
         }
     };
-    ended.map_err(|error| {
+    result.map_err(|error| {
         tracing::debug!(%error, "a connection ended");
         BrokenConnection { error, stream: connection.into_parts().io.into_inner() }
     })

@@ -3,14 +3,14 @@
 use secrecy::{ExposeSecret as _, SecretString};
 use url::Url;
 
-/// Returns a URL without its password, for output. If the end of the password is ambiguous, only the scheme.
+/// Masks the password of a URL, and leaves out its query, for output. If the end of the password is ambiguous, only the scheme is shown.
 #[must_use]
-pub fn masked(url: &SecretString) -> String {
+pub fn mask_url(url: &SecretString) -> String {
     let text = url.expose_secret();
-    if hides_its_password(text) {
+    if is_password_ambiguous(text) {
         let scheme =
             text.split("://").next().filter(|scheme| scheme.chars().all(|c| c.is_ascii_alphanumeric()));
-        return format!("{}://(not shown: {AMBIGUOUS})", scheme.unwrap_or_default());
+        return format!("{}://(not shown: {AMBIGUOUS_PASSWORD})", scheme.unwrap_or_default());
     }
     match Url::parse(text) {
         Ok(mut url) => {
@@ -26,24 +26,25 @@ pub fn masked(url: &SecretString) -> String {
     }
 }
 
-pub const AMBIGUOUS: &str = "in a password write '/' as %2F, '?' as %3F, '#' as %23, '@' as %40";
+/// Advice for a password with an ambiguous end.
+pub const AMBIGUOUS_PASSWORD: &str = "in a password write '/' as %2F, '?' as %3F, '#' as %23, '@' as %40";
 
-/// Returns whether an '@' is in place of a host or a path. Then the password before it has a '/', '?', '#' or '@' that is not encoded, and
-/// a parser takes its beginning for the host and the rest for parts that may be shown.
-pub fn hides_its_password(text: &str) -> bool {
-    let Some((_, rest)) = text.split_once("://") else { return text.contains('@') };
-    let end = rest.find(['/', '?', '#', '\\']).unwrap_or(rest.len());
-    let (authority, more) = rest.split_at(end);
-    authority.matches('@').count() > 1 || more.contains('@')
+/// Returns whether the end of a password is ambiguous: an '@' is in place of a host or a path. Then the password before it has a '/', '?',
+/// '#' or '@' that is not encoded, and a parser takes its beginning for the host and the rest for parts that may be shown.
+pub fn is_password_ambiguous(text: &str) -> bool {
+    let Some((_, remainder)) = text.split_once("://") else { return text.contains('@') };
+    let end = remainder.find(['/', '?', '#', '\\']).unwrap_or(remainder.len());
+    let (authority, path) = remainder.split_at(end);
+    authority.matches('@').count() > 1 || path.contains('@')
 }
 
 /// Splits a text into its URLs, which contain no blanks. Returns at least one, which may be empty.
 pub fn split_urls(text: &str) -> Vec<SecretString> {
-    pieces(text).into_iter().map(SecretString::from).collect()
+    split(text).into_iter().map(SecretString::from).collect()
 }
 
 /// Splits a list of URLs. A text with blanks that is not such a list is one invalid URL, as a blank may divide a password.
-fn pieces(text: &str) -> Vec<&str> {
+fn split(text: &str) -> Vec<&str> {
     let pieces: Vec<&str> = text.split_whitespace().collect();
     let with_login = pieces.iter().filter(|piece| piece.contains('@')).count();
     let are_alike = with_login == 0 || with_login == pieces.len();
@@ -54,18 +55,20 @@ fn pieces(text: &str) -> Vec<&str> {
     }
 }
 
-/// Returns a text of one or several URLs without their passwords.
-pub fn masked_all(text: &str) -> String {
-    pieces(text).into_iter().map(|url| masked(&SecretString::from(url))).collect::<Vec<_>>().join(" ")
+/// Masks the passwords in a text of one or several URLs.
+pub fn mask_urls(text: &str) -> String {
+    split(text).into_iter().map(|url| mask_url(&SecretString::from(url))).collect::<Vec<_>>().join(" ")
 }
 
 /// Replaces user and password of URLs in a text: from `://` to the last `@` of the word, since a password may hold any character.
-pub fn without_logins(text: &str, instead: &str) -> String {
-    let word = |word: &str| match (word.find("://"), word.rfind('@')) {
-        (Some(from), Some(to)) if from + 3 <= to => format!("{}{instead}{}", &word[..from + 3], &word[to..]),
+pub fn mask_logins(text: &str, replacement: &str) -> String {
+    let mask_word = |word: &str| match (word.find("://"), word.rfind('@')) {
+        (Some(from), Some(to)) if from + 3 <= to => {
+            format!("{}{replacement}{}", &word[..from + 3], &word[to..])
+        }
         _ => word.to_owned(),
     };
-    text.split_inclusive(char::is_whitespace).map(word).collect()
+    text.split_inclusive(char::is_whitespace).map(mask_word).collect()
 }
 
 /// Returns whether these URLs differ only by host and port, so that they are hosts of one service.
@@ -105,7 +108,7 @@ mod tests {
                 ["postgres://user:{}@host:5432/db", "amqp://user:{}@host/%2f", "redis://:{}@host:6379/0"]
             {
                 let url = SecretString::from(server.replace("{}", password));
-                let shown = masked(&url);
+                let shown = mask_url(&url);
                 assert!(!shown.contains("S3") && !shown.contains("CR3T"), "{password} of {server}: {shown}");
             }
         }
@@ -118,7 +121,7 @@ mod tests {
             ),
             ("secret", "(not a URL)"),
         ] {
-            assert_eq!(masked(&SecretString::from(url.to_owned())), shown);
+            assert_eq!(mask_url(&SecretString::from(url.to_owned())), shown);
         }
         for (urls, shown) in [
             ("amqp://u:S3@a/%2f amqp://u:CR3T@b:1/%2f\n", "amqp://u:***@a/%2f amqp://u:***@b:1/%2f"),
@@ -130,19 +133,19 @@ mod tests {
                 "amqp://(not shown: in a password write '/' as %2F, '?' as %3F, '#' as %23, '@' as %40)",
             ),
         ] {
-            assert_eq!(masked_all(urls), shown);
+            assert_eq!(mask_urls(urls), shown);
         }
     }
 
     #[test]
     fn a_login_in_a_url_is_hidden_wherever_it_stands() {
-        for (text, told) in [
+        for (text, masked) in [
             ("at postgres://u:p@h/d: gone", "at postgres://(masked)@h/d: gone"),
             ("amqp://u:p@s/s\"w@h and http://h/a", "amqp://(masked)@h and http://h/a"),
             ("http://h a@b", "http://h a@b"),
             ("a@b://c", "a@b://c"),
         ] {
-            assert_eq!(without_logins(text, "(masked)"), told);
+            assert_eq!(mask_logins(text, "(masked)"), masked);
         }
     }
 }

@@ -14,13 +14,13 @@ use crate::letters::{SweepReport, sweep_tenant};
 use oncely_amqp::AmqpError;
 use oncely_config::Config;
 use oncely_core::identity::{Identity, IdentityPart};
-use oncely_mirror::{Mirror, Tag, TagKey, tag_keys};
+use oncely_mirror::{Mirror, Tag, TagKey, read_tag_keys};
 use oncely_postgres::{self as pg, Session, TenantCounts, TenantTable};
 
 /// Keys per transaction.
-const BATCH: i64 = 1_000;
+const BATCH_KEYS: i64 = 1_000;
 /// A process that was seen within this time is alive, and would write its row again.
-const SILENT: TimeDelta = TimeDelta::minutes(1);
+const ALIVE_WITHIN: TimeDelta = TimeDelta::minutes(1);
 
 /// The tenant to erase, and the options.
 #[derive(Clone, Copy, Debug)]
@@ -79,7 +79,7 @@ impl Receipt {
 }
 
 impl Erasure<'_> {
-    /// Erases the tenant.
+    /// Erases the tenant, and returns the receipt. Records the beginning and the end as actions of the operator.
     ///
     /// # Errors
     /// If a server does not answer, or the login is not the schema's owner: rows erased before that stay erased.
@@ -93,9 +93,9 @@ impl Erasure<'_> {
         }
         let pseudonym = format!("erased-{}", Uuid::new_v4());
         let mut receipt = Receipt { pseudonym, trail_deleted: self.deletes_trail, ..Receipt::default() };
-        pg::take_time(&mut session.connection).await?;
+        pg::remove_statement_timeout(&mut session.connection).await?;
         // Recorded before the first row is deleted, so that the start is known however the run ends.
-        self.record(session, "begin erase", &receipt).await?;
+        self.record_action(session, "begin erase", &receipt).await?;
         self.discard_letters(config, session, &mut receipt).await?;
         for (table, count) in [
             (TenantTable::DeadLetters, &mut receipt.letters),
@@ -114,15 +114,15 @@ impl Erasure<'_> {
         let connection = &mut session.connection;
         receipt.actions = pg::erase_actions(connection, self.tenant, &receipt.pseudonym).await?;
         let now = session.clock.now();
-        pg::erase_silent_processes(connection, self.tenant, now - SILENT).await?;
-        receipt.left = pg::tenant_counts(connection, self.tenant, now).await?;
-        receipt.login = pg::login_powers(connection).await?.login;
+        pg::erase_silent_processes(connection, self.tenant, now - ALIVE_WITHIN).await?;
+        receipt.left = pg::count_tenant_rows(connection, self.tenant, now).await?;
+        receipt.login = pg::read_login_privileges(connection).await?.login;
         receipt.erased_at = now;
-        self.record(session, "erase", &receipt).await?;
+        self.record_action(session, "erase", &receipt).await?;
         Ok(receipt)
     }
 
-    /// Discards letters, then removes their copies.
+    /// Discards the tenant's open dead letters, then removes their copies from all dead-letter queues.
     async fn discard_letters(
         &self,
         config: &Config,
@@ -131,9 +131,9 @@ impl Erasure<'_> {
     ) -> anyhow::Result<()> {
         let now = session.clock.now();
         pg::close_letters(&mut session.connection, self.tenant, now).await?;
-        let working = config.consumers.iter().filter(|consumer| !consumer.observes());
-        let configured: Vec<String> = working.flat_map(|consumer| consumer.queues.clone()).collect();
-        let mut queues = pg::tenant_queues(&mut session.connection, self.tenant).await?;
+        let consumers = config.consumers.iter().filter(|consumer| !consumer.is_observer());
+        let configured: Vec<String> = consumers.flat_map(|consumer| consumer.queues.clone()).collect();
+        let mut queues = pg::list_tenant_queues(&mut session.connection, self.tenant).await?;
         queues.extend(configured);
         queues.sort();
         queues.dedup();
@@ -143,14 +143,14 @@ impl Erasure<'_> {
                     receipt.copies += dropped;
                     receipt.unproven_copies += unproven;
                 }
-                Err(error) if is_missing(&error) => receipt.missing_queues.push(queue),
+                Err(error) if is_missing_queue(&error) => receipt.missing_queues.push(queue),
                 Err(error) => return Err(error),
             }
         }
         Ok(())
     }
 
-    /// Deletes keys, each after its tag.
+    /// Deletes the tenant's keys in batches, each after its tags in Redis.
     async fn erase_keys(
         &self,
         config: &Config,
@@ -159,49 +159,50 @@ impl Erasure<'_> {
     ) -> anyhow::Result<()> {
         let mirror = match &config.mirror {
             Some(settings) => {
-                let (now, before) = tag_keys(config, &mut session.connection).await?;
+                let (current, former) = read_tag_keys(config, &mut session.connection).await?;
                 // Entries that were made with another key may still exist.
-                Some((Mirror::new(settings)?, [vec![now], before].concat()))
+                Some((Mirror::new(settings)?, [vec![current], former].concat()))
             }
             None => None,
         };
         let tenant = IdentityPart::new(self.tenant.as_bytes())?;
         loop {
             let now = session.clock.now();
-            let mut transaction = pg::past_requeues(&mut session.connection).await?;
+            let mut transaction = pg::begin_collection(&mut session.connection).await?;
             if self.forgets_keys {
-                pg::hold_rebuilds(&mut transaction).await?;
+                pg::block_rebuilds(&mut transaction).await?;
             }
-            let gone = pg::erase_keys(&mut transaction, self.tenant, BATCH, self.forgets_keys, now).await?;
+            let erased_keys =
+                pg::erase_keys(&mut transaction, self.tenant, BATCH_KEYS, self.forgets_keys, now).await?;
             // A key within its retention may have a record that waits for a relay, or that one has taken. After the keys, so that all their
             // records are seen; before their tags, so that none comes after.
-            if self.forgets_keys && !gone.is_empty() {
+            if self.forgets_keys && !erased_keys.is_empty() {
                 receipt.mirror_records += pg::erase_pending_tags(&mut transaction, self.tenant).await?;
             }
             if let Some((mirror, keys)) = &mirror {
-                let mut tags: Vec<Tag> = Vec::with_capacity(gone.len());
-                for one in &gone {
+                let mut tags: Vec<Tag> = Vec::with_capacity(erased_keys.len());
+                for erased in &erased_keys {
                     let identity = Identity {
                         tenant: tenant.clone(),
-                        consumer: IdentityPart::new(one.consumer.as_bytes())?,
-                        key: IdentityPart::new(one.key.as_bytes())?,
+                        consumer: IdentityPart::new(erased.consumer.as_bytes())?,
+                        key: IdentityPart::new(erased.key.as_bytes())?,
                     };
                     let tag =
-                        |key: &TagKey| key.tag(&session.cell.epoch, &identity, one.fingerprint.as_ref());
+                        |key: &TagKey| key.tag(&session.cell.epoch, &identity, erased.fingerprint.as_ref());
                     tags.extend(keys.iter().map(tag));
                 }
                 receipt.mirror_entries +=
                     mirror.remove(&tags, now).await.context("taking keys out of the mirror")?;
             }
             transaction.commit().await?;
-            if gone.is_empty() {
+            if erased_keys.is_empty() {
                 return Ok(());
             }
-            receipt.keys += u64::try_from(gone.len())?;
+            receipt.keys += u64::try_from(erased_keys.len())?;
         }
     }
 
-    /// Erases the trail, one sealed span after another.
+    /// Erases the tenant's rows of the trail, one sealed span after another: deletes them, or replaces the name by the pseudonym.
     async fn erase_trail(&self, session: &mut Session, receipt: &mut Receipt) -> anyhow::Result<()> {
         let salt = [*Uuid::new_v4().as_bytes(), *Uuid::new_v4().as_bytes()].concat();
         let pseudonym = (!self.deletes_trail).then_some(receipt.pseudonym.as_str());
@@ -215,8 +216,13 @@ impl Erasure<'_> {
         }
     }
 
-    /// Records the action under the pseudonym. A note may contain the name.
-    async fn record(&self, session: &mut Session, verb: &str, receipt: &Receipt) -> Result<(), sqlx::Error> {
+    /// Records an action of the operator under the pseudonym, which also replaces the tenant's name in the note.
+    async fn record_action(
+        &self,
+        session: &mut Session,
+        verb: &str,
+        receipt: &Receipt,
+    ) -> Result<(), sqlx::Error> {
         let note = self.note.map(|note| note.replace(self.tenant, &receipt.pseudonym));
         let filter = json!({
             "keys": receipt.keys, "mirror_entries": receipt.mirror_entries, "mirror_records": receipt.mirror_records,
@@ -239,6 +245,6 @@ impl Erasure<'_> {
 }
 
 /// Returns whether the error is a missing queue.
-fn is_missing(error: &anyhow::Error) -> bool {
+fn is_missing_queue(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| cause.downcast_ref::<AmqpError>().and_then(AmqpError::reply_code) == Some(404))
 }

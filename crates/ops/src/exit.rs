@@ -22,7 +22,11 @@ pub const CONFIG: u8 = 78;
 pub fn report_error(error: &anyhow::Error) -> ExitCode {
     use std::io::Write as _;
     // A closed stderr does not change the exit code.
-    let _ = writeln!(std::io::stderr(), "error: {}", oncely_core::shown::lines(&error_chain(error)));
+    let _ = writeln!(
+        std::io::stderr(),
+        "error: {}",
+        oncely_core::shown::escape_lines(&format_error_chain(error))
+    );
     ExitCode::from(code(error))
 }
 
@@ -34,13 +38,13 @@ pub fn code(error: &anyhow::Error) -> u8 {
     }) {
         return CONFIG;
     }
-    let away = error.chain().any(|cause| {
+    let is_unreachable = error.chain().any(|cause| {
         cause.is::<oncely_amqp::AmqpError>()
             || cause.is::<PostgresUnreachable>()
             || cause.downcast_ref::<sqlx::Error>().is_some_and(oncely_postgres::is_outage)
     });
     match () {
-        () if away => UNREACHABLE,
+        () if is_unreachable => UNREACHABLE,
         () if error.chain().any(is_forbidden) => REFUSED,
         () => NO,
     }
@@ -54,7 +58,7 @@ fn is_forbidden(cause: &(dyn std::error::Error + 'static)) -> bool {
 }
 
 /// Formats an error with its causes, without repetition: some libraries include their cause in their own text.
-pub fn error_chain(error: &anyhow::Error) -> String {
+pub fn format_error_chain(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain() {
         // The description includes the error's own causes.

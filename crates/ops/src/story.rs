@@ -12,16 +12,16 @@ use oncely_core::fingerprint::Fingerprint;
 use oncely_core::identity::{Identity, IdentityPart};
 use oncely_core::reason::Reason;
 use oncely_core::shown;
-use oncely_core::units::counted;
-use oncely_mirror::{Mirror, tag_keys};
+use oncely_core::units::format_count;
+use oncely_mirror::{Mirror, read_tag_keys};
 use oncely_postgres::{
     self as pg, AuditFilter, AuditRow, KeyContents, KeyDetails, LetterFilter, LetterRow, Session,
 };
 
 /// Maximum number of rows of the timeline.
-const TIMELINE: i64 = 200;
+const MAX_TIMELINE_ROWS: i64 = 200;
 /// Time limit of the mirror's answer, which is not worth a longer wait.
-const MIRROR: Duration = Duration::from_secs(2);
+const MIRROR_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// An identity with all known facts.
 pub struct KeyStory {
@@ -39,11 +39,11 @@ pub struct KeyStory {
     pub protected_until: Option<DateTime<Utc>>,
 }
 
-/// Returns the stories of a key, one for each tenant and consumer that has it.
+/// Reads the stories of a key, one for each tenant and consumer that has it. Queries the mirror, too.
 ///
 /// # Errors
 /// If a query fails. A mirror that does not answer is ignored.
-pub async fn stories(
+pub async fn read_stories(
     config: &Config,
     session: &mut Session,
     key: &str,
@@ -51,10 +51,10 @@ pub async fn stories(
     consumer: Option<&str>,
 ) -> Result<Vec<KeyStory>, sqlx::Error> {
     let connection = &mut session.connection;
-    let mut details = pg::key_details(connection, key, tenant, consumer).await?;
+    let mut details = pg::read_key_details(connection, key, tenant, consumer).await?;
     let unreadable: Vec<Option<String>> =
-        details.iter_mut().map(|details| open(details, config.cipher())).collect();
-    let (rows, letters) = trails(connection, key, tenant, consumer).await?;
+        details.iter_mut().map(|details| decrypt_details(details, config.cipher())).collect();
+    let (rows, letters) = read_trails(connection, key, tenant, consumer).await?;
     let mut identities: Vec<(String, String)> = details
         .iter()
         .map(|d| (d.tenant.clone(), d.consumer.clone()))
@@ -65,7 +65,7 @@ pub async fn stories(
     let now = session.clock.now();
     let mut tenants: Vec<String> = identities.iter().map(|(tenant, _)| tenant.clone()).collect();
     tenants.dedup();
-    let retentions = pg::retentions(&mut session.connection, now, &tenants).await?;
+    let retentions = pg::list_retentions(&mut session.connection, now, &tenants).await?;
     let mut stories = Vec::new();
     for (tenant, consumer) in identities {
         let known = details.iter().zip(&unreadable);
@@ -77,9 +77,9 @@ pub async fn stories(
         let timeline: Vec<AuditRow> =
             rows.iter().filter(|r| r.tenant == tenant && r.consumer == consumer).cloned().collect();
         let retention = retentions.get(&(tenant.clone(), consumer.clone())).copied();
-        let protected_until = details.as_ref().and_then(|details| protected_until(details, retention));
+        let protected_until = details.as_ref().and_then(|details| protection_end(details, retention));
         let mirrored = match &details {
-            Some(details) => mirrored(config, session, details).await,
+            Some(details) => query_mirror(config, session, details).await,
             None => None,
         };
         let letters: Vec<LetterRow> =
@@ -99,7 +99,7 @@ pub async fn stories(
 }
 
 /// Reads a key's rows of the trail and its letters, the oldest first.
-async fn trails(
+async fn read_trails(
     connection: &mut PgConnection,
     key: &str,
     tenant: Option<&str>,
@@ -110,25 +110,25 @@ async fn trails(
         tenant: tenant.clone(),
         consumer: consumer.clone(),
         key: Some(key.to_owned()),
-        limit: TIMELINE,
+        limit: MAX_TIMELINE_ROWS,
         ..AuditFilter::default()
     };
-    let mut rows = pg::audit_list(connection, &filter).await?;
+    let mut rows = pg::list_audit(connection, &filter).await?;
     rows.reverse();
     let filter = LetterFilter {
         tenant,
         consumer,
         key: Some(key.to_owned()),
-        limit: TIMELINE,
+        limit: MAX_TIMELINE_ROWS,
         ..LetterFilter::default()
     };
-    let mut letters = pg::letters(connection, &filter).await?;
+    let mut letters = pg::list_letters(connection, &filter).await?;
     letters.reverse();
     Ok((rows, letters))
 }
 
 /// Returns the time until which a duplicate of a key is recognised: the key's own end, or that of its consumer's retention.
-fn protected_until(details: &KeyDetails, retention: Option<Duration>) -> Option<DateTime<Utc>> {
+fn protection_end(details: &KeyDetails, retention: Option<Duration>) -> Option<DateTime<Utc>> {
     match (details.completed_at, details.expires_at) {
         (Some(_), Some(at)) => Some(at),
         (completed_at, _) => {
@@ -138,22 +138,22 @@ fn protected_until(details: &KeyDetails, retention: Option<Duration>) -> Option<
     }
 }
 
-/// Decrypts the handler's data; returns the reason if it can't be.
-fn open(details: &mut KeyDetails, cipher: Option<&Arc<dyn Cipher>>) -> Option<String> {
+/// Decrypts the handler's data in the details of a key. Returns the reason if that fails; the data stay encrypted then.
+fn decrypt_details(details: &mut KeyDetails, cipher: Option<&Arc<dyn Cipher>>) -> Option<String> {
     let mut contents = KeyContents {
         response: details.response.take(),
         steps: details.steps.take(),
         ..KeyContents::default()
     };
-    let unreadable = contents.open(cipher, &details.tenant, &details.consumer, &details.key);
+    let unreadable = contents.decrypt(cipher, &details.tenant, &details.consumer, &details.key);
     (details.response, details.steps) = (contents.response, contents.steps);
     unreadable
 }
 
-/// Returns whether the mirror has the key now; `None` if unknown.
-async fn mirrored(config: &Config, session: &mut Session, details: &KeyDetails) -> Option<bool> {
+/// Queries whether the mirror has the key now; `None` without a mirror or an answer in time.
+async fn query_mirror(config: &Config, session: &mut Session, details: &KeyDetails) -> Option<bool> {
     let settings = config.mirror.as_ref()?;
-    let (key, _) = tag_keys(config, &mut session.connection).await.ok()?;
+    let (key, _) = read_tag_keys(config, &mut session.connection).await.ok()?;
     let part = |text: &str| IdentityPart::new(text.as_bytes()).ok();
     let identity = Identity {
         tenant: part(&details.tenant)?,
@@ -163,19 +163,20 @@ async fn mirrored(config: &Config, session: &mut Session, details: &KeyDetails) 
     let fingerprint = details.fingerprint.as_deref().and_then(Fingerprint::from_stored);
     let tag = key.tag(&session.cell.epoch, &identity, fingerprint.as_ref());
     let mirror = Mirror::new(settings).ok()?;
-    tokio::time::timeout(MIRROR, mirror.holds(&key, &tag, session.clock.now())).await.ok()?.ok()
+    tokio::time::timeout(MIRROR_TIMEOUT, mirror.has_tag(&key, &tag, session.clock.now())).await.ok()?.ok()
 }
 
-fn safe(text: &str) -> String {
-    shown::value(text).into_owned()
+/// Escapes control characters of a text for display.
+fn escape(text: &str) -> String {
+    shown::escape_value(text).into_owned()
 }
 
-/// Returns the conclusion in words.
-pub fn verdict(story: &KeyStory) -> String {
+/// Formats the conclusion about a key: whether it took effect, and the treatment of later deliveries.
+pub fn format_conclusion(story: &KeyStory) -> String {
     let conflicts = story.timeline.iter().filter(|row| row.reason.as_deref() == Some("key_conflict")).count();
     let conflict = match conflicts {
         0 => String::new(),
-        count => format!(" {} came with this key and ANOTHER payload.", counted(count, "message")),
+        count => format!(" {} came with this key and ANOTHER payload.", format_count(count, "message")),
     };
     let is_observed = story.timeline.iter().any(|row| row.outcome == "observed");
     let main = match story.details.as_ref().map(|d| (d.status.as_str(), d)) {
@@ -190,15 +191,15 @@ pub fn verdict(story: &KeyStory) -> String {
         Some(("FAILED", d)) if d.reason.as_deref() == Some(Reason::OutcomeUnknown.as_str()) => format!(
             "FAILED: given up after {}, reason outcome_unknown: it may have taken effect, and does not run until it is \
              settled (oncely keys settle).",
-            counted(d.attempts, "attempt")
+            format_count(d.attempts, "attempt")
         ),
         Some(("FAILED", d)) => format!(
             "FAILED: given up after {}, reason {}. A later delivery is dead-lettered, not run.",
-            counted(d.attempts, "attempt"),
-            safe(d.reason.as_deref().unwrap_or("unknown"))
+            format_count(d.attempts, "attempt"),
+            escape(d.reason.as_deref().unwrap_or("unknown"))
         ),
         Some((_, d)) => {
-            format!("IN_PROGRESS: {} failed; it runs again when it comes back.", counted(d.attempts, "attempt"))
+            format!("IN_PROGRESS: {} failed; it runs again when it comes back.", format_count(d.attempts, "attempt"))
         }
         None => match story.timeline.iter().find(|row| ["completed", "refused"].contains(&row.outcome.as_str())) {
             Some(row) if row.outcome == "refused" => {
@@ -221,8 +222,8 @@ pub struct RepeatedDecision<'a> {
     pub count: usize,
 }
 
-/// Returns the timeline with consecutive equal decisions merged.
-pub fn folded(rows: &[AuditRow]) -> Vec<RepeatedDecision<'_>> {
+/// Merges consecutive equal decisions of a timeline.
+pub fn fold_decisions(rows: &[AuditRow]) -> Vec<RepeatedDecision<'_>> {
     let same = |a: &AuditRow, b: &AuditRow| {
         (&a.outcome, a.attempt, &a.reason, &a.detail, &a.queue, &a.worker)
             == (&b.outcome, b.attempt, &b.reason, &b.detail, &b.queue, &b.worker)
@@ -234,22 +235,22 @@ pub fn folded(rows: &[AuditRow]) -> Vec<RepeatedDecision<'_>> {
         .collect()
 }
 
-/// Describes a decision.
-pub fn event(row: &AuditRow) -> String {
+/// Formats a decision of the trail as one line.
+pub fn format_decision(row: &AuditRow) -> String {
     let mut text = row.outcome.clone();
     if row.attempt > 0 {
         text.push_str(&format!(", attempt {}", row.attempt));
     }
     if let Some(reason) = &row.reason {
         text.push_str(&match row.outcome.as_str() {
-            "duplicate" => format!(", not run: {} knew it", safe(reason)),
-            _ => format!(", {}", safe(reason)),
+            "duplicate" => format!(", not run: {} knew it", escape(reason)),
+            _ => format!(", {}", escape(reason)),
         });
     }
     if let Some(detail) = &row.detail {
-        text.push_str(&format!(": {}", safe(detail)));
+        text.push_str(&format!(": {}", escape(detail)));
     }
     // The worker's name is self-declared; the login is authenticated.
-    let login = row.login.as_deref().map(|login| format!(", login {}", safe(login))).unwrap_or_default();
-    format!("{text}  (queue {}, worker {}{login})", safe(&row.queue), safe(&row.worker))
+    let login = row.login.as_deref().map(|login| format!(", login {}", escape(login))).unwrap_or_default();
+    format!("{text}  (queue {}, worker {}{login})", escape(&row.queue), escape(&row.worker))
 }

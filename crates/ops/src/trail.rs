@@ -11,20 +11,21 @@ use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
 use oncely_postgres::{
-    AuditRow, Position, TrailFilter, first_week_of_trail, oldest_of_trail, rows_of_trail, trail_page,
+    AuditRow, Position, TrailFilter, count_trail_rows, read_first_trail_week, read_oldest_trail_time,
+    read_trail_page,
 };
 
 /// The first and shortest step: twenty thousand messages a second are five thousand rows.
-const STEP: chrono::Duration = chrono::Duration::milliseconds(250);
+const FIRST_STEP: chrono::Duration = chrono::Duration::milliseconds(250);
 /// Maximum number of rows in any other step. They are read within some ten milliseconds.
-const DENSE: i64 = 20_000;
+const MAX_STEP_ROWS: i64 = 20_000;
 /// Limit for long searches without a waiting page: fewer, larger steps take less time in total.
-const DENSEST: i64 = 320_000;
+const MAX_LONG_STEP_ROWS: i64 = 320_000;
 /// Factor by which a step grows, and divisor of one with too many rows.
-const LONGER: i32 = 64;
-const SHORTER: i32 = 8;
+const GROWTH: i32 = 64;
+const SHRINKAGE: i32 = 8;
 /// Time limit of a page's search.
-pub const MOMENT: Duration = Duration::from_millis(200);
+pub const PAGE_SEARCH_TIME: Duration = Duration::from_millis(200);
 
 /// A search.
 #[derive(Clone, Debug)]
@@ -33,7 +34,7 @@ pub struct TrailQuery {
     pub since: DateTime<Utc>,
     /// Exclusive.
     pub until: DateTime<Utc>,
-    /// Only rows after this one.
+    /// Only rows after this position.
     pub after: Option<Position>,
     pub limit: usize,
 }
@@ -48,95 +49,101 @@ pub struct TrailPage {
 
 impl TrailPage {
     /// Returns whether the whole range was searched.
-    pub fn is_all(&self, look: &TrailQuery) -> bool {
-        self.down_to.is_some_and(|at| at <= look.since)
+    pub fn is_complete(&self, query: &TrailQuery) -> bool {
+        self.down_to.is_some_and(|at| at <= query.since)
     }
 }
 
-/// Searches, for `moment` at most, or until the end. `now`: by the database's clock.
+/// Searches the trail, newest first, until there are enough rows, the range is searched, or `time_limit` has passed. `now`: by the
+/// database's clock.
 ///
 /// # Errors
 /// If a query fails, or takes longer than the session allows.
 pub async fn search_trail(
     connection: &mut PgConnection,
     now: DateTime<Utc>,
-    look: &TrailQuery,
-    moment: Option<Duration>,
+    query: &TrailQuery,
+    time_limit: Option<Duration>,
 ) -> Result<TrailPage, sqlx::Error> {
     let began = Instant::now();
     let mut rows = Vec::new();
     // The row's own time is searched again: other rows of its batch have it, too.
-    let behind = look.after.as_ref().map(|after| after.at + chrono::Duration::microseconds(1));
-    let mut upper = behind.map_or(look.until, |behind| behind.min(look.until));
-    let (mut step, mut dense) = (STEP, DENSE);
+    let resume_time = query.after.as_ref().map(|after| after.at + chrono::Duration::microseconds(1));
+    let mut upper = resume_time.map_or(query.until, |resume_time| resume_time.min(query.until));
+    let (mut step, mut max_rows) = (FIRST_STEP, MAX_STEP_ROWS);
     loop {
-        let lower = match look.filter.key {
+        let lower = match query.filter.key {
             // A key has an index of its own, independent of time.
-            Some(_) => look.since,
+            Some(_) => query.since,
             // Rows with a future time, written by fast clocks.
-            None if upper > now => now.max(look.since),
-            None => upper.checked_sub_signed(step).map_or(look.since, |lower| lower.max(look.since)),
+            None if upper > now => now.max(query.since),
+            None => upper.checked_sub_signed(step).map_or(query.since, |lower| lower.max(query.since)),
         };
-        let held = match look.filter.key {
-            None if step > STEP => rows_of_trail(connection, lower, upper, dense + 1).await?,
+        let row_count = match query.filter.key {
+            None if step > FIRST_STEP => count_trail_rows(connection, lower, upper, max_rows + 1).await?,
             _ => 0,
         };
-        if held > dense {
-            step = ((upper - lower) / SHORTER).max(STEP);
-            if moment.is_none() && step == STEP {
+        if row_count > max_rows {
+            step = ((upper - lower) / SHRINKAGE).max(FIRST_STEP);
+            if time_limit.is_none() && step == FIRST_STEP {
                 // Counted in vain, down to a step that counts nothing. At the same density, the next one would end like this.
-                dense = (dense * 2).min(DENSEST);
+                max_rows = (max_rows * 2).min(MAX_LONG_STEP_ROWS);
             }
             continue;
         }
-        let missing = i64::try_from(look.limit - rows.len()).unwrap_or(0) + 1;
-        rows.extend(trail_page(connection, &look.filter, lower, upper, look.after.as_ref(), missing).await?);
-        if rows.len() > look.limit {
-            rows.truncate(look.limit);
+        let missing = i64::try_from(query.limit - rows.len()).unwrap_or(0) + 1;
+        rows.extend(
+            read_trail_page(connection, &query.filter, lower, upper, query.after.as_ref(), missing).await?,
+        );
+        if rows.len() > query.limit {
+            rows.truncate(query.limit);
             return Ok(TrailPage { rows, down_to: None });
         }
-        if lower <= look.since || moment.is_some_and(|moment| began.elapsed() >= moment) {
+        if lower <= query.since || time_limit.is_some_and(|time_limit| began.elapsed() >= time_limit) {
             return Ok(TrailPage { rows, down_to: Some(lower) });
         }
-        if upper <= now && held * i64::from(LONGER) <= dense {
-            step = longer(step);
+        if upper <= now && row_count * i64::from(GROWTH) <= max_rows {
+            step = lengthen(step);
         }
-        if moment.is_none() && held * i64::from(SHORTER) > dense {
-            dense = (dense * 2).min(DENSEST);
+        if time_limit.is_none() && row_count * i64::from(SHRINKAGE) > max_rows {
+            max_rows = (max_rows * 2).min(MAX_LONG_STEP_ROWS);
             step = step * 2;
         }
         upper = lower;
     }
 }
 
-/// Returns when the oldest row was decided; `None` if the trail is empty.
+/// Finds the time of the oldest row of the trail, in bounded queries; `None` if the trail is empty.
 ///
 /// # Errors
 /// If a query fails.
-pub async fn beginning(connection: &mut PgConnection) -> Result<Option<DateTime<Utc>>, sqlx::Error> {
-    let (first, end) = (first_week_of_trail(connection).await?, DateTime::<Utc>::MAX_UTC);
+pub async fn find_beginning(connection: &mut PgConnection) -> Result<Option<DateTime<Utc>>, sqlx::Error> {
+    let (first, end) = (read_first_trail_week(connection).await?, DateTime::<Utc>::MAX_UTC);
     let Some(first) = first else {
-        return oldest_of_trail(connection, None, None).await;
+        return read_oldest_trail_time(connection, None, None).await;
     };
     // Rows that wait for a partition of their own.
-    if let Some(before) = oldest_of_trail(connection, None, Some(first)).await? {
+    if let Some(before) = read_oldest_trail_time(connection, None, Some(first)).await? {
         return Ok(Some(before));
     }
-    let (mut lower, mut step) = (first, STEP);
+    let (mut lower, mut step) = (first, FIRST_STEP);
     loop {
         let upper = lower.checked_add_signed(step).unwrap_or(end);
-        if step > STEP && rows_of_trail(connection, lower, upper, DENSE + 1).await? > DENSE {
-            step = (step / SHORTER).max(STEP);
+        if step > FIRST_STEP
+            && count_trail_rows(connection, lower, upper, MAX_STEP_ROWS + 1).await? > MAX_STEP_ROWS
+        {
+            step = (step / SHRINKAGE).max(FIRST_STEP);
             continue;
         }
-        let found = oldest_of_trail(connection, Some(lower), Some(upper)).await?;
+        let found = read_oldest_trail_time(connection, Some(lower), Some(upper)).await?;
         if found.is_some() || upper >= end {
             return Ok(found);
         }
-        (lower, step) = (upper, longer(step));
+        (lower, step) = (upper, lengthen(step));
     }
 }
 
-fn longer(step: chrono::Duration) -> chrono::Duration {
-    step.checked_mul(LONGER).unwrap_or(step)
+/// Returns the next longer step; the same one if it would be out of range.
+fn lengthen(step: chrono::Duration) -> chrono::Duration {
+    step.checked_mul(GROWTH).unwrap_or(step)
 }

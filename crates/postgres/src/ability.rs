@@ -23,6 +23,7 @@ pub struct Abilities {
     pub record: bool,
 }
 
-pub async fn abilities(connection: &mut PgConnection) -> sqlx::Result<Abilities> {
+/// Reads the tables and functions that the session's login may use.
+pub async fn read_abilities(connection: &mut PgConnection) -> sqlx::Result<Abilities> {
     sqlx::query_file_as!(Abilities, "src/abilities.sql").fetch_one(connection).await
 }

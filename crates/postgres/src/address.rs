@@ -15,7 +15,7 @@ pub struct Address {
     pub tls: Option<TlsSettings>,
 }
 
-/// The reason why there are no options.
+/// The reason why settings give no connection options.
 #[derive(Debug)]
 pub enum AddressError {
     /// The driver can't parse the URL.
@@ -37,21 +37,25 @@ impl From<AddressError> for sqlx::Error {
 }
 
 impl Address {
-    /// Determines the options from the settings. Reads no files.
+    /// Determines the connection options from the settings. Reads no files.
     pub fn from_settings(settings: &PgSettings) -> Result<Self, AddressError> {
-        let refused = |what: String| Err(AddressError::Tls(TlsError::Refused(what)));
+        let refused = |reason: String| Err(AddressError::Tls(TlsError::Refused(reason)));
         let options =
             PgConnectOptions::from_str(settings.url.expose_secret()).map_err(|_| AddressError::Url)?;
         let socket = options.get_socket().is_some() || options.get_host().starts_with('/');
         let host = options.get_host().to_owned();
-        let tls = files_of(&settings.url, settings.tls.as_ref());
+        let tls = merge_files(&settings.url, settings.tls.as_ref());
         let mode = options.get_ssl_mode();
-        // Encryption without verification does not protect from a man in the middle: a setting that asks for TLS asks for full
+        // Encryption without verification does not protect from a man in the middle: a setting that requires TLS requires full
         // verification.
-        let asked = matches!(mode, PgSslMode::Require | PgSslMode::VerifyCa | PgSslMode::VerifyFull);
-        if !asked && tls.is_none() {
+        let requires_tls = matches!(mode, PgSslMode::Require | PgSslMode::VerifyCa | PgSslMode::VerifyFull);
+        if !requires_tls && tls.is_none() {
             if !socket && !tls::is_local(&host) && !settings.allow_plaintext {
-                return refused(tls::refused(&host, "?sslmode=verify-full behind the URL", "postgres"));
+                return refused(tls::plaintext_refusal(
+                    &host,
+                    "?sslmode=verify-full behind the URL",
+                    "postgres",
+                ));
             }
             // Not "prefer", the default: a man in the middle can answer that there is no TLS.
             return Ok(Self { options: options.ssl_mode(PgSslMode::Disable), tls: None });
@@ -71,7 +75,7 @@ impl Address {
         Ok(Self { options, tls: Some(tls.unwrap_or_default()) })
     }
 
-    /// Returns the options, with certificates and key as read from their files now.
+    /// Converts the address to connection options; reads the certificates and the key from their files.
     pub(super) async fn into_options(self) -> sqlx::Result<PgConnectOptions> {
         #[cfg(feature = "tls")]
         if let Some(tls) = self.tls {
@@ -92,42 +96,42 @@ impl Address {
     }
 }
 
-/// Returns the files that a URL names in libpq's parameters.
-pub fn files_of_url(url: &SecretString) -> TlsSettings {
-    let mut named = TlsSettings::default();
+/// Parses the names of TLS files in a URL's parameters, by libpq's names.
+pub fn parse_url_files(url: &SecretString) -> TlsSettings {
+    let mut files = TlsSettings::default();
     if let Ok(url) = url::Url::parse(url.expose_secret()) {
         for (name, value) in url.query_pairs() {
             let file = match name.as_ref() {
-                "sslrootcert" | "ssl-root-cert" | "ssl-ca" => &mut named.ca,
-                "sslcert" | "ssl-cert" => &mut named.cert,
-                "sslkey" | "ssl-key" => &mut named.key,
+                "sslrootcert" | "ssl-root-cert" | "ssl-ca" => &mut files.ca,
+                "sslcert" | "ssl-cert" => &mut files.cert,
+                "sslkey" | "ssl-key" => &mut files.key,
                 _ => continue,
             };
             *file = Some(value.into_owned().into());
         }
     }
-    named
+    files
 }
 
-/// Merges the files of URL and settings; the settings take precedence.
-fn files_of(url: &SecretString, settings: Option<&TlsSettings>) -> Option<TlsSettings> {
-    let named = files_of_url(url);
+/// Merges the TLS files of a URL and of the settings; the settings take precedence.
+fn merge_files(url: &SecretString, settings: Option<&TlsSettings>) -> Option<TlsSettings> {
+    let url_files = parse_url_files(url);
     match settings {
-        None => Some(named).filter(|named| *named != TlsSettings::default()),
+        None => Some(url_files).filter(|url_files| *url_files != TlsSettings::default()),
         Some(settings) => Some(TlsSettings {
-            ca: settings.ca.clone().or(named.ca),
-            cert: settings.cert.clone().or(named.cert),
-            key: settings.key.clone().or(named.key),
+            ca: settings.ca.clone().or(url_files.ca),
+            cert: settings.cert.clone().or(url_files.cert),
+            key: settings.key.clone().or(url_files.key),
             server_name: None,
         }),
     }
 }
 
-/// Returns the TLS failure between PostgreSQL and this program; `None` for any other error.
-pub fn tls_fault(error: &sqlx::Error, settings: &PgSettings) -> Option<TlsFault> {
+/// Classifies an error as a TLS failure between PostgreSQL and this program; `None` for any other error.
+pub fn classify_tls_fault(error: &sqlx::Error, settings: &PgSettings) -> Option<TlsFault> {
     let tls = Address::from_settings(settings).ok().and_then(|address| address.tls);
     let has_certificate = tls.as_ref().is_some_and(|tls| tls.cert.is_some());
-    let fault = tls::fault_of(error, has_certificate);
+    let fault = tls::classify_fault(error, has_certificate);
     if fault.is_some() || tls.is_none() {
         return fault;
     }
@@ -166,7 +170,7 @@ mod tests {
             connect_timeout: second,
             statement_timeout: second,
             lock_timeout: second,
-            turn: HostState::default(),
+            host_state: HostState::default(),
         })
     }
 

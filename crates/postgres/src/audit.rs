@@ -45,11 +45,11 @@ pub async fn append(
     let (durations, duration) = split_column(records.iter().map(|r| r.duration_us));
     let (queues, queue) = split_column(records.iter().map(|r| r.queue));
     let (outcomes, outcome) = split_column(records.iter().map(|r| r.outcome));
-    let reasons = sparse(records.iter().map(|r| r.reason));
-    let codes = sparse(records.iter().map(|r| r.error_code));
-    let details = sparse(records.iter().map(|r| r.detail));
-    let traces = sparse(records.iter().map(|r| r.trace_id));
-    let done = sqlx::query_file!(
+    let reasons = collect_sparse_column(records.iter().map(|r| r.reason));
+    let codes = collect_sparse_column(records.iter().map(|r| r.error_code));
+    let details = collect_sparse_column(records.iter().map(|r| r.detail));
+    let traces = collect_sparse_column(records.iter().map(|r| r.trace_id));
+    let result = sqlx::query_file!(
         "src/audit.sql",
         now,
         consumer.as_str(),
@@ -71,20 +71,20 @@ pub async fn append(
     )
     .execute(connection)
     .await?;
-    Ok(done.rows_affected())
+    Ok(result.rows_affected())
 }
 
 /// Splits a column's values: if all are equal, as in nearly every batch, returns that value and no array.
 fn split_column<T: PartialEq>(values: impl Iterator<Item = T> + Clone) -> (Vec<T>, Option<T>) {
-    let mut some = values.clone();
-    match some.next() {
-        Some(first) if some.all(|value| value == first) => (Vec::new(), Some(first)),
+    let mut copy = values.clone();
+    match copy.next() {
+        Some(first) if copy.all(|value| value == first) => (Vec::new(), Some(first)),
         _ => (values.collect(), None),
     }
 }
 
-/// Returns a column that nearly always holds nothing; if so, as no array at all, which `unnest` fills up with nulls.
-fn sparse<'a>(values: impl Iterator<Item = Option<&'a str>> + Clone) -> Vec<Option<&'a str>> {
+/// Collects a column that nearly always holds only nulls; if so, returns an empty array, which `unnest` fills up with nulls.
+fn collect_sparse_column<'a>(values: impl Iterator<Item = Option<&'a str>> + Clone) -> Vec<Option<&'a str>> {
     match values.clone().any(|value| value.is_some()) {
         true => values.collect(),
         false => Vec::new(),

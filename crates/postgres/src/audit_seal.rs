@@ -54,8 +54,8 @@ pub struct Seal {
     pub is_past_floor: bool,
 }
 
-/// Sets the text formats used for sealing, for the rest of the session: to be called before [`seals`] and [`audit_digest`].
-pub async fn look_as_sealed(connection: &mut PgConnection) -> sqlx::Result<()> {
+/// Sets the text formats used for sealing, for the rest of the session: to be called before [`list_seals`] and [`compute_audit_digest`].
+pub async fn set_seal_formats(connection: &mut PgConnection) -> sqlx::Result<()> {
     sqlx::query!(
         "select set_config('timezone', 'UTC', false) as timezone, set_config('datestyle', 'ISO, YMD', false) as datestyle,
              set_config('bytea_output', 'hex', false) as bytea_output"
@@ -65,16 +65,16 @@ pub async fn look_as_sealed(connection: &mut PgConnection) -> sqlx::Result<()> {
     Ok(())
 }
 
-/// Returns up to `limit` seals after a position of the chain, in its order.
-pub async fn seals(connection: &mut PgConnection, after: i64, limit: i64) -> sqlx::Result<Vec<Seal>> {
+/// Lists up to `limit` seals after a position of the chain, in their order.
+pub async fn list_seals(connection: &mut PgConnection, after: i64, limit: i64) -> sqlx::Result<Vec<Seal>> {
     sqlx::query_file_as!(Seal, "src/seals_list.sql", after, limit).fetch_all(connection).await
 }
 
 /// Number of rows and their hash, for each span that a tenant was erased from.
 pub type ErasedSpans = HashMap<(DateTime<Utc>, DateTime<Utc>), (i64, Vec<u8>)>;
 
-/// Returns the spans from which a tenant was erased; the last erasure counts.
-pub async fn erased_spans(connection: &mut PgConnection) -> sqlx::Result<ErasedSpans> {
+/// Reads the spans from which a tenant was erased; the last erasure counts.
+pub async fn read_erased_spans(connection: &mut PgConnection) -> sqlx::Result<ErasedSpans> {
     let rows = sqlx::query!(
         "select s.from_time, s.until_time, s.row_count, s.digest from oncely.audit_seals as s where s.kind = 'erased' order by s.place"
     )
@@ -91,8 +91,8 @@ pub struct DroppedSpan {
     pub within_floor: bool,
 }
 
-/// Returns the end of the dropped part of the trail.
-pub async fn dropped(connection: &mut PgConnection) -> sqlx::Result<DroppedSpan> {
+/// Reads the end of the dropped part of the trail.
+pub async fn read_dropped_span(connection: &mut PgConnection) -> sqlx::Result<DroppedSpan> {
     sqlx::query_as!(
         DroppedSpan,
         r#"select max(s.until_time) as "until",
@@ -104,9 +104,9 @@ pub async fn dropped(connection: &mut PgConnection) -> sqlx::Result<DroppedSpan>
     .await
 }
 
-/// Returns the current number of rows of a span, and their hash. Computed by this statement in the same way as `oncely.audit_digest` does
+/// Computes the current number of rows of a span, and their hash, in this statement in the same way as `oncely.audit_digest` does
 /// for the seals (a test compares them): a role that can change rows may also have changed that function.
-pub async fn audit_digest(
+pub async fn compute_audit_digest(
     connection: &mut PgConnection,
     from: DateTime<Utc>,
     until: DateTime<Utc>,
@@ -116,7 +116,7 @@ pub async fn audit_digest(
 }
 
 /// Counts the rows of a span of the trail; either end may be open.
-pub async fn audit_count(
+pub async fn count_audit(
     connection: &mut PgConnection,
     from: Option<DateTime<Utc>>,
     until: Option<DateTime<Utc>>,

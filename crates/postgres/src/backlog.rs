@@ -23,8 +23,8 @@ pub struct Backlog {
     pub oldest_transaction: Option<DateTime<Utc>>,
 }
 
-/// Returns the current backlogs, by the database's clock.
-pub async fn backlog(connection: &mut PgConnection, now: DateTime<Utc>) -> sqlx::Result<Backlog> {
+/// Reads the current backlogs, by the database's clock.
+pub async fn read_backlog(connection: &mut PgConnection, now: DateTime<Utc>) -> sqlx::Result<Backlog> {
     sqlx::query_file_as!(Backlog, "src/backlog.sql", now).fetch_one(connection).await
 }
 
@@ -36,8 +36,8 @@ pub struct WaitingLetters {
     pub oldest: DateTime<Utc>,
 }
 
-/// Returns the waiting dead letters with this reason, by consumer.
-pub async fn waiting_letters_of(
+/// Counts the waiting dead letters with this reason, by consumer.
+pub async fn count_waiting_letters_with_reason(
     connection: &mut PgConnection,
     reason: &str,
 ) -> sqlx::Result<Vec<WaitingLetters>> {
@@ -54,8 +54,8 @@ pub async fn waiting_letters_of(
     .await
 }
 
-/// Returns the open dead letters, by consumer.
-pub async fn waiting_letters(connection: &mut PgConnection) -> sqlx::Result<Vec<WaitingLetters>> {
+/// Counts the open dead letters, by consumer.
+pub async fn count_waiting_letters(connection: &mut PgConnection) -> sqlx::Result<Vec<WaitingLetters>> {
     sqlx::query_as!(
         WaitingLetters,
         r#"select consumer, count(*) as "waiting!", oncely.bounded(min(updated_at)) as "oldest!"

@@ -18,8 +18,8 @@ struct Columns<'a> {
     fingerprints: Vec<Option<&'a [u8]>>,
 }
 
-/// Returns the arrays in the order of the keys: the statements sort, too, but sorted input costs them next to nothing.
-fn columns<'a>(claims: &'a [(&'a Identity, Option<Fingerprint>)]) -> Columns<'a> {
+/// Converts claims to arrays in the order of their keys: the statements sort, too, but sorted input costs them next to nothing.
+fn to_columns<'a>(claims: &'a [(&'a Identity, Option<Fingerprint>)]) -> Columns<'a> {
     let mut sorted: Vec<_> = claims.iter().collect();
     // Rust compares text byte for byte, as COLLATE "C" does.
     sorted.sort_unstable_by_key(|(identity, _)| (identity.tenant.as_str(), identity.key.as_str()));
@@ -30,8 +30,10 @@ fn columns<'a>(claims: &'a [(&'a Identity, Option<Fingerprint>)]) -> Columns<'a>
     }
 }
 
-/// Returns the position of each tenant and key; the consumer is the statement's.
-fn positions<'a>(claims: &'a [(&'a Identity, Option<Fingerprint>)]) -> HashMap<(&'a str, &'a str), usize> {
+/// Indexes the position of each claim by tenant and key; the consumer is the statement's.
+fn index_positions<'a>(
+    claims: &'a [(&'a Identity, Option<Fingerprint>)],
+) -> HashMap<(&'a str, &'a str), usize> {
     claims
         .iter()
         .enumerate()
@@ -50,7 +52,7 @@ pub async fn claim_fresh(
     now: DateTime<Utc>,
     claims: &[(&Identity, Option<Fingerprint>)],
 ) -> sqlx::Result<FreshClaim> {
-    let Columns { tenants, keys, fingerprints } = columns(claims);
+    let Columns { tenants, keys, fingerprints } = to_columns(claims);
     let inserted = sqlx::query_file!(
         "src/claim_fresh.sql",
         consumer.as_str(),
@@ -109,7 +111,7 @@ pub async fn claim(
     now: DateTime<Utc>,
     claims: &[(&Identity, Option<Fingerprint>)],
 ) -> sqlx::Result<Vec<usize>> {
-    let Columns { tenants, keys, fingerprints } = columns(claims);
+    let Columns { tenants, keys, fingerprints } = to_columns(claims);
     let rows = sqlx::query_file!(
         "src/claim.sql",
         consumer.as_str(),
@@ -124,7 +126,7 @@ pub async fn claim(
         // Nearly every batch: all won, nothing to match.
         return Ok((0..claims.len()).collect());
     }
-    let position = positions(claims);
+    let position = index_positions(claims);
     Ok(rows
         .into_iter()
         .filter_map(|row| position.get(&(row.tenant.as_str(), row.key.as_str())).copied())
@@ -140,8 +142,8 @@ pub async fn retake(
     due: DateTime<Utc>,
     claims: &[(&Identity, Option<Fingerprint>)],
 ) -> sqlx::Result<Vec<(usize, u32)>> {
-    let Columns { tenants, keys, fingerprints } = columns(claims);
-    let position = positions(claims);
+    let Columns { tenants, keys, fingerprints } = to_columns(claims);
+    let position = index_positions(claims);
     plan_anew(connection).await?;
     let rows = sqlx::query_file!(
         "src/retake.sql",
@@ -164,15 +166,15 @@ pub async fn retake(
         .collect())
 }
 
-/// Returns the stored records of the keys, by position; `None` for an unknown key.
+/// Reads the stored records of the keys, by position; `None` for an unknown key.
 pub async fn look_up(
     connection: &mut PgConnection,
     consumer: &IdentityPart,
     identities: &[&Identity],
 ) -> sqlx::Result<Vec<Option<KeyRecord>>> {
     let claims: Vec<_> = identities.iter().map(|identity| (*identity, None)).collect();
-    let Columns { tenants, keys, .. } = columns(&claims);
-    let position = positions(&claims);
+    let Columns { tenants, keys, .. } = to_columns(&claims);
+    let position = index_positions(&claims);
     let rows = sqlx::query_file!("src/look_up.sql", consumer.as_str(), &tenants as &[&str], &keys as &[&str])
         .fetch_all(connection)
         .await?;

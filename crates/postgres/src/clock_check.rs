@@ -5,7 +5,7 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
-use super::consumers::duration;
+use super::consumers::to_duration;
 
 /// The database's clock and its plausibility.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub async fn observe_clock(connection: &mut PgConnection) -> sqlx::Result<Observ
     Ok(ObservedClock {
         at: row.at,
         seen_at: row.seen_at,
-        bound: duration(row.bound),
+        bound: to_duration(row.bound),
         explained: row.explained,
     })
 }
@@ -43,7 +43,7 @@ pub async fn accept_clock(connection: &mut PgConnection, user: &str, note: Optio
     Ok(())
 }
 
-/// Returns the clock's reading when it was last refused; `None` while it is plausible.
-pub async fn clock_refused_at(connection: &mut PgConnection) -> sqlx::Result<Option<DateTime<Utc>>> {
+/// Reads the time that the clock showed when it was last refused; `None` while it is plausible.
+pub async fn read_clock_refusal_time(connection: &mut PgConnection) -> sqlx::Result<Option<DateTime<Utc>>> {
     sqlx::query_scalar!("select clock_refused_at from oncely.maintenance").fetch_one(connection).await
 }

@@ -43,16 +43,16 @@ pub struct CollectedBatch {
 /// Selects a file's statement for one batch. Each state has its own, since each walks the partial index of its state; completed keys have a
 /// second one, because locking each row first costs a third more.
 macro_rules! batch {
-    ($file:literal, $memory:expr, $limit:expr, $from:expr $(, $at:expr)?) => {
+    ($file:literal, $rule:expr, $limit:expr, $from:expr $(, $at:expr)?) => {
         sqlx::query_file_as!(
             CollectionRow,
             $file,
-            $memory.consumer,
-            $memory.before,
+            $rule.consumer,
+            $rule.before,
             $limit,
             $from,
-            &$memory.tenants,
-            $memory.is_own
+            &$rule.tenants,
+            $rule.is_own
             $(, $at)?
         )
     };
@@ -63,29 +63,27 @@ macro_rules! batch {
 pub async fn collect_batch(
     connection: &mut PgConnection,
     status: KeyStatus,
-    memory: &RetentionRule,
+    rule: &RetentionRule,
     limit: i64,
     from: Option<DateTime<Utc>>,
 ) -> sqlx::Result<CollectedBatch> {
     if status == KeyStatus::Completed
-        && let Some(batch) = collect_unheld(connection, memory, limit, from).await?
+        && let Some(batch) = collect_unheld(connection, rule, limit, from).await?
     {
         return Ok(batch.into());
     }
-    let mut transaction = past_requeues(connection).await?;
+    let mut transaction = begin_collection(connection).await?;
     let batch = match status {
         KeyStatus::Completed => {
-            batch!("src/collect_completed_skip_locked.sql", memory, limit, from)
+            batch!("src/collect_completed_skip_locked.sql", rule, limit, from)
                 .fetch_one(&mut *transaction)
                 .await?
         }
         KeyStatus::Failed => {
-            batch!("src/collect_failed.sql", memory, limit, from, memory.at)
-                .fetch_one(&mut *transaction)
-                .await?
+            batch!("src/collect_failed.sql", rule, limit, from, rule.at).fetch_one(&mut *transaction).await?
         }
         KeyStatus::InProgress => {
-            batch!("src/collect_in_progress.sql", memory, limit, from, memory.at)
+            batch!("src/collect_in_progress.sql", rule, limit, from, rule.at)
                 .fetch_one(&mut *transaction)
                 .await?
         }
@@ -94,30 +92,30 @@ pub async fn collect_batch(
     Ok(batch.into())
 }
 
-/// Begins a transaction that deletes keys: none of a letter that is being requeued. While it lasts no requeue is decided, so the letters
-/// seen by its statement stay valid; see [`super::begin_requeue`].
-pub async fn past_requeues(connection: &mut PgConnection) -> sqlx::Result<Transaction<'_, Postgres>> {
+/// Begins a transaction that deletes keys, but none of a letter that is being requeued. Until it ends no requeue is decided, so the letters
+/// that its statement sees stay valid; see [`super::begin_requeue`].
+pub async fn begin_collection(connection: &mut PgConnection) -> sqlx::Result<Transaction<'_, Postgres>> {
     let mut transaction = connection.begin().await?;
     sqlx::query!("select oncely.take_lock('requeue', false)").fetch_one(&mut *transaction).await?;
     Ok(transaction)
 }
 
-/// Longest wait of a collection for the holder of a key. Shorter than PostgreSQL's `deadlock_timeout` (a second): if a holder waits for a
+/// Maximum wait of a collection for the holder of a key. Shorter than PostgreSQL's `deadlock_timeout` (a second): if a holder waits for a
 /// row that the collection has deleted, the collection gives way.
 const LOCK_WAIT: &str = "100ms";
 
 /// Deletes a batch of completed keys without locking each first. `None` if one of them is held: nothing was deleted.
 async fn collect_unheld(
     connection: &mut PgConnection,
-    memory: &RetentionRule,
+    rule: &RetentionRule,
     limit: i64,
     from: Option<DateTime<Utc>>,
 ) -> sqlx::Result<Option<CollectionRow>> {
-    let mut transaction = past_requeues(connection).await?;
+    let mut transaction = begin_collection(connection).await?;
     sqlx::query!("select set_config('lock_timeout', $1, true)", LOCK_WAIT)
         .fetch_one(&mut *transaction)
         .await?;
-    let batch = batch!("src/collect_completed.sql", memory, limit, from);
+    let batch = batch!("src/collect_completed.sql", rule, limit, from);
     match batch.fetch_one(&mut *transaction).await {
         Ok(batch) => {
             transaction.commit().await?;
@@ -144,7 +142,7 @@ pub async fn collect_expired(
     limit: i64,
     from: Option<DateTime<Utc>>,
 ) -> sqlx::Result<CollectedBatch> {
-    let mut transaction = past_requeues(connection).await?;
+    let mut transaction = begin_collection(connection).await?;
     let batch = sqlx::query_file_as!(CollectionRow, "src/collect_expired.sql", now, limit, from)
         .fetch_one(&mut *transaction)
         .await?;
@@ -185,7 +183,7 @@ pub async fn count_self_expired(connection: &mut PgConnection, now: DateTime<Utc
 }
 
 /// Counts the keys that a collection would delete: completed, failed, in progress.
-pub async fn count_expired(connection: &mut PgConnection, memory: &RetentionRule) -> sqlx::Result<[u64; 3]> {
+pub async fn count_expired(connection: &mut PgConnection, rule: &RetentionRule) -> sqlx::Result<[u64; 3]> {
     let row = sqlx::query!(
         r#"select
             count(*) filter (where status = 'COMPLETED') as "completed!",
@@ -198,11 +196,11 @@ pub async fn count_expired(connection: &mut PgConnection, memory: &RetentionRule
               i.tenant, i.consumer, i.key, i.status, i.reason, i.created_at, i.completed_at, i.not_before, i.expires_at,
               i.fencing_token, $5, $2
           )"#,
-        memory.consumer,
-        memory.before,
-        &memory.tenants,
-        memory.is_own,
-        memory.at
+        rule.consumer,
+        rule.before,
+        &rule.tenants,
+        rule.is_own,
+        rule.at
     )
     .fetch_one(connection)
     .await?;
@@ -216,7 +214,7 @@ pub async fn try_lock(connection: &mut PgConnection) -> sqlx::Result<bool> {
         .await
 }
 
-/// Releases the lock.
+/// Releases the collection lock.
 pub async fn unlock(connection: &mut PgConnection) -> sqlx::Result<()> {
     sqlx::query!("select oncely.release_session_lock('collection')").fetch_one(connection).await?;
     Ok(())

@@ -26,7 +26,7 @@ pub struct KeyFailure<'a> {
 
 /// Records failed runs. With `claimed`, the rows are claims of this same transaction (COMPLETED, not yet visible to others) and are set
 /// back; without, a key that took effect in the meantime stays unchanged. Returns the number of rows written.
-pub async fn fail(
+pub async fn record_failures(
     connection: &mut PgConnection,
     consumer: &IdentityPart,
     now: DateTime<Utc>,
@@ -78,7 +78,7 @@ pub async fn store_responses(
     let tenants: Vec<String> = responses.iter().map(|(i, _)| i.tenant.as_str().to_owned()).collect();
     let keys: Vec<String> = responses.iter().map(|(i, _)| i.key.as_str().to_owned()).collect();
     let values: Vec<&str> = responses.iter().map(|(_, value)| *value).collect();
-    let done = sqlx::query!(
+    let result = sqlx::query!(
         "update oncely.idempotency_keys as i
          set response = r.response::jsonb
          from unnest($2::text[], $3::text[], $4::text[]) as r (tenant, key, response)
@@ -90,5 +90,5 @@ pub async fn store_responses(
     )
     .execute(connection)
     .await?;
-    Ok(done.rows_affected())
+    Ok(result.rows_affected())
 }

@@ -1,7 +1,7 @@
 //! Describes SQLSTATEs in our own words: PostgreSQL's text may contain data of the message.
 
-/// Returns the condition of a SQLSTATE, or that of its class if the code has no text of its own here. Source: PostgreSQL's Appendix A.
-pub(super) fn condition(code: &str) -> &'static str {
+/// Describes the condition of a SQLSTATE, or that of its class if the code has no text of its own here. Source: PostgreSQL's Appendix A.
+pub(super) fn describe_condition(code: &str) -> &'static str {
     match code {
         "0A000" => "feature not supported",
         "21000" => "cardinality violation",
@@ -57,11 +57,12 @@ pub(super) fn condition(code: &str) -> &'static str {
         "P0002" => "the query returned no rows",
         "P0003" => "the query returned several rows",
         "XX001" | "XX002" => "data corrupted",
-        _ => of_class(code.get(..2).unwrap_or_default()),
+        _ => describe_class(code.get(..2).unwrap_or_default()),
     }
 }
 
-fn of_class(class: &str) -> &'static str {
+/// Describes a class of SQLSTATEs in PostgreSQL's words.
+fn describe_class(class: &str) -> &'static str {
     match class {
         "08" => "connection failure",
         "22" => "data error",
@@ -82,8 +83,8 @@ fn of_class(class: &str) -> &'static str {
     }
 }
 
-/// Returns whether an application raised this code, so that a person wrote its text and not PostgreSQL: `raise exception` (P0001) and `assert` (P0004),
-/// ours (`ONC…`, `oncely.reject` among them), and every code of a class that PostgreSQL does not use: an application's own.
+/// Returns whether an application raised this code, so that a person wrote its text and not PostgreSQL: `raise exception` (P0001) and
+/// `assert` (P0004), ours (`ONC…`, `oncely.reject` among them), and every code of a class that PostgreSQL does not use.
 pub(super) fn is_application_code(code: &str) -> bool {
     const SERVERS: [&str; 43] = [
         "00", "01", "02", "03", "08", "09", "0A", "0B", "0F", "0L", "0P", "0Z", "10", "20", "21", "22", "23",
@@ -108,8 +109,8 @@ mod tests {
         for server in ["22P02", "23505", "42P01", "P0002", "XX000", "HV000", "40001", "", "1"] {
             assert!(!is_application_code(server), "{server}");
         }
-        assert_eq!(condition("22012"), "division by zero");
-        assert_eq!(condition("22999"), "data error");
-        assert_eq!(condition("?"), "error of PostgreSQL");
+        assert_eq!(describe_condition("22012"), "division by zero");
+        assert_eq!(describe_condition("22999"), "data error");
+        assert_eq!(describe_condition("?"), "error of PostgreSQL");
     }
 }

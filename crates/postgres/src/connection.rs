@@ -9,11 +9,14 @@ use super::address::Address;
 use super::search_path::pin_search_path;
 use super::settings::PgSettings;
 
-/// Waits for an answer of PostgreSQL with a client-side limit: a peer that vanished silently never answers, and the server's limits
-/// vanished with it. After a timeout the connection must not be used again.
-pub async fn within<T>(limit: Duration, asked: impl Future<Output = sqlx::Result<T>>) -> sqlx::Result<T> {
-    match tokio::time::timeout(limit, asked).await {
-        Ok(answer) => answer,
+/// Waits up to `limit` for the result of a query: a peer that vanished silently never answers, and the server's limits vanished with it.
+/// After a timeout the connection must not be used again.
+pub async fn wait_for_answer<T>(
+    limit: Duration,
+    query: impl Future<Output = sqlx::Result<T>>,
+) -> sqlx::Result<T> {
+    match tokio::time::timeout(limit, query).await {
+        Ok(result) => result,
         Err(_) => {
             let text = format!("no answer within {limit:?}");
             Err(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, text)))
@@ -21,8 +24,8 @@ pub async fn within<T>(limit: Duration, asked: impl Future<Output = sqlx::Result
     }
 }
 
-/// Returns an error that counts as an outage: a standby takes no writes, and becomes a primary or is replaced by one.
-pub(super) fn standby() -> sqlx::Error {
+/// Returns the error for a standby, which counts as an outage: it takes no writes until it becomes a primary or is replaced by one.
+pub(super) fn build_standby_error() -> sqlx::Error {
     let text = "the server is a standby: it takes no writes";
     sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::NotConnected, text))
 }
@@ -40,7 +43,7 @@ async fn read_required_settings(connection: &mut PgConnection) -> sqlx::Result<V
 
 impl PgSettings {
     /// Returns the settings of every session, overriding those of its role and database.
-    fn limits(&self) -> [(&'static str, String); 4] {
+    fn session_settings(&self) -> [(&'static str, String); 4] {
         let millis = |limit: Duration| limit.as_millis().to_string();
         [
             ("statement_timeout", millis(self.statement_timeout)),
@@ -53,14 +56,14 @@ impl PgSettings {
     }
 
     /// Connects without any start-up option; returns whether one of the hosts answered.
-    pub async fn answers_without_options(&self) -> bool {
-        let Ok(settings) = self.current() else { return false };
+    pub async fn can_connect_without_options(&self) -> bool {
+        let Ok(settings) = self.reread_urls() else { return false };
         for host in settings.each_host() {
             let connected = async {
                 let options = Address::from_settings(&host)?.into_options().await?;
                 options.extra_float_digits(None).connect().await?.close().await
             };
-            if tokio::time::timeout(host.connect_timeout, connected).await.is_ok_and(|answer| answer.is_ok())
+            if tokio::time::timeout(host.connect_timeout, connected).await.is_ok_and(|result| result.is_ok())
             {
                 return true;
             }
@@ -68,13 +71,13 @@ impl PgSettings {
         false
     }
 
-    /// Opens a connection to the first host, without looking at the others.
+    /// Opens a connection to the first host only.
     pub(super) async fn connect_to_host(
         &self,
         application: &str,
         search_path: Option<&str>,
     ) -> sqlx::Result<PgConnection> {
-        let limits = self.limits();
+        let limits = self.session_settings();
         let options = Address::from_settings(self)?
             .into_options()
             .await?
@@ -87,9 +90,10 @@ impl PgSettings {
             .log_statements(tracing::log::LevelFilter::Trace);
         let connected = async {
             let mut connection = options.connect().await?;
-            let said = read_required_settings(&mut connection).await?;
-            let is_in_force =
-                |name: &str, value: &str| said.iter().any(|(known, said)| known == name && said == value);
+            let settings = read_required_settings(&mut connection).await?;
+            let is_in_force = |name: &str, value: &str| {
+                settings.iter().any(|setting| setting.0 == name && setting.1 == value)
+            };
             // A pooler may drop them, and then the wait for a lock or a statement would have no limit.
             if let Some((name, _)) = limits.iter().find(|(name, value)| !is_in_force(name, value)) {
                 let text = format!(

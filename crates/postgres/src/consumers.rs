@@ -14,10 +14,10 @@ pub struct KnownConsumer {
     /// Its name.
     pub consumer: String,
     /// The retention of its keys.
-    #[serde(serialize_with = "seconds")]
+    #[serde(serialize_with = "serialize_seconds")]
     pub retention: Duration,
     /// Maximum age of a copy that may still arrive, according to the last worker that started.
-    #[serde(serialize_with = "seconds")]
+    #[serde(serialize_with = "serialize_seconds")]
     pub redelivery_horizon: Duration,
     /// The fingerprint policy ([`oncely_core::fingerprint::FingerprintPolicy::name`]).
     pub fingerprint: String,
@@ -29,24 +29,24 @@ pub struct KnownConsumer {
     pub changed_by: String,
 }
 
-fn seconds<S: serde::Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+fn serialize_seconds<S: serde::Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_f64(duration.as_secs_f64())
 }
 
-/// Converts a column of microseconds to a duration.
-pub(super) fn duration(micros: i64) -> Duration {
+/// Converts microseconds from the database to a duration; negative ones become zero.
+pub(super) fn to_duration(micros: i64) -> Duration {
     Duration::from_micros(u64::try_from(micros).unwrap_or(0))
 }
 
-pub(super) fn interval(duration: Duration) -> PgInterval {
+pub(super) fn to_interval(duration: Duration) -> PgInterval {
     PgInterval { months: 0, days: 0, microseconds: i64::try_from(duration.as_micros()).unwrap_or(i64::MAX) }
 }
 
-/// Returns all consumers with workers that have started on this database, by name.
+/// Lists the consumers with workers that have started on this database, by name.
 ///
 /// # Errors
 /// If the query fails.
-pub async fn known_consumers(connection: &mut PgConnection) -> sqlx::Result<Vec<KnownConsumer>> {
+pub async fn list_consumers(connection: &mut PgConnection) -> sqlx::Result<Vec<KnownConsumer>> {
     let rows = sqlx::query!(
         r#"select consumer, (extract(epoch from retention) * 1000000)::bigint as "retention!",
             (extract(epoch from redelivery_horizon) * 1000000)::bigint as "redelivery_horizon!", fingerprint, on_conflict,
@@ -60,8 +60,8 @@ pub async fn known_consumers(connection: &mut PgConnection) -> sqlx::Result<Vec<
         .into_iter()
         .map(|row| KnownConsumer {
             consumer: row.consumer,
-            retention: duration(row.retention),
-            redelivery_horizon: duration(row.redelivery_horizon),
+            retention: to_duration(row.retention),
+            redelivery_horizon: to_duration(row.redelivery_horizon),
             fingerprint: row.fingerprint,
             on_conflict: row.on_conflict,
             changed_at: row.changed_at,
@@ -70,9 +70,9 @@ pub async fn known_consumers(connection: &mut PgConnection) -> sqlx::Result<Vec<
         .collect())
 }
 
-/// Returns the effective retention of these tenants' keys, by tenant and consumer, ignoring pauses (`oncely.tenant_retention`). Also for
+/// Lists the effective retention of these tenants' keys, by tenant and consumer, ignoring pauses (`oncely.tenant_retention`). Also for
 /// auditors of a tenant, who may not read the user who changed it.
-pub async fn retentions(
+pub async fn list_retentions(
     connection: &mut PgConnection,
     now: DateTime<Utc>,
     tenants: &[String],
@@ -85,7 +85,7 @@ pub async fn retentions(
     )
     .fetch_all(connection)
     .await?;
-    Ok(rows.into_iter().map(|row| ((row.tenant, row.consumer), duration(row.retention))).collect())
+    Ok(rows.into_iter().map(|row| ((row.tenant, row.consumer), to_duration(row.retention))).collect())
 }
 
 /// The period for which a consumer's keys are remembered.
@@ -102,11 +102,14 @@ pub struct RetentionRule {
     pub(crate) at: DateTime<Utc>,
 }
 
-/// Returns the retention limits of all known consumers at the current time: for each consumer one for all tenants, and one for each group
+/// Lists the retention limits of all known consumers at the current time: for each consumer one for all tenants, and one for each group
 /// of tenants with equal retentions of their own. Time in which a consumer was paused does not count (`oncely.forgotten_before`), and a
 /// former, longer retention applies as long as mirror entries written under it live (`oncely.effective_retention`,
 /// `oncely.tenant_retention`).
-pub async fn memories(connection: &mut PgConnection, now: DateTime<Utc>) -> sqlx::Result<Vec<RetentionRule>> {
+pub async fn list_retention_rules(
+    connection: &mut PgConnection,
+    now: DateTime<Utc>,
+) -> sqlx::Result<Vec<RetentionRule>> {
     sqlx::query_as!(
         RetentionRule,
         r#"with own as (
@@ -165,13 +168,21 @@ pub struct RegisteredSettings {
     pub former_fingerprint: Option<String>,
 }
 
-/// Registers a worker's settings. Never shortens a retention or a horizon.
+/// Registers a worker's settings; returns the effective ones. Never shortens a retention or a horizon.
 pub async fn register_consumer(
     connection: &mut PgConnection,
-    with: Registration<'_>,
+    registration: Registration<'_>,
 ) -> sqlx::Result<RegisteredSettings> {
-    let compares = Some((with.fingerprint, with.on_conflict));
-    register(connection, with.consumer, with.retention, with.redelivery_horizon, compares, with.worker).await
+    let compares = Some((registration.fingerprint, registration.on_conflict));
+    register(
+        connection,
+        registration.consumer,
+        registration.retention,
+        registration.redelivery_horizon,
+        compares,
+        registration.worker,
+    )
+    .await
 }
 
 /// Registers the retention that another service needs for the keys of a queue's consumer; its workers' settings stay unchanged.
@@ -185,6 +196,7 @@ pub async fn register_shared(
     register(connection, consumer, retention, Duration::from_secs(1), None, worker).await
 }
 
+/// Registers the retention and the horizon of a consumer's keys (`oncely.register_consumer`); with `compares`, also the body comparison.
 async fn register(
     connection: &mut PgConnection,
     consumer: &str,
@@ -198,8 +210,8 @@ async fn register(
             (extract(epoch from r.known_redelivery_horizon) * 1000000)::bigint as "redelivery_horizon!", r.former_fingerprint
         from oncely.register_consumer($1, $2, $3, $4, $5, $6) as r"#,
         consumer,
-        interval(retention),
-        interval(redelivery_horizon),
+        to_interval(retention),
+        to_interval(redelivery_horizon),
         compares.map(|(fingerprint, _)| fingerprint),
         compares.map(|(_, on_conflict)| on_conflict),
         worker
@@ -207,8 +219,8 @@ async fn register(
     .fetch_one(connection)
     .await?;
     Ok(RegisteredSettings {
-        retention: duration(row.retention),
-        redelivery_horizon: duration(row.redelivery_horizon),
+        retention: to_duration(row.retention),
+        redelivery_horizon: to_duration(row.redelivery_horizon),
         former_fingerprint: row.former_fingerprint,
     })
 }
@@ -218,21 +230,21 @@ async fn register(
 /// # Errors
 /// If the query fails; `42501` if the login is not a relay.
 pub async fn register_mirror_ttl(connection: &mut PgConnection, ttl: Duration) -> sqlx::Result<()> {
-    sqlx::query!("select oncely.register_mirror_ttl($1)", interval(ttl)).fetch_one(connection).await?;
+    sqlx::query!("select oncely.register_mirror_ttl($1)", to_interval(ttl)).fetch_one(connection).await?;
     Ok(())
 }
 
-/// Returns the maximum lifetime of a mirror entry: the longest `mirror.ttl` of the relays; zero without a mirror.
+/// Reads the maximum lifetime of a mirror entry: the longest `mirror.ttl` of the relays; zero without a mirror.
 ///
 /// # Errors
 /// If the query fails.
-pub async fn mirror_ttl(connection: &mut PgConnection) -> sqlx::Result<Duration> {
+pub async fn read_mirror_ttl(connection: &mut PgConnection) -> sqlx::Result<Duration> {
     let row = sqlx::query!(
         r#"select (extract(epoch from mirror_ttl) * 1000000)::bigint as "ttl!" from oncely.cell"#
     )
     .fetch_one(connection)
     .await?;
-    Ok(duration(row.ttl))
+    Ok(to_duration(row.ttl))
 }
 
 /// Sets a retention on behalf of an operator, even a shorter one, and the horizon if it is given; recorded in the same transaction.
@@ -244,11 +256,11 @@ pub async fn set_retention(
     user: &str,
     note: Option<&str>,
 ) -> sqlx::Result<()> {
-    let horizon = redelivery_horizon.map(interval);
+    let horizon = redelivery_horizon.map(to_interval);
     sqlx::query!(
         "select oncely.set_retention($1, $2, $3, $4, $5)",
         consumer,
-        interval(retention),
+        to_interval(retention),
         horizon,
         user,
         note

@@ -16,8 +16,8 @@ pub struct Pause {
     pub reason: String,
 }
 
-/// Returns the current pauses, by consumer.
-pub async fn pauses(connection: &mut PgConnection) -> sqlx::Result<Vec<Pause>> {
+/// Lists the current pauses, by consumer.
+pub async fn list_pauses(connection: &mut PgConnection) -> sqlx::Result<Vec<Pause>> {
     sqlx::query_as!(
         Pause,
         r#"select consumer, oncely.bounded(paused_at) as "paused_at!", oncely.bounded(paused_until) as paused_until,

@@ -96,18 +96,20 @@ pub async fn store_letters(
     )
     .fetch_all(connection)
     .await?;
-    Ok(rows.into_iter().map(|row| (row.tenant, letter(row.id, row.generation))).collect())
+    Ok(rows.into_iter().map(|row| (row.tenant, to_letter(row.id, row.generation))).collect())
 }
 
-pub(super) fn letter(id: Uuid, generation: i32) -> Letter {
+/// Converts the columns of a letter's row.
+pub(super) fn to_letter(id: Uuid, generation: i32) -> Letter {
     Letter { id, generation: u32::try_from(generation).unwrap_or(0) }
 }
 
 /// Deletes one bounded batch of letters that were requeued or discarded before `before`, after which their queue was swept. Returns the
 /// number deleted.
 pub async fn collect(connection: &mut PgConnection, before: DateTime<Utc>, limit: i64) -> sqlx::Result<u64> {
-    let gone = sqlx::query_scalar!(r#"select oncely.collect_dead_letters($1, $2) as "gone!""#, before, limit)
-        .fetch_one(connection)
-        .await?;
-    Ok(u64::try_from(gone).unwrap_or(0))
+    let deleted =
+        sqlx::query_scalar!(r#"select oncely.collect_dead_letters($1, $2) as "gone!""#, before, limit)
+            .fetch_one(connection)
+            .await?;
+    Ok(u64::try_from(deleted).unwrap_or(0))
 }

@@ -11,45 +11,46 @@ use super::letter_list::LetterFilter;
 use super::trail::TrailFilter;
 use oncely_core::shown;
 
-/// Returns a text as an SQL literal, valid under any `standard_conforming_strings`, with hidden characters escaped.
-fn literal(text: &str) -> String {
+/// Formats a text as an SQL literal, valid under any `standard_conforming_strings`, with hidden characters escaped.
+fn format_literal(text: &str) -> String {
     if !text.chars().any(|character| character == '\\' || shown::is_hidden(character)) {
         return format!("'{}'", text.replace('\'', "''"));
     }
-    let mut said = "E'".to_owned();
+    let mut literal = "E'".to_owned();
     for character in text.chars() {
         let _ = match character {
-            '\'' => write!(said, "''"),
-            '\\' => write!(said, "\\\\"),
+            '\'' => write!(literal, "''"),
+            '\\' => write!(literal, "\\\\"),
             hidden if shown::is_hidden(hidden) && u32::from(hidden) > 0xffff => {
-                write!(said, "\\U{:08X}", u32::from(hidden))
+                write!(literal, "\\U{:08X}", u32::from(hidden))
             }
-            hidden if shown::is_hidden(hidden) => write!(said, "\\u{:04X}", u32::from(hidden)),
-            plain => write!(said, "{plain}"),
+            hidden if shown::is_hidden(hidden) => write!(literal, "\\u{:04X}", u32::from(hidden)),
+            plain => write!(literal, "{plain}"),
         };
     }
-    said.push('\'');
-    said
+    literal.push('\'');
+    literal
 }
 
-/// Returns a time as an SQL literal.
-fn instant(at: DateTime<Utc>) -> String {
+/// Formats a time as an SQL literal.
+fn format_instant(at: DateTime<Utc>) -> String {
     format!("timestamptz '{}'", at.to_rfc3339_opts(SecondsFormat::Micros, true))
 }
 
-/// Returns `where …` with the given conditions.
-fn filtered(conditions: impl IntoIterator<Item = Option<String>>) -> String {
+/// Formats a `where` clause with the given conditions; empty without any.
+fn format_where(conditions: impl IntoIterator<Item = Option<String>>) -> String {
     let found: Vec<String> = conditions.into_iter().flatten().collect();
     if found.is_empty() { String::new() } else { format!("\nwhere {}", found.join("\n  and ")) }
 }
 
-fn equal(column: &str, value: Option<&str>) -> Option<String> {
-    value.map(|value| format!("{column} = {}", literal(value)))
+/// Formats the comparison of a column with a value; `None` without a value.
+fn format_equality(column: &str, value: Option<&str>) -> Option<String> {
+    value.map(|value| format!("{column} = {}", format_literal(value)))
 }
 
-/// Compares a key by the index on its hash.
-fn key_is(key: Option<&str>) -> Option<String> {
-    let key = literal(key?);
+/// Formats the comparison of a key, by the index on its hash.
+fn format_key_condition(key: Option<&str>) -> Option<String> {
+    let key = format_literal(key?);
     Some(format!("hashtextextended(key, 0) = hashtextextended({key}, 0)\n  and key = {key}"))
 }
 
@@ -85,7 +86,7 @@ pub fn consumer(name: &str) -> String {
     format!(
         "select at, sum(completed + refused) as done, sum(duplicates) as duplicates, sum(retried) as retried,\n    \
          sum(dead_lettered) as dead_letters\nfrom oncely.stats\nwhere consumer = {}\n  and at > now() - interval '1 hour'\ngroup by at\norder by at desc;",
-        literal(name)
+        format_literal(name)
     )
 }
 
@@ -94,21 +95,21 @@ pub fn failing(name: &str) -> String {
     format!(
         "select tenant, key, attempts, created_at, not_before, last_error\nfrom oncely.idempotency_keys\nwhere status = 'IN_PROGRESS'\n  \
          and consumer = {}\n  and attempts > 0\norder by created_at\nlimit 20;",
-        literal(name)
+        format_literal(name)
     )
 }
 
 /// Returns the statement for the audit trail.
 pub fn trail(filter: &TrailFilter, since: DateTime<Utc>, until: Option<DateTime<Utc>>) -> String {
-    let conditions = filtered([
-        Some(format!("occurred_at >= {}", instant(since))),
-        until.map(|until| format!("occurred_at < {}", instant(until))),
-        equal("tenant", filter.tenant.as_deref()),
-        equal("consumer", filter.consumer.as_deref()),
-        key_is(filter.key.as_deref()),
-        equal("outcome", filter.outcome.as_deref()),
-        equal("reason", filter.reason.as_deref()),
-        equal("worker", filter.worker.as_deref()),
+    let conditions = format_where([
+        Some(format!("occurred_at >= {}", format_instant(since))),
+        until.map(|until| format!("occurred_at < {}", format_instant(until))),
+        format_equality("tenant", filter.tenant.as_deref()),
+        format_equality("consumer", filter.consumer.as_deref()),
+        format_key_condition(filter.key.as_deref()),
+        format_equality("outcome", filter.outcome.as_deref()),
+        format_equality("reason", filter.reason.as_deref()),
+        format_equality("worker", filter.worker.as_deref()),
     ]);
     format!(
         "select occurred_at, tenant, consumer, key, outcome, reason, attempt, duration_us, detail, queue, worker\nfrom oncely.audit{conditions}\n\
@@ -118,8 +119,8 @@ pub fn trail(filter: &TrailFilter, since: DateTime<Utc>, until: Option<DateTime<
 
 /// Returns the statements for a key: the row, the trail, the letters.
 pub fn key(tenant: &str, consumer: &str, key: &str) -> [String; 3] {
-    let (t, c, k) = (literal(tenant), literal(consumer), literal(key));
-    let by_key = key_is(Some(key)).unwrap_or_default();
+    let (t, c, k) = (format_literal(tenant), format_literal(consumer), format_literal(key));
+    let by_key = format_key_condition(Some(key)).unwrap_or_default();
     [
         format!(
             "select status, attempts, created_at, completed_at, expires_at, reason, last_error\nfrom oncely.idempotency_keys\nwhere tenant = {t}\n  \
@@ -136,27 +137,28 @@ pub fn key(tenant: &str, consumer: &str, key: &str) -> [String; 3] {
     ]
 }
 
-fn of_letters(filter: &LetterFilter) -> Vec<Option<String>> {
+/// Returns the conditions of a filter of dead letters.
+fn letter_conditions(filter: &LetterFilter) -> Vec<Option<String>> {
     let states = filter.states.as_ref().map(|states| {
-        let states: Vec<String> = states.iter().map(|state| literal(state)).collect();
+        let states: Vec<String> = states.iter().map(|state| format_literal(state)).collect();
         format!("state in ({})", states.join(", "))
     });
     vec![
-        equal("tenant", filter.tenant.as_deref()),
-        equal("consumer", filter.consumer.as_deref()),
-        equal("queue", filter.queue.as_deref()),
-        equal("reason", filter.reason.as_deref()),
-        equal("failure_group", filter.group.as_deref()),
-        key_is(filter.key.as_deref()),
-        filter.since.map(|since| format!("dead_lettered_at >= {}", instant(since))),
-        filter.until.map(|until| format!("dead_lettered_at < {}", instant(until))),
+        format_equality("tenant", filter.tenant.as_deref()),
+        format_equality("consumer", filter.consumer.as_deref()),
+        format_equality("queue", filter.queue.as_deref()),
+        format_equality("reason", filter.reason.as_deref()),
+        format_equality("failure_group", filter.group.as_deref()),
+        format_key_condition(filter.key.as_deref()),
+        filter.since.map(|since| format!("dead_lettered_at >= {}", format_instant(since))),
+        filter.until.map(|until| format!("dead_lettered_at < {}", format_instant(until))),
         states,
     ]
 }
 
 /// Returns the statement for dead letters by failure group.
 pub fn letter_groups(filter: &LetterFilter) -> String {
-    let conditions = filtered(of_letters(filter));
+    let conditions = format_where(letter_conditions(filter));
     format!(
         "select consumer, failure_group, max(detail) as detail, count(*) filter (where state = 'waiting') as waiting,\n    \
          count(*) filter (where generation > 1) as came_back, min(dead_lettered_at) as first_at, max(dead_lettered_at) as last_at\n\
@@ -166,7 +168,7 @@ pub fn letter_groups(filter: &LetterFilter) -> String {
 
 /// Returns the statement for dead letters.
 pub fn letters(filter: &LetterFilter) -> String {
-    let conditions = filtered(of_letters(filter));
+    let conditions = format_where(letter_conditions(filter));
     format!(
         "select id, dead_lettered_at, tenant, consumer, key, reason, state, detail\nfrom oncely.dead_letters{conditions}\n\
          order by dead_lettered_at desc\nlimit 50;"
@@ -180,13 +182,13 @@ pub fn letter(id: Uuid) -> String {
 
 /// Returns the statement for unpublished events.
 pub fn events(filter: &EventFilter) -> String {
-    let conditions = filtered([
-        equal("tenant", filter.tenant.as_deref()),
-        equal("exchange", filter.exchange.as_deref()),
-        equal("routing_key", filter.routing_key.as_deref()),
-        equal("ordering_key", filter.ordering_key.as_deref()),
-        equal("reason", filter.reason.as_deref()),
-        equal("state", filter.state.as_deref()),
+    let conditions = format_where([
+        format_equality("tenant", filter.tenant.as_deref()),
+        format_equality("exchange", filter.exchange.as_deref()),
+        format_equality("routing_key", filter.routing_key.as_deref()),
+        format_equality("ordering_key", filter.ordering_key.as_deref()),
+        format_equality("reason", filter.reason.as_deref()),
+        format_equality("state", filter.state.as_deref()),
     ]);
     format!(
         "select id, created_at, available_at, tenant, exchange, routing_key, ordering_key, state, attempts, reason, last_error\n\
@@ -196,10 +198,10 @@ pub fn events(filter: &EventFilter) -> String {
 
 /// Returns the statement for keys held by leases.
 pub fn leases(filter: &LeaseFilter) -> String {
-    let conditions = filtered([
+    let conditions = format_where([
         Some("owner is not null".to_owned()),
-        equal("consumer", filter.consumer.as_deref()),
-        equal("tenant", filter.tenant.as_deref()),
+        format_equality("consumer", filter.consumer.as_deref()),
+        format_equality("tenant", filter.tenant.as_deref()),
         filter.is_over.then(|| "not_before <= now()".to_owned()),
     ]);
     format!(
@@ -212,9 +214,9 @@ pub fn leases(filter: &LeaseFilter) -> String {
 pub fn revoke_lease(tenant: &str, consumer: &str, key: &str) -> String {
     format!(
         "select oncely.revoke_lease({}, {}, {}, 'why');",
-        literal(tenant),
-        literal(consumer),
-        literal(key)
+        format_literal(tenant),
+        format_literal(consumer),
+        format_literal(key)
     )
 }
 
@@ -222,9 +224,9 @@ pub fn revoke_lease(tenant: &str, consumer: &str, key: &str) -> String {
 pub fn settle_claim(tenant: &str, consumer: &str, key: &str) -> String {
     format!(
         "select oncely.settle_claim({}, {}, {}, false, 'how you know');",
-        literal(tenant),
-        literal(consumer),
-        literal(key)
+        format_literal(tenant),
+        format_literal(consumer),
+        format_literal(key)
     )
 }
 
@@ -247,14 +249,14 @@ mod tests {
     #[test]
     fn a_hostile_key_stays_a_text() {
         let filter = TrailFilter { key: Some("'; drop table x; --".to_owned()), ..TrailFilter::default() };
-        let said = trail(&filter, DateTime::UNIX_EPOCH, None);
-        assert!(said.contains("key = '''; drop table x; --'"), "{said}");
+        let statement = trail(&filter, DateTime::UNIX_EPOCH, None);
+        assert!(statement.contains("key = '''; drop table x; --'"), "{statement}");
     }
 
     #[test]
     fn a_statement_means_the_same_however_strings_are_read_and_hides_nothing() {
-        assert_eq!(literal("it's"), "'it''s'");
-        assert_eq!(literal("\\'; create table pwned(); --"), "E'\\\\''; create table pwned(); --'");
-        assert_eq!(literal("tab\there\u{202e}\u{e0041}"), "E'tab\\u0009here\\u202E\\U000E0041'");
+        assert_eq!(format_literal("it's"), "'it''s'");
+        assert_eq!(format_literal("\\'; create table pwned(); --"), "E'\\\\''; create table pwned(); --'");
+        assert_eq!(format_literal("tab\there\u{202e}\u{e0041}"), "E'tab\\u0009here\\u202E\\U000E0041'");
     }
 }

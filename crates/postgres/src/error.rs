@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use sqlx::error::DatabaseError;
 use sqlx::postgres::{PgDatabaseError, PgSeverity};
 
-use super::condition::{condition, is_application_code};
+use super::condition::{describe_condition, is_application_code};
 use oncely_core::fault::{Fault, FaultClass};
 
 /// The connection or the server is unavailable; it is unknown whether a commit in flight happened. No message is to blame.
@@ -38,7 +38,7 @@ pub enum PgFault {
     Fault(Fault),
 }
 
-/// Classifies an error.
+/// Classifies an error of a statement of our own.
 ///
 /// | SQLSTATE | class |
 /// | --- | --- |
@@ -61,7 +61,7 @@ pub enum PgFault {
 /// Source: PostgreSQL's Appendix A, "PostgreSQL Error Codes".
 #[must_use]
 pub fn classify(error: sqlx::Error) -> PgFault {
-    match fault_of(&error) {
+    match classify_error(&error) {
         Some(fault) => PgFault::Fault(fault),
         None => PgFault::Outage(Outage(error)),
     }
@@ -71,46 +71,48 @@ pub fn classify(error: sqlx::Error) -> PgFault {
 /// while our own connection is intact: only the end of the session is an outage.
 #[must_use]
 pub fn classify_handler(error: sqlx::Error) -> PgFault {
-    match handler_fault_of(&error) {
+    match classify_handler_error(&error) {
         Some(fault) => PgFault::Fault(fault),
         None => PgFault::Outage(Outage(error)),
     }
 }
 
-fn handler_fault_of(error: &sqlx::Error) -> Option<Fault> {
+/// Classifies an error of a handler's statement; `None` for the end of the session.
+fn classify_handler_error(error: &sqlx::Error) -> Option<Fault> {
     match error.as_database_error() {
-        Some(database) => handler_fault_in(database),
-        None => fault_of(error),
+        Some(database) => classify_handler_database_error(database),
+        None => classify_error(error),
     }
 }
 
-fn handler_fault_in(database: &(dyn DatabaseError + 'static)) -> Option<Fault> {
+/// Classifies an error that the server reported for a handler's statement; `None` for the end of the session.
+fn classify_handler_database_error(database: &(dyn DatabaseError + 'static)) -> Option<Fault> {
     match database.try_downcast_ref::<PgDatabaseError>() {
         Some(error) if !matches!(error.severity(), PgSeverity::Fatal | PgSeverity::Panic) => {
             let code = error.code().to_owned();
-            let text = database_error_text(database, &code);
-            Some(Fault::new(handler_class_of(&code), Some(code), text))
+            let text = describe_database_error(database, &code);
+            Some(Fault::new(classify_handler_sqlstate(&code), Some(code), text))
         }
-        _ => fault_in(database),
+        _ => classify_database_error(database),
     }
 }
 
 /// Returns whether an error is an outage, by the same table.
 #[must_use]
 pub fn is_outage(error: &sqlx::Error) -> bool {
-    fault_of(error).is_none()
+    classify_error(error).is_none()
 }
 
 /// Returns whether every session may meet an error: an outage, or a state of the server (its resources, grants, configuration).
 #[must_use]
 pub fn affects_all_sessions(error: &sqlx::Error) -> bool {
-    fault_of(error).is_none_or(|fault| {
+    classify_error(error).is_none_or(|fault| {
         fault.class == FaultClass::Environment && !fault.code.as_deref().is_some_and(is_application_code)
     })
 }
 
-/// Returns whether a statement of our own can succeed later: the failure was caused by the server or another session.
-pub fn passes(fault: &Fault) -> bool {
+/// Returns whether a statement of our own that failed may succeed later: the server or another session caused the failure.
+pub fn is_temporary(fault: &Fault) -> bool {
     match fault.class {
         FaultClass::Environment | FaultClass::Contention | FaultClass::Session => true,
         // Cancelled, or a key that changes too fast.
@@ -136,42 +138,46 @@ pub fn describe(error: &sqlx::Error) -> String {
     match error.as_database_error() {
         Some(database) => {
             let code = database.code().unwrap_or_default();
-            format!("{} (SQLSTATE {code})", database_error_text(database, &code))
+            format!("{} (SQLSTATE {code})", describe_database_error(database, &code))
         }
         None => error.to_string(),
     }
 }
 
-fn database_error_text(database: &(dyn DatabaseError + 'static), code: &str) -> String {
-    let place = database.try_downcast_ref::<PgDatabaseError>().map(place_of).unwrap_or_default();
-    operator_text(code, &place, database.message())
+/// Describes an error that the server reported, as far as it may be shown to operators.
+fn describe_database_error(database: &(dyn DatabaseError + 'static), code: &str) -> String {
+    let object_names =
+        database.try_downcast_ref::<PgDatabaseError>().map(format_object_names).unwrap_or_default();
+    format_operator_text(code, &object_names, database.message())
 }
 
 /// Classifies a handler's error with PostgreSQL somewhere in its chain of causes: a fault, or an outage by its kind. `None` without
 /// PostgreSQL.
-pub fn fault_within(error: &(dyn Error + 'static)) -> Option<Result<Fault, ErrorKind>> {
+pub fn classify_cause(error: &(dyn Error + 'static)) -> Option<Result<Fault, ErrorKind>> {
     if let Some(error) = error.downcast_ref::<sqlx::Error>() {
         let kind = match error {
             sqlx::Error::Io(error) => error.kind(),
             _ => ErrorKind::NotConnected,
         };
-        return Some(handler_fault_of(error).ok_or(kind));
+        return Some(classify_handler_error(error).ok_or(kind));
     }
     // A transparent wrapper exposes this error instead of the one above.
     let database = error.downcast_ref::<Box<dyn DatabaseError>>()?;
-    Some(handler_fault_in(database.as_ref()).ok_or(ErrorKind::NotConnected))
+    Some(classify_handler_database_error(database.as_ref()).ok_or(ErrorKind::NotConnected))
 }
 
-fn fault_in(database: &(dyn DatabaseError + 'static)) -> Option<Fault> {
+/// Classifies an error that the server reported; `None` for an outage.
+fn classify_database_error(database: &(dyn DatabaseError + 'static)) -> Option<Fault> {
     let code = database.code().map(|code| code.into_owned()).unwrap_or_default();
-    let class = class_of(&code)?;
-    let text = database_error_text(database, &code);
+    let class = classify_sqlstate(&code)?;
+    let text = describe_database_error(database, &code);
     Some(Fault::new(class, Some(code), text))
 }
 
-fn fault_of(error: &sqlx::Error) -> Option<Fault> {
+/// Classifies an error that the server reported or a value caused; `None` for an outage.
+fn classify_error(error: &sqlx::Error) -> Option<Fault> {
     if let Some(database) = error.as_database_error() {
-        return fault_in(database);
+        return classify_database_error(database);
     }
     match error {
         // The text may contain the value that could not be decoded.
@@ -195,30 +201,30 @@ static SERVER_TEXTS: AtomicBool = AtomicBool::new(false);
 
 /// Sets whether PostgreSQL's own error texts go to log, trail and dead letters. They may contain data of the message (a failed cast quotes
 /// its input), so by default only the condition is shown, with the names that the server reports separately.
-pub fn tell_server_texts(told: bool) {
-    SERVER_TEXTS.store(told, Ordering::Relaxed);
+pub fn set_server_texts_shown(is_shown: bool) {
+    SERVER_TEXTS.store(is_shown, Ordering::Relaxed);
 }
 
-/// Returns the text of an error for operators: PostgreSQL's text only if a person wrote it on purpose (`raise exception`, `oncely.reject`),
+/// Formats the text of an error for operators: PostgreSQL's text only if a person wrote it on purpose (`raise exception`, `oncely.reject`),
 /// or if the configuration allows it.
-pub fn operator_text(code: &str, place: &str, text: &str) -> String {
+pub fn format_operator_text(code: &str, object_names: &str, text: &str) -> String {
     match is_application_code(code) || SERVER_TEXTS.load(Ordering::Relaxed) {
         true => text.to_owned(),
-        false if place.is_empty() => condition(code).to_owned(),
-        false => format!("{}: {place}", condition(code)),
+        false if object_names.is_empty() => describe_condition(code).to_owned(),
+        false => format!("{}: {object_names}", describe_condition(code)),
     }
 }
 
-/// Returns the schema names that the server reports apart from its text.
-fn place_of(error: &PgDatabaseError) -> String {
+/// Formats the names of the constraint, table and column that the server reports apart from its message.
+fn format_object_names(error: &PgDatabaseError) -> String {
     let names = [("constraint", error.constraint()), ("table", error.table()), ("column", error.column())];
-    let named = names.into_iter().filter_map(|(what, name)| Some(format!("{what} {}", name?)));
-    named.collect::<Vec<_>>().join(", ")
+    let descriptions = names.into_iter().filter_map(|(what, name)| Some(format!("{what} {}", name?)));
+    descriptions.collect::<Vec<_>>().join(", ")
 }
 
-/// Returns the class of a SQLSTATE, or `None` for an outage.
+/// Classifies a SQLSTATE; `None` for an outage.
 #[must_use]
-pub fn class_of(code: &str) -> Option<FaultClass> {
+pub fn classify_sqlstate(code: &str) -> Option<FaultClass> {
     Some(match (code, code.get(..2).unwrap_or_default()) {
         ("ONC01" | "ONC06", _) => FaultClass::Rejected,
         ("ONC07", _) => FaultClass::Refused,
@@ -236,10 +242,10 @@ pub fn class_of(code: &str) -> Option<FaultClass> {
     })
 }
 
-/// Returns the class of a SQLSTATE of a handler's statement if its session can continue.
+/// Classifies a SQLSTATE of a handler's statement after which its session can continue.
 #[must_use]
-pub fn handler_class_of(code: &str) -> FaultClass {
-    class_of(code).unwrap_or(FaultClass::Environment)
+pub fn classify_handler_sqlstate(code: &str) -> FaultClass {
+    classify_sqlstate(code).unwrap_or(FaultClass::Environment)
 }
 
 #[cfg(test)]
@@ -250,8 +256,8 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn no_sqlstate_is_charged_while_all_messages_fail(code in "[0-9A-Z]{5}", by_itself: bool) {
-            let class = handler_class_of(&code);
-            let circumstances = Circumstances { by_itself, witness: false, alone: false, persists: false };
+            let class = classify_handler_sqlstate(&code);
+            let circumstances = Circumstances { is_by_itself: by_itself, has_witness: false, is_alone: false, is_persistent: false };
             let spoken = [FaultClass::Rejected, FaultClass::Refused, FaultClass::NotJson];
             let is_charged = matches!(blame(class, circumstances), Blame::Message(_));
             proptest::prop_assert_eq!(is_charged, spoken.contains(&class), "{}", code);
@@ -262,7 +268,7 @@ mod tests {
     fn each_class_of_sqlstate_has_one_meaning() {
         let outage = ["08006", "08003", "57P01", "57P02", "57P03", "25006"];
         for code in outage {
-            assert_eq!(class_of(code), None, "{code}");
+            assert_eq!(classify_sqlstate(code), None, "{code}");
         }
         for (code, class) in [
             ("40001", FaultClass::Contention),
@@ -296,7 +302,7 @@ mod tests {
             ("ONC04", FaultClass::Poison),
             ("ONC05", FaultClass::Poison),
         ] {
-            assert_eq!(class_of(code), Some(class), "{code}");
+            assert_eq!(classify_sqlstate(code), Some(class), "{code}");
         }
     }
 }

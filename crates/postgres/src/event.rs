@@ -7,7 +7,7 @@ use uuid::Uuid;
 use oncely_core::event::Event;
 use oncely_core::message::{HeaderValue, RawMessage};
 
-/// Writes an event in the caller's transaction; it is published after the commit. Returns its id.
+/// Writes an event in the caller's transaction; it is published after the commit. Returns the id of the event.
 ///
 /// # Errors
 /// SQLSTATE `ONC04`: too large; `ONC05`: can't be published in this form. And any error that prevents the insert.

@@ -25,7 +25,7 @@ pub struct EventFilter {
     pub ids: Option<Vec<Uuid>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state: Option<String>,
-    /// All events of the tenant after this one, in the order of their ids.
+    /// All events of the tenant after the event with this id, in the order of their ids.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub behind: Option<Uuid>,
     pub limit: i64,
@@ -54,11 +54,11 @@ pub struct EventRow {
     pub last_error: Option<String>,
 }
 
-/// Returns events, oldest first; after one of a tenant in the order of their ids.
+/// Lists events, oldest first; after an event of a tenant in the order of their ids.
 ///
 /// # Errors
 /// If the query fails.
-pub async fn events(connection: &mut PgConnection, filter: &EventFilter) -> sqlx::Result<Vec<EventRow>> {
+pub async fn list_events(connection: &mut PgConnection, filter: &EventFilter) -> sqlx::Result<Vec<EventRow>> {
     sqlx::query_file_as!(
         EventRow,
         "src/events_list.sql",
@@ -85,7 +85,7 @@ pub enum EventChange {
 }
 
 impl EventChange {
-    /// Returns the verb that is recorded.
+    /// Returns the verb that is recorded for the change.
     fn verb(self) -> &'static str {
         match self {
             Self::Retry => "retry_events",
@@ -102,31 +102,31 @@ pub struct EventChangeAuthor<'a> {
     pub filter: &'a serde_json::Value,
 }
 
-/// Changes those events that no relay holds, and records it, in the caller's transaction. Returns their number.
+/// Changes those of the events that no relay holds, and records the change, in the caller's transaction. Returns the number changed.
 pub async fn change_events(
     connection: &mut PgConnection,
     now: DateTime<Utc>,
     change: EventChange,
     events: &[EventRow],
     state: Option<&str>,
-    by: EventChangeAuthor<'_>,
+    author: EventChangeAuthor<'_>,
 ) -> sqlx::Result<usize> {
     let tenants: Vec<String> = events.iter().map(|event| event.tenant.clone()).collect();
     let ids: Vec<Uuid> = events.iter().map(|event| event.id).collect();
-    let done = sqlx::query_scalar!(
+    let changed = sqlx::query_scalar!(
         r#"select oncely.change_events($1, $2, $3, $4, $5, $6, $7, $8) as "done!""#,
         change.verb(),
         now,
         &tenants,
         &ids,
         state,
-        by.filter,
-        by.reason,
-        by.user
+        author.filter,
+        author.reason,
+        author.user
     )
     .fetch_one(connection)
     .await?;
-    Ok(usize::try_from(done).unwrap_or(0))
+    Ok(usize::try_from(changed).unwrap_or(0))
 }
 
 /// Number and age of the unpublished events, for operators and metrics.
@@ -142,11 +142,14 @@ pub struct EventStatus {
     pub oldest_parked: Option<DateTime<Utc>>,
 }
 
-/// Returns number and age of the unpublished events. An event behind one that waits or is parked counts as due.
+/// Reads number and age of the unpublished events. An event behind one that waits or is parked counts as due.
 ///
 /// # Errors
 /// If the query fails.
-pub async fn event_status(connection: &mut PgConnection, now: DateTime<Utc>) -> sqlx::Result<EventStatus> {
+pub async fn read_event_status(
+    connection: &mut PgConnection,
+    now: DateTime<Utc>,
+) -> sqlx::Result<EventStatus> {
     sqlx::query_as!(
         EventStatus,
         r#"select

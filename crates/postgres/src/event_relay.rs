@@ -31,7 +31,7 @@ pub struct TakenEvent {
 }
 
 impl TakenEvent {
-    /// Returns its share of [`TakeLimits::bytes`], as `events_take.sql` counts it: decoded headers take many times their size.
+    /// Returns the event's share of [`TakeLimits::bytes`], as `events_take.sql` counts it: decoded headers take many times their size.
     pub fn size(&self) -> i64 {
         let (payload, headers) =
             (self.payload.as_ref().map_or(0, Vec::len), self.headers.as_ref().map_or(0, String::len));
@@ -49,13 +49,13 @@ pub struct TakeLimits {
     /// Maximum number of ordering keys examined.
     pub keys: i64,
     /// Maximum number of events of one ordering key.
-    pub in_row: i64,
+    pub per_key: i64,
 }
 
 /// Maximum bytes of a payload that `oncely.add_event` accepts. A larger row bypassed that function.
-const LARGEST_PAYLOAD: i32 = 16 << 20;
+const MAX_PAYLOAD_BYTES: i32 = 16 << 20;
 /// Maximum bytes of headers as text that it accepts.
-const LARGEST_HEADERS: i32 = 1 << 20;
+const MAX_HEADER_BYTES: i32 = 1 << 20;
 
 /// The ordering key (with its tenant) after which the next walk begins; after its end a walk starts over.
 pub type OrderingKeyCursor = Option<(String, String)>;
@@ -72,8 +72,8 @@ pub async fn take_events(
         now,
         limits.events,
         limits.bytes,
-        LARGEST_PAYLOAD,
-        LARGEST_HEADERS
+        MAX_PAYLOAD_BYTES,
+        MAX_HEADER_BYTES
     )
     .fetch_all(connection)
     .await
@@ -98,36 +98,36 @@ pub async fn take_ordered(
     let ready = heads.into_iter().filter(|head| head.ready);
     let (tenants, keys): (Vec<String>, Vec<String>) =
         ready.map(|head| (head.tenant, head.ordering_key)).unzip();
-    let Some(in_row) = in_row(limits, keys.len()) else { return Ok(Vec::new()) };
-    let mut taken: Vec<TakenEvent> = sqlx::query_file_as!(
+    let Some(per_key) = events_per_key(limits, keys.len()) else { return Ok(Vec::new()) };
+    let mut events: Vec<TakenEvent> = sqlx::query_file_as!(
         TakenEvent,
         "src/events_take_ordered.sql",
         now,
         &tenants,
         &keys,
-        in_row,
+        per_key,
         limits.events,
         limits.bytes,
-        LARGEST_PAYLOAD,
-        LARGEST_HEADERS
+        MAX_PAYLOAD_BYTES,
+        MAX_HEADER_BYTES
     )
     .fetch_all(connection)
     .await?;
-    keep_without_gaps(&mut taken);
-    Ok(taken)
+    drop_behind_gaps(&mut events);
+    Ok(events)
 }
 
-/// Returns the number of events per ordering key that fill the batch: more would be read in vain. `None` without a key.
-fn in_row(limits: TakeLimits, keys: usize) -> Option<i64> {
+/// Returns the number of events per ordering key that fill the batch; more would be read in vain. `None` without a key.
+fn events_per_key(limits: TakeLimits, keys: usize) -> Option<i64> {
     let events = u64::try_from(limits.events).unwrap_or(1);
     let share = (keys > 0).then(|| events.div_ceil(keys as u64))?;
-    Some(limits.in_row.min(i64::try_from(share).unwrap_or(i64::MAX)).max(1))
+    Some(limits.per_key.min(i64::try_from(share).unwrap_or(i64::MAX)).max(1))
 }
 
-/// Drops events behind one that was not taken: they must not overtake it. Expects ascending positions.
-fn keep_without_gaps(taken: &mut Vec<TakenEvent>) {
+/// Drops the events of an ordering key behind one that was not taken: they must not overtake it. Expects ascending positions.
+fn drop_behind_gaps(events: &mut Vec<TakenEvent>) {
     let mut next = std::collections::HashMap::new();
-    taken.retain(|event| {
+    events.retain(|event| {
         let next = next.entry((event.tenant.clone(), event.ordering_key.clone())).or_insert(1);
         let follows = event.place == *next;
         *next += i64::from(follows);
@@ -135,14 +135,14 @@ fn keep_without_gaps(taken: &mut Vec<TakenEvent>) {
     });
 }
 
-/// Deletes published events. Returns their number.
+/// Deletes published events. Returns the number deleted.
 pub async fn delete_events(connection: &mut PgConnection, events: &[&TakenEvent]) -> sqlx::Result<u64> {
     let tenants: Vec<String> = events.iter().map(|event| event.tenant.clone()).collect();
     let ids: Vec<Uuid> = events.iter().map(|event| event.id).collect();
-    let gone = sqlx::query_scalar!(r#"select oncely.delete_events($1, $2) as "gone!""#, &tenants, &ids)
+    let deleted = sqlx::query_scalar!(r#"select oncely.delete_events($1, $2) as "gone!""#, &tenants, &ids)
         .fetch_one(connection)
         .await?;
-    Ok(u64::try_from(gone).unwrap_or(0))
+    Ok(u64::try_from(deleted).unwrap_or(0))
 }
 
 /// The result of a failed publication.
@@ -151,7 +151,7 @@ pub struct EventFailure<'a> {
     pub event: &'a TakenEvent,
     pub attempts: i32,
     /// When it is tried again; `None` if it is parked.
-    pub again_at: Option<DateTime<Utc>>,
+    pub retry_at: Option<DateTime<Utc>>,
     pub reason: &'static str,
     pub error: String,
 }
@@ -163,7 +163,7 @@ impl EventFailure<'_> {
     }
 }
 
-/// Records failures. Returns the number of events.
+/// Records that events could not be published. Returns the number of events changed.
 pub async fn fail_events(
     connection: &mut PgConnection,
     now: DateTime<Utc>,
@@ -172,11 +172,11 @@ pub async fn fail_events(
     let tenants: Vec<String> = failures.iter().map(|f| f.event.tenant.clone()).collect();
     let ids: Vec<Uuid> = failures.iter().map(|f| f.event.id).collect();
     let attempts: Vec<i32> = failures.iter().map(|f| f.attempts).collect();
-    let times: Vec<DateTime<Utc>> = failures.iter().map(|f| f.again_at.unwrap_or(now)).collect();
-    let parked: Vec<bool> = failures.iter().map(|f| f.again_at.is_none()).collect();
+    let times: Vec<DateTime<Utc>> = failures.iter().map(|f| f.retry_at.unwrap_or(now)).collect();
+    let parked: Vec<bool> = failures.iter().map(|f| f.retry_at.is_none()).collect();
     let reasons: Vec<String> = failures.iter().map(|f| f.reason.to_owned()).collect();
     let errors: Vec<String> = failures.iter().map(|f| f.error.replace('\0', "\u{fffd}")).collect();
-    let done = sqlx::query_file!(
+    let result = sqlx::query_file!(
         "src/events_fail.sql",
         &tenants,
         &ids,
@@ -188,11 +188,11 @@ pub async fn fail_events(
     )
     .execute(connection)
     .await?;
-    Ok(done.rows_affected())
+    Ok(result.rows_affected())
 }
 
-/// Returns the database's time.
-pub async fn database_time(connection: &mut PgConnection) -> sqlx::Result<DateTime<Utc>> {
+/// Reads the database's time.
+pub async fn read_database_time(connection: &mut PgConnection) -> sqlx::Result<DateTime<Utc>> {
     let row = sqlx::query!(r#"select clock_timestamp() as "now!""#).fetch_one(connection).await?;
     Ok(row.now)
 }
@@ -225,8 +225,8 @@ mod tests {
 
     #[test]
     fn no_more_is_read_of_an_ordering_key_than_fills_the_batch() {
-        let limits = TakeLimits { events: 500, bytes: 1, keys: 5_000, in_row: 50 };
-        let shares: Vec<_> = [0, 1, 10, 300, 500, 900].map(|keys| in_row(limits, keys)).into();
+        let limits = TakeLimits { events: 500, bytes: 1, keys: 5_000, per_key: 50 };
+        let shares: Vec<_> = [0, 1, 10, 300, 500, 900].map(|keys| events_per_key(limits, keys)).into();
         assert_eq!(shares, [None, Some(50), Some(50), Some(2), Some(1), Some(1)]);
     }
 
@@ -234,7 +234,7 @@ mod tests {
     fn an_event_never_overtakes_one_that_was_not_taken() {
         let mut taken =
             vec![event("a", 1), event("c", 1), event("a", 2), event("b", 2), event("c", 3), event("a", 4)];
-        keep_without_gaps(&mut taken);
+        drop_behind_gaps(&mut taken);
         let left: Vec<_> = taken.iter().map(|e| (e.ordering_key.as_deref().unwrap(), e.place)).collect();
         assert_eq!(left, [("a", 1), ("c", 1), ("a", 2)]);
     }

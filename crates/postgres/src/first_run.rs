@@ -4,9 +4,9 @@ use sqlx::PgConnection;
 
 use oncely_core::identity::IdentityPart;
 
-/// Returns the trace ids of the runs that completed these keys, by position; runs without a trace id, or no longer in the trail, are left
+/// Reads the trace ids of the runs that completed these keys, by position; runs without a trace id, or no longer in the trail, are left
 /// out.
-pub async fn first_runs(
+pub async fn read_first_runs(
     connection: &mut PgConnection,
     consumer: &IdentityPart,
     keys: &[(&IdentityPart, &IdentityPart)],

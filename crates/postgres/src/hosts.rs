@@ -7,14 +7,14 @@ use futures::stream::FuturesUnordered;
 use sqlx::Row as _;
 use sqlx::postgres::PgConnection;
 
-use super::connection::{standby, within};
+use super::connection::{build_standby_error, wait_for_answer};
 use super::error::is_outage;
-use super::search_path::PINNED;
+use super::search_path::PINNED_PATH;
 use super::settings::{HostState, PgSettings};
 
-/// Time that a starting process waits for the other hosts after one has answered: it has seen no timeline yet, and an old primary that has
-/// come back does not know of its successor.
-const OTHERS: Duration = Duration::from_millis(500);
+/// Time that a starting process waits for the other hosts after one has answered: it has recorded no timeline yet, and an old primary that
+/// has come back does not know of its successor.
+const OTHER_HOSTS_WAIT: Duration = Duration::from_millis(500);
 
 /// The reason why a host is not used.
 enum HostRejection {
@@ -28,8 +28,8 @@ enum HostRejection {
 }
 
 impl HostRejection {
-    /// Returns the priority of this reason if no host is fit: an old primary has to be stopped by an operator; an unavailable host may be
-    /// the primary, and so may one that refuses the connection; a standby is not.
+    /// Returns the priority of the reason for the error if no host is fit: an old primary has to be stopped by an operator; an unavailable
+    /// host may be the primary, and so may one that refuses the connection; a standby is not.
     fn weight(&self) -> u8 {
         match self {
             Self::Old { .. } => 3,
@@ -41,7 +41,7 @@ impl HostRejection {
 
     fn into_error(self) -> sqlx::Error {
         match self {
-            Self::Standby => standby(),
+            Self::Standby => build_standby_error(),
             Self::Error(error) => error,
             // Counts as an outage, and is waited for.
             Self::Old { timeline } => {
@@ -55,11 +55,11 @@ impl HostRejection {
     }
 }
 
-/// Returns the reason with the higher priority.
-fn weightier(kept: Option<HostRejection>, unfit: HostRejection) -> HostRejection {
-    match kept {
-        Some(kept) if kept.weight() >= unfit.weight() => kept,
-        _ => unfit,
+/// Returns the reason with the higher priority, of two equal ones the first.
+fn choose_weightier(first: Option<HostRejection>, second: HostRejection) -> HostRejection {
+    match first {
+        Some(first) if first.weight() >= second.weight() => first,
+        _ => second,
     }
 }
 
@@ -71,7 +71,7 @@ impl PgSettings {
     /// If the URL is malformed, or the server does not answer in time or can't be trusted. With several hosts, if none of them takes
     /// writes.
     pub async fn connect(&self, application: &str) -> sqlx::Result<PgConnection> {
-        self.connect_with(application, Some(PINNED)).await
+        self.connect_with(application, Some(PINNED_PATH)).await
     }
 
     pub(super) async fn connect_with(
@@ -80,11 +80,11 @@ impl PgSettings {
         search_path: Option<&str>,
     ) -> sqlx::Result<PgConnection> {
         // The file may be missing only for a moment: an outage, which is retried.
-        let settings = self.current().map_err(|error| sqlx::Error::Io(std::io::Error::other(error)))?;
+        let settings = self.reread_urls().map_err(|error| sqlx::Error::Io(std::io::Error::other(error)))?;
         let hosts: Vec<Self> = settings.each_host().collect();
         match hosts.as_slice() {
-            [alone] => alone.connect_to_host(application, search_path).await,
-            _ => connect_to_one_of(&hosts, &self.turn, application, search_path).await,
+            [host] => host.connect_to_host(application, search_path).await,
+            _ => connect_to_one_of(&hosts, &self.host_state, application, search_path).await,
         }
     }
 }
@@ -92,46 +92,50 @@ impl PgSettings {
 /// Connects to the host that takes writes, beginning with the one that did so last time.
 async fn connect_to_one_of(
     hosts: &[PgSettings],
-    turn: &HostState,
+    state: &HostState,
     application: &str,
     search_path: Option<&str>,
 ) -> sqlx::Result<PgConnection> {
-    if turn.is_new() {
-        look_at_all(hosts, turn, application).await;
+    if state.is_new() {
+        record_timelines(hosts, state, application).await;
     }
-    let mut kept = None;
-    for index in turn.order(hosts.len()) {
+    let mut weightiest = None;
+    for index in state.order_hosts(hosts.len()) {
         let Some(host) = hosts.get(index) else { continue };
-        let unfit = match primary(host, application, search_path).await {
-            Ok((connection, timeline)) if turn.admits(&timeline) => {
-                turn.keep(index);
+        let unfit = match connect_to_primary(host, application, search_path).await {
+            Ok((connection, timeline)) if state.record_timeline(&timeline) => {
+                state.record_fit(index);
                 return Ok(connection);
             }
             Ok((_, timeline)) => HostRejection::Old { timeline },
             Err(unfit) => unfit,
         };
-        // Before the others are asked: the caller may not wait for them.
-        turn.pass(index, hosts.len());
-        kept = Some(weightier(kept, unfit));
+        // Before the other hosts are tried: the caller may drop this future.
+        state.record_unfit(index, hosts.len());
+        weightiest = Some(choose_weightier(weightiest, unfit));
     }
-    Err(kept.map_or_else(standby, HostRejection::into_error))
+    Err(weightiest.map_or_else(build_standby_error, HostRejection::into_error))
 }
 
 /// Records the newest timeline of the reachable hosts, and the host that has it.
-async fn look_at_all(hosts: &[PgSettings], turn: &HostState, application: &str) {
-    let mut asked: FuturesUnordered<_> =
-        hosts.iter().map(|host| primary(host, application, None)).enumerate().map(answered).collect();
-    let mut found = false;
+async fn record_timelines(hosts: &[PgSettings], state: &HostState, application: &str) {
+    let mut connections: FuturesUnordered<_> = hosts
+        .iter()
+        .map(|host| connect_to_primary(host, application, None))
+        .enumerate()
+        .map(wait_with_index)
+        .collect();
+    let mut is_found = false;
     loop {
-        let answer = match found {
-            true => tokio::time::timeout(OTHERS, asked.next()).await.ok().flatten(),
-            false => asked.next().await,
+        let result = match is_found {
+            true => tokio::time::timeout(OTHER_HOSTS_WAIT, connections.next()).await.ok().flatten(),
+            false => connections.next().await,
         };
-        match answer {
+        match result {
             Some((index, Ok((_, timeline)))) => {
-                found = true;
-                if turn.admits(&timeline) {
-                    turn.keep(index);
+                is_found = true;
+                if state.record_timeline(&timeline) {
+                    state.record_fit(index);
                 }
             }
             Some((_, Err(_))) => {}
@@ -140,30 +144,31 @@ async fn look_at_all(hosts: &[PgSettings], turn: &HostState, application: &str) 
     }
 }
 
-async fn answered<T>((index, asking): (usize, impl Future<Output = T>)) -> (usize, T) {
-    (index, asking.await)
+/// Waits for a connection attempt; returns its result with the index of its host.
+async fn wait_with_index<T>((index, connecting): (usize, impl Future<Output = T>)) -> (usize, T) {
+    (index, connecting.await)
 }
 
-/// Connects to a host that takes writes; also returns its server and timeline, the beginning of `oncely.epoch()`.
-async fn primary(
+/// Connects to a host if it takes writes; also returns its server and timeline, the beginning of `oncely.epoch()`.
+async fn connect_to_primary(
     host: &PgSettings,
     application: &str,
     search_path: Option<&str>,
 ) -> Result<(PgConnection, String), HostRejection> {
     let mut connection =
         host.connect_to_host(application, search_path).await.map_err(HostRejection::Error)?;
-    let asked = sqlx::raw_sql(
+    let query = sqlx::raw_sql(
         "select case when not pg_catalog.pg_is_in_recovery() then pg_catalog.concat(
             (select system_identifier from pg_catalog.pg_control_system()), '-',
             pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8)
         ) end",
     );
-    let row = within(host.connect_timeout, asked.fetch_one(&mut connection)).await;
+    let row = wait_for_answer(host.connect_timeout, query.fetch_one(&mut connection)).await;
     let timeline = row.and_then(|row| row.try_get::<Option<String>, _>(0)).map_err(HostRejection::Error)?;
     match timeline {
         Some(timeline) => Ok((connection, timeline)),
         None => {
-            tracing::debug!(server = host.shown(), "PostgreSQL: a standby");
+            tracing::debug!(server = host.redacted(), "PostgreSQL: a standby");
             Err(HostRejection::Standby)
         }
     }
@@ -190,8 +195,8 @@ mod tests {
             (old(), away(), 3),
             (standby(), old(), 3),
         ] {
-            let kept = Some(weightier(Some(weightier(None, first)), second));
-            assert_eq!(kept.map(|kept| kept.weight()), Some(expected));
+            let weightiest = Some(choose_weightier(Some(choose_weightier(None, first)), second));
+            assert_eq!(weightiest.map(|rejection| rejection.weight()), Some(expected));
         }
     }
 }

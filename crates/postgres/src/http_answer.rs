@@ -36,7 +36,7 @@ pub struct AnswerTrace<'a> {
     pub is_response: bool,
     /// Whether the handler refused: its writes were rolled back.
     pub is_refused: bool,
-    pub took: Duration,
+    pub duration: Duration,
     pub worker: &'a str,
     pub trace_id: Option<&'a str>,
 }
@@ -63,7 +63,7 @@ pub async fn store_http_answer(
         trace.is_response,
         trace.is_refused,
         now,
-        i64::try_from(trace.took.as_micros()).unwrap_or(i64::MAX),
+        i64::try_from(trace.duration.as_micros()).unwrap_or(i64::MAX),
         trace.worker,
         trace.trace_id
     )
@@ -72,7 +72,7 @@ pub async fn store_http_answer(
     Ok(row.rows == 1)
 }
 
-/// Returns headers as stored: one character per byte, because a header's value need not be UTF-8.
+/// Converts headers to the stored form: one character per byte, because a header's value need not be UTF-8.
 pub fn headers_json(headers: &[(String, Vec<u8>)]) -> Value {
     let pair = |(name, value): &(String, Vec<u8>)| {
         let value: String = value.iter().map(|&byte| char::from(byte)).collect();
@@ -81,8 +81,8 @@ pub fn headers_json(headers: &[(String, Vec<u8>)]) -> Value {
     headers.iter().map(pair).collect()
 }
 
-/// Parses stored headers.
-pub fn header_pairs(headers: &Value) -> Vec<(String, Vec<u8>)> {
+/// Parses stored headers; skips malformed ones.
+pub fn parse_headers(headers: &Value) -> Vec<(String, Vec<u8>)> {
     let pairs = headers.as_array().map(Vec::as_slice).unwrap_or_default();
     let pair = |pair: &Value| {
         let value = pair.get(1)?.as_str()?.chars().map(u8::try_from).collect::<Result<_, _>>().ok()?;
@@ -99,9 +99,9 @@ mod tests {
     fn headers_keep_every_byte_and_their_order() {
         let stored = serde_json::json!([["link", "a"], ["link", "b"], ["x", "\u{fc}\u{ff}"]]);
         let link = |value: &[u8]| ("link".to_owned(), value.to_vec());
-        assert_eq!(header_pairs(&stored), [link(b"a"), link(b"b"), ("x".to_owned(), vec![0xfc, 0xff])]);
+        assert_eq!(parse_headers(&stored), [link(b"a"), link(b"b"), ("x".to_owned(), vec![0xfc, 0xff])]);
         assert_eq!(
-            header_pairs(&serde_json::json!([["x"], 7, ["x", "\u{100}"]])),
+            parse_headers(&serde_json::json!([["x"], 7, ["x", "\u{100}"]])),
             [],
             "no program wrote these"
         );

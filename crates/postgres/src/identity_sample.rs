@@ -19,7 +19,7 @@ pub struct IdentitySample {
 }
 
 /// Counts up to 10,000 decisions since a time, by consumer.
-pub async fn identity_sample(
+pub async fn sample_identities(
     connection: &mut PgConnection,
     since: DateTime<Utc>,
 ) -> sqlx::Result<Vec<IdentitySample>> {

@@ -39,11 +39,11 @@ pub struct AuditRow {
     pub trace_id: Option<String>,
 }
 
-/// Returns audit rows, newest first.
+/// Lists audit rows, newest first.
 ///
 /// # Errors
 /// If the query fails, for example by `statement_timeout`.
-pub async fn audit_list(connection: &mut PgConnection, filter: &AuditFilter) -> sqlx::Result<Vec<AuditRow>> {
+pub async fn list_audit(connection: &mut PgConnection, filter: &AuditFilter) -> sqlx::Result<Vec<AuditRow>> {
     sqlx::query_file_as!(
         AuditRow,
         "src/audit_list.sql",
@@ -73,7 +73,7 @@ pub struct KeyDetails {
     pub completed_at: Option<DateTime<Utc>>,
     /// When the key may be collected, if its claim set an expiry.
     pub expires_at: Option<DateTime<Utc>>,
-    #[serde(serialize_with = "hexadecimal")]
+    #[serde(serialize_with = "serialize_hexadecimal")]
     pub fingerprint: Option<Vec<u8>>,
     /// JSON as PostgreSQL writes it: it may hold numbers that Rust can't represent.
     #[serde(serialize_with = "serialize_json")]
@@ -93,7 +93,10 @@ pub struct KeyDetails {
     pub steps: Option<String>,
 }
 
-fn hexadecimal<S: serde::Serializer>(bytes: &Option<Vec<u8>>, serializer: S) -> Result<S::Ok, S::Error> {
+fn serialize_hexadecimal<S: serde::Serializer>(
+    bytes: &Option<Vec<u8>>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
     match bytes {
         Some(bytes) => {
             serializer.serialize_str(&bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
@@ -102,7 +105,7 @@ fn hexadecimal<S: serde::Serializer>(bytes: &Option<Vec<u8>>, serializer: S) -> 
     }
 }
 
-/// Serialises as JSON if Rust can represent it, otherwise as text.
+/// Serialises a text of JSON as JSON if Rust can represent it, otherwise as text.
 fn serialize_json<S: serde::Serializer>(json: &Option<String>, serializer: S) -> Result<S::Ok, S::Error> {
     match json.as_deref().map(serde_json::from_str::<serde_json::Value>) {
         Some(Ok(value)) => value.serialize(serializer),
@@ -111,12 +114,12 @@ fn serialize_json<S: serde::Serializer>(json: &Option<String>, serializer: S) ->
     }
 }
 
-/// Returns the rows of one key under the given tenants and consumers. Responses are included only if the login may read them: an auditor
+/// Reads the rows of one key under the given tenants and consumers. Responses are included only if the login may read them: an auditor
 /// may not.
 ///
 /// # Errors
 /// If the query fails.
-pub async fn key_details(
+pub async fn read_key_details(
     connection: &mut PgConnection,
     key: &str,
     tenant: Option<&str>,
@@ -153,11 +156,11 @@ pub struct MirrorQueueStatus {
     pub oldest: Option<DateTime<Utc>>,
 }
 
-/// Returns number and age of the mirror queue's records.
+/// Reads number and age of the mirror queue's records.
 ///
 /// # Errors
 /// If the query fails.
-pub async fn mirror_queue_status(connection: &mut PgConnection) -> sqlx::Result<MirrorQueueStatus> {
+pub async fn read_mirror_queue_status(connection: &mut PgConnection) -> sqlx::Result<MirrorQueueStatus> {
     sqlx::query_as!(
         MirrorQueueStatus,
         r#"select (select count(*) from (select 1 from oncely.mirror_queue limit 10000) as o) as "records!",
@@ -184,7 +187,8 @@ pub struct TableStatistics {
     pub sealing_since: Option<DateTime<Utc>>,
 }
 
-pub async fn table_statistics(connection: &mut PgConnection) -> sqlx::Result<TableStatistics> {
+/// Reads sizes and estimated row counts of Oncely's tables.
+pub async fn read_table_statistics(connection: &mut PgConnection) -> sqlx::Result<TableStatistics> {
     sqlx::query_as!(
         TableStatistics,
         r#"select
@@ -259,13 +263,13 @@ pub struct LoginRole {
     pub granted: bool,
 }
 
-/// Returns Oncely's roles, and whether the login has each. A role that could not be created is left out.
-pub async fn login_roles(connection: &mut PgConnection) -> sqlx::Result<Vec<LoginRole>> {
+/// Lists Oncely's roles, and whether the login has each. A role that could not be created is left out.
+pub async fn list_login_roles(connection: &mut PgConnection) -> sqlx::Result<Vec<LoginRole>> {
     sqlx::query_file_as!(LoginRole, "src/login_roles.sql").fetch_all(connection).await
 }
 
-/// Returns the session's user if it lacks usage of the schema.
-pub async fn login_without_schema_usage(connection: &mut PgConnection) -> sqlx::Result<Option<String>> {
+/// Reads the session's user if it may not use the schema `oncely`; `None` if it may.
+pub async fn read_login_without_schema_usage(connection: &mut PgConnection) -> sqlx::Result<Option<String>> {
     let row = sqlx::query!(
         r#"select current_user::text as "login!",
             coalesce((select has_schema_privilege(oid, 'usage') from pg_namespace where nspname = 'oncely'), true) as "may!""#
@@ -274,8 +278,8 @@ pub async fn login_without_schema_usage(connection: &mut PgConnection) -> sqlx::
     Ok((!row.may).then_some(row.login))
 }
 
-/// Returns the functions of this name that take a message or a batch.
-pub async fn handler_functions(
+/// Lists the functions of this name that take a message or a batch.
+pub async fn list_handler_functions(
     connection: &mut PgConnection,
     name: &str,
 ) -> sqlx::Result<Vec<HandlerFunction>> {
@@ -291,11 +295,11 @@ pub struct RecentOutcome {
     pub count: i64,
 }
 
-/// Number of rows of the trail that [`recent_outcomes`] reads at most, which bounds the cost on a busy system.
-pub const RECENT_ROWS: i64 = 100_000;
+/// Maximum number of rows of the trail that [`count_recent_outcomes`] reads, which bounds the cost on a busy system.
+pub const MAX_RECENT_ROWS: i64 = 100_000;
 
-/// Counts outcomes since a time, by consumer and reason, sorted by consumer: of all rows, or of [`RECENT_ROWS`] of them.
-pub async fn recent_outcomes(
+/// Counts outcomes since a time, by consumer and reason, sorted by consumer: of all rows, or of [`MAX_RECENT_ROWS`] of them.
+pub async fn count_recent_outcomes(
     connection: &mut PgConnection,
     since: DateTime<Utc>,
 ) -> sqlx::Result<Vec<RecentOutcome>> {

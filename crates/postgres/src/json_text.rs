@@ -6,8 +6,8 @@ use serde::Serialize as _;
 use serde_json::Value;
 use serde_json::ser::Formatter;
 
-/// Maximum bytes of a step's result, or of a response under a lease, as PostgreSQL writes it and before encryption.
-pub const LARGEST_JSON: usize = 65_536;
+/// Maximum number of bytes of a step's result, or of a response under a lease, as PostgreSQL writes it and before encryption.
+pub const MAX_JSON_BYTES: usize = 65_536;
 
 /// Writes white space like PostgreSQL, so that a response has the same length in every client.
 struct PostgresFormatter;
@@ -26,8 +26,8 @@ impl Formatter for PostgresFormatter {
     }
 }
 
-/// Returns a value as PostgreSQL writes it, except for the order of its keys and numbers that it writes with all of their digits.
-pub fn json_text(value: &Value) -> String {
+/// Converts a value to text as PostgreSQL writes it, except for the order of its keys and numbers that it writes with all of their digits.
+pub fn to_json_text(value: &Value) -> String {
     let mut bytes = Vec::new();
     let mut serializer = serde_json::Serializer::with_formatter(&mut bytes, PostgresFormatter);
     // The writer never fails, and the value is JSON already.
@@ -43,6 +43,6 @@ mod tests {
     fn a_response_looks_as_in_postgresql() {
         let value = serde_json::json!({ "a": [1, "\u{fc}\n", null, {}, []], "b": { "c": 1.5, "d": true } });
         let text = r#"{"a": [1, "\u{fc}\n", null, {}, []], "b": {"c": 1.5, "d": true}}"#;
-        assert_eq!(super::json_text(&value), text.replace("\\u{fc}", "\u{fc}"));
+        assert_eq!(super::to_json_text(&value), text.replace("\\u{fc}", "\u{fc}"));
     }
 }

@@ -17,7 +17,7 @@ pub struct KeyContents {
 
 impl KeyContents {
     /// Decrypts the encrypted parts. Parts that can't be decrypted stay unchanged; returns the reason.
-    pub fn open(
+    pub fn decrypt(
         &mut self,
         cipher: Option<&Arc<dyn Cipher>>,
         tenant: &str,
@@ -40,9 +40,9 @@ impl KeyContents {
         let steps = self.steps.as_deref().and_then(|steps| serde_json::from_str::<Value>(steps).ok());
         if let Some(Value::Object(mut steps)) = steps {
             let mut is_changed = false;
-            for (step, known) in &mut steps {
+            for (step, state) in &mut steps {
                 let place = Place::StepResult { tenant, consumer, key, step };
-                let Some(result) = known.get_mut("result") else { continue };
+                let Some(result) = state.get_mut("result") else { continue };
                 if let Some(text) = opened(&place, &result.to_string()) {
                     *result = serde_json::from_str(&text).unwrap_or(Value::String(text));
                     is_changed = true;

@@ -44,7 +44,12 @@ pub enum KeyWalk {
     },
 }
 
-pub async fn keys(connection: &mut PgConnection, walk: &KeyWalk, limit: i64) -> sqlx::Result<Vec<KeyRow>> {
+/// Lists the next page of a walk over keys.
+pub async fn list_keys(
+    connection: &mut PgConnection,
+    walk: &KeyWalk,
+    limit: i64,
+) -> sqlx::Result<Vec<KeyRow>> {
     match walk {
         KeyWalk::ByIdentity { tenant, consumer, after } => {
             let (after_consumer, after_key) = after.as_ref().map(|(c, k)| (c.as_str(), k.as_str())).unzip();

@@ -9,18 +9,19 @@ use std::time::{Duration, Instant};
 pub struct LastOutage(Arc<Mutex<Option<Instant>>>);
 
 impl LastOutage {
-    pub fn note(&self) {
+    /// Records that PostgreSQL could not be reached now.
+    pub fn record(&self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
-    /// Returns whether PostgreSQL was unreachable at this time or since.
+    /// Returns whether PostgreSQL was unreachable at `time` or later.
     pub fn is_since(&self, time: Instant) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_some_and(|away| away >= time)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_some_and(|outage| outage >= time)
     }
 
-    /// Returns whether PostgreSQL was unreachable within this time.
+    /// Returns whether PostgreSQL was unreachable during the last `time`.
     pub fn is_within(&self, time: Duration) -> bool {
-        let away = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        away.is_some_and(|away| away.elapsed() < time)
+        let outage = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        outage.is_some_and(|outage| outage.elapsed() < time)
     }
 }

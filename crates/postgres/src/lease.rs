@@ -33,7 +33,7 @@ pub struct LeaseClaim<'a> {
 
 /// The result of a claim.
 #[derive(Clone, Debug, PartialEq)]
-pub enum LeaseAnswer {
+pub enum LeaseClaimOutcome {
     /// The key could not be read: another transaction has it locked, or the statement was refused.
     Locked,
     Granted(GrantedLease),
@@ -53,7 +53,7 @@ pub enum LeaseAnswer {
 pub struct GrantedLease {
     pub token: i64,
     pub attempt: u32,
-    /// Number of crashed runs before this one since the last report.
+    /// Number of crashed runs of the key since the last report.
     pub crashes: u32,
 }
 
@@ -64,12 +64,12 @@ pub struct LeaseIdRef<'a> {
     pub token: i64,
 }
 
-pub(super) fn interval(time: Duration) -> PgInterval {
+pub(super) fn to_interval(time: Duration) -> PgInterval {
     PgInterval { months: 0, days: 0, microseconds: i64::try_from(time.as_micros()).unwrap_or(i64::MAX) }
 }
 
-/// Months have no fixed length; our intervals contain none.
-pub(super) fn duration(interval: PgInterval) -> Duration {
+/// Converts an interval to a duration, with months of 30 days: our intervals contain none. Negative ones become zero.
+pub(super) fn to_duration(interval: PgInterval) -> Duration {
     let days = i64::from(interval.days).saturating_add(i64::from(interval.months).saturating_mul(30));
     let micros = interval.microseconds.saturating_add(days.saturating_mul(86_400_000_000));
     Duration::from_micros(u64::try_from(micros).unwrap_or(0))
@@ -87,11 +87,11 @@ struct TakeLeasesRow {
     detail: Option<String>,
 }
 
-/// Claims keys of one consumer under leases: all of them, or none. The answers are in the order of the claims.
+/// Claims keys of one consumer under leases: all of them, or none. The outcomes are in the order of the claims.
 pub async fn take_leases(
     connection: &mut PgConnection,
     claims: &[LeaseClaim<'_>],
-) -> sqlx::Result<Vec<LeaseAnswer>> {
+) -> sqlx::Result<Vec<LeaseClaimOutcome>> {
     let Some(first) = claims.first() else { return Ok(Vec::new()) };
     let on_conflict = match first.on_conflict {
         OnConflict::DeadLetter => "dead_letter",
@@ -116,8 +116,8 @@ pub async fn take_leases(
         &texts(|claim| claim.identity.key.as_str().to_owned()),
         &prints as &[Option<Vec<u8>>],
         &texts(|claim| claim.owner.to_owned()),
-        interval(first.time),
-        interval(first.max_run),
+        to_interval(first.time),
+        to_interval(first.max_run),
         on_conflict,
         i32::try_from(first.max_crashes).unwrap_or(i32::MAX),
         &texts(|claim| claim.queue.to_owned()),
@@ -127,44 +127,47 @@ pub async fn take_leases(
     )
     .fetch_all(connection)
     .await?;
-    let mut answers: Vec<Option<LeaseAnswer>> = vec![None; claims.len()];
+    let mut outcomes: Vec<Option<LeaseClaimOutcome>> = vec![None; claims.len()];
     for row in rows {
-        let place = placed(row.place, &order)?;
-        answers[place] = Some(row.answer()?);
+        let index = claim_index(row.place, &order)?;
+        outcomes[index] = Some(row.into_outcome()?);
     }
-    answers.into_iter().map(|answer| answer.ok_or_else(unanswered)).collect()
+    outcomes.into_iter().map(|outcome| outcome.ok_or_else(build_missing_row_error)).collect()
 }
 
 /// Returns the index of the claim for the row at this position, counted from 1.
-fn placed(place: i64, order: &[usize]) -> sqlx::Result<usize> {
-    let index = usize::try_from(place).ok().and_then(|place| place.checked_sub(1));
-    index.and_then(|index| order.get(index)).copied().ok_or_else(unanswered)
+fn claim_index(position: i64, order: &[usize]) -> sqlx::Result<usize> {
+    let index = usize::try_from(position).ok().and_then(|position| position.checked_sub(1));
+    index.and_then(|index| order.get(index)).copied().ok_or_else(build_missing_row_error)
 }
 
-fn unanswered() -> sqlx::Error {
+/// Returns the error for a claim or a renewal without a row in the result.
+fn build_missing_row_error() -> sqlx::Error {
     sqlx::Error::Decode("a function of oncely left something unanswered".into())
 }
 
 impl TakeLeasesRow {
-    fn answer(self) -> sqlx::Result<LeaseAnswer> {
-        let missing =
-            |what: &str| sqlx::Error::Decode(format!("oncely.take_leases answered without a {what}").into());
+    /// Converts a row to the outcome of a claim.
+    fn into_outcome(self) -> sqlx::Result<LeaseClaimOutcome> {
+        let missing = |column: &str| {
+            sqlx::Error::Decode(format!("oncely.take_leases answered without a {column}").into())
+        };
         Ok(match self.outcome.as_str() {
-            "granted" => LeaseAnswer::Granted(GrantedLease {
+            "granted" => LeaseClaimOutcome::Granted(GrantedLease {
                 token: self.token.ok_or_else(|| missing("token"))?,
                 attempt: u32::try_from(self.attempt.unwrap_or(1)).unwrap_or(1),
                 crashes: u32::try_from(self.crashes).unwrap_or(0),
             }),
-            "in_flight" => LeaseAnswer::InFlight(self.delay.map(duration).unwrap_or_default()),
-            "retry" => LeaseAnswer::Wait(self.delay.map(duration).unwrap_or_default()),
-            "duplicate" => LeaseAnswer::Duplicate,
+            "in_flight" => LeaseClaimOutcome::InFlight(self.delay.map(to_duration).unwrap_or_default()),
+            "retry" => LeaseClaimOutcome::Wait(self.delay.map(to_duration).unwrap_or_default()),
+            "duplicate" => LeaseClaimOutcome::Duplicate,
             "conflict" | "given_up" => {
                 let reason = self.reason.as_deref().and_then(Reason::from_code);
                 let rejection = Rejection::new(
                     reason.unwrap_or(Reason::AttemptsExhausted),
                     self.detail.unwrap_or_default(),
                 );
-                LeaseAnswer::Reject {
+                LeaseClaimOutcome::Reject {
                     rejection,
                     attempt: self.attempt.and_then(|attempt| u32::try_from(attempt).ok()),
                 }
@@ -187,16 +190,16 @@ pub enum RenewOutcome {
     Lost,
 }
 
-/// Extends leases of one consumer. The answers are in the order of the leases.
+/// Extends leases of one consumer. The outcomes are in the order of the leases.
 pub async fn renew_leases(
     connection: &mut PgConnection,
-    held: &[LeaseIdRef<'_>],
+    leases: &[LeaseIdRef<'_>],
     time: Duration,
 ) -> sqlx::Result<Vec<RenewOutcome>> {
-    let Some(first) = held.first() else { return Ok(Vec::new()) };
-    let tenants: Vec<String> = held.iter().map(|held| held.identity.tenant.as_str().to_owned()).collect();
-    let keys: Vec<String> = held.iter().map(|held| held.identity.key.as_str().to_owned()).collect();
-    let tokens: Vec<i64> = held.iter().map(|held| held.token).collect();
+    let Some(first) = leases.first() else { return Ok(Vec::new()) };
+    let tenants: Vec<String> = leases.iter().map(|lease| lease.identity.tenant.as_str().to_owned()).collect();
+    let keys: Vec<String> = leases.iter().map(|lease| lease.identity.key.as_str().to_owned()).collect();
+    let tokens: Vec<i64> = leases.iter().map(|lease| lease.token).collect();
     let rows = sqlx::query!(
         r#"select place as "place!", remaining, is_held as "is_held!"
          from oncely.renew_leases($1, $2, $3, $4, $5)"#,
@@ -204,20 +207,20 @@ pub async fn renew_leases(
         first.identity.consumer.as_str(),
         &keys,
         &tokens,
-        interval(time)
+        to_interval(time)
     )
     .fetch_all(connection)
     .await?;
-    let order: Vec<usize> = (0..held.len()).collect();
-    let mut renewals = vec![None; held.len()];
+    let order: Vec<usize> = (0..leases.len()).collect();
+    let mut renewals = vec![None; leases.len()];
     for row in rows {
-        renewals[placed(row.place, &order)?] = Some(match row.remaining {
-            Some(left) => RenewOutcome::Until(duration(left)),
+        renewals[claim_index(row.place, &order)?] = Some(match row.remaining {
+            Some(left) => RenewOutcome::Until(to_duration(left)),
             None if row.is_held => RenewOutcome::Locked,
             None => RenewOutcome::Lost,
         });
     }
-    renewals.into_iter().map(|renewal| renewal.ok_or_else(unanswered)).collect()
+    renewals.into_iter().map(|renewal| renewal.ok_or_else(build_missing_row_error)).collect()
 }
 
 /// Whether a step may be called.
@@ -229,7 +232,7 @@ pub enum StepState {
     Repeat,
     /// It was done, with this result: don't call it.
     Done(Value),
-    /// It may have happened and must not be repeated: ask the other side, or give up.
+    /// It may have happened and must not be repeated: query the other side, or give up.
     Unknown,
 }
 
@@ -256,7 +259,7 @@ pub enum RefusedCall {
 /// Records that a step is about to be called. `call` identifies the call.
 pub async fn begin_step(
     connection: &mut PgConnection,
-    held: LeaseIdRef<'_>,
+    lease: LeaseIdRef<'_>,
     step: &str,
     (repeat, window): (&str, Option<Duration>),
     call: Uuid,
@@ -265,15 +268,15 @@ pub async fn begin_step(
     let row = sqlx::query!(
         r#"select state as "state!", result, call_key as "call_key!", round as "round!"
          from oncely.begin_step($1, $2, $3, $4, $5, $6, $7, $8, $9)"#,
-        held.identity.tenant.as_str(),
-        held.identity.consumer.as_str(),
-        held.identity.key.as_str(),
-        held.token,
+        lease.identity.tenant.as_str(),
+        lease.identity.consumer.as_str(),
+        lease.identity.key.as_str(),
+        lease.token,
         step,
         repeat,
-        window.map(interval),
+        window.map(to_interval),
         call,
-        interval(time)
+        to_interval(time)
     )
     .fetch_one(connection)
     .await?;
@@ -287,10 +290,10 @@ pub async fn begin_step(
     Ok(BegunStep { state, call_key: row.call_key, round: u32::try_from(row.round).unwrap_or(u32::MAX) })
 }
 
-/// Stores the result of a step. `in_transaction`: its effect is in the caller's transaction.
+/// Stores the result of a step, and extends the lease by `time`. `in_transaction`: the step's effect is in the caller's transaction.
 pub async fn checkpoint(
     connection: &mut PgConnection,
-    held: LeaseIdRef<'_>,
+    lease: LeaseIdRef<'_>,
     step: &str,
     result: &Value,
     in_transaction: bool,
@@ -298,33 +301,33 @@ pub async fn checkpoint(
 ) -> sqlx::Result<()> {
     sqlx::query!(
         "select oncely.checkpoint($1, $2, $3, $4, $5, $6, $7, $8)",
-        held.identity.tenant.as_str(),
-        held.identity.consumer.as_str(),
-        held.identity.key.as_str(),
-        held.token,
+        lease.identity.tenant.as_str(),
+        lease.identity.consumer.as_str(),
+        lease.identity.key.as_str(),
+        lease.token,
         step,
         result,
         in_transaction,
-        interval(time)
+        to_interval(time)
     )
     .execute(connection)
     .await
     .map(drop)
 }
 
-/// Returns the result of a finished step.
-pub async fn step_result(
+/// Reads the result of a finished step; `None` if the step is not finished.
+pub async fn read_step_result(
     connection: &mut PgConnection,
-    held: LeaseIdRef<'_>,
+    lease: LeaseIdRef<'_>,
     step: &str,
 ) -> sqlx::Result<Option<Value>> {
     let row = sqlx::query!(
         r#"select i.steps -> $4 ->> 'state' = 'done' as is_done, i.steps -> $4 -> 'result' as result
          from oncely.idempotency_keys as i
          where i.tenant = $1 and i.consumer = $2 and i.key = $3"#,
-        held.identity.tenant.as_str(),
-        held.identity.consumer.as_str(),
-        held.identity.key.as_str(),
+        lease.identity.tenant.as_str(),
+        lease.identity.consumer.as_str(),
+        lease.identity.key.as_str(),
         step
     )
     .fetch_optional(connection)
@@ -335,11 +338,11 @@ pub async fn step_result(
 /// Records that a call of a step certainly did not happen; returns the next round.
 pub async fn refuse_step(
     connection: &mut PgConnection,
-    held: LeaseIdRef<'_>,
+    lease: LeaseIdRef<'_>,
     step: &str,
     refused: RefusedCall,
     error: &str,
-    lease: Duration,
+    time: Duration,
 ) -> sqlx::Result<u32> {
     let (round, call) = match refused {
         RefusedCall::Round(round) => (Some(i32::try_from(round).unwrap_or(i32::MAX)), None),
@@ -347,14 +350,14 @@ pub async fn refuse_step(
     };
     let round = sqlx::query_scalar!(
         r#"select oncely.refuse_step($1, $2, $3, $4, $5, $6, $7, $8, $9) as "round!""#,
-        held.identity.tenant.as_str(),
-        held.identity.consumer.as_str(),
-        held.identity.key.as_str(),
-        held.token,
+        lease.identity.tenant.as_str(),
+        lease.identity.consumer.as_str(),
+        lease.identity.key.as_str(),
+        lease.token,
         step,
         error,
         round,
-        interval(lease),
+        to_interval(time),
         call
     )
     .fetch_one(connection)
@@ -375,7 +378,7 @@ pub struct LeaseTrace<'a> {
 /// completed the key: nothing may be written.
 pub async fn complete_lease(
     connection: &mut PgConnection,
-    held: LeaseIdRef<'_>,
+    lease: LeaseIdRef<'_>,
     response: Option<&Value>,
     refused: bool,
     is_mirrored: bool,
@@ -383,10 +386,10 @@ pub async fn complete_lease(
 ) -> sqlx::Result<bool> {
     let outcome = sqlx::query_scalar!(
         r#"select oncely.complete_lease($1, $2, $3, $4, $5, $6, $7, $8, $10, $9) as "outcome!""#,
-        held.identity.tenant.as_str(),
-        held.identity.consumer.as_str(),
-        held.identity.key.as_str(),
-        held.token,
+        lease.identity.tenant.as_str(),
+        lease.identity.consumer.as_str(),
+        lease.identity.key.as_str(),
+        lease.token,
         response,
         trace.queue,
         trace.worker,
@@ -402,7 +405,7 @@ pub async fn complete_lease(
 /// A finished run that writes nothing in PostgreSQL itself.
 #[derive(Clone, Copy, Debug)]
 pub struct LeaseCompletion<'a> {
-    pub held: LeaseIdRef<'a>,
+    pub lease: LeaseIdRef<'a>,
     pub response: Option<&'a Value>,
     pub refused: bool,
     pub trace: LeaseTrace<'a>,
@@ -417,20 +420,20 @@ pub async fn complete_leases(
 ) -> sqlx::Result<()> {
     let Some(first) = finished.first() else { return Ok(()) };
     let mut sorted: Vec<&LeaseCompletion<'_>> = finished.iter().collect();
-    sorted.sort_by_key(|one| (&one.held.identity.tenant, &one.held.identity.key));
+    sorted.sort_by_key(|one| (&one.lease.identity.tenant, &one.lease.identity.key));
     let texts = |text: fn(&LeaseCompletion<'_>) -> String| -> Vec<String> {
         sorted.iter().map(|one| text(one)).collect()
     };
-    let tokens: Vec<i64> = sorted.iter().map(|one| one.held.token).collect();
+    let tokens: Vec<i64> = sorted.iter().map(|one| one.lease.token).collect();
     let responses: Vec<Option<Value>> = sorted.iter().map(|one| one.response.cloned()).collect();
     let refused: Vec<bool> = sorted.iter().map(|one| one.refused).collect();
     let traces: Vec<Option<String>> =
         sorted.iter().map(|one| one.trace.trace_id.map(str::to_owned)).collect();
     sqlx::query!(
         "select outcome from oncely.complete_leases($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
-        &texts(|one| one.held.identity.tenant.as_str().to_owned()),
-        first.held.identity.consumer.as_str(),
-        &texts(|one| one.held.identity.key.as_str().to_owned()),
+        &texts(|one| one.lease.identity.tenant.as_str().to_owned()),
+        first.lease.identity.consumer.as_str(),
+        &texts(|one| one.lease.identity.key.as_str().to_owned()),
         &tokens,
         &responses as &[Option<Value>],
         &refused,
@@ -476,22 +479,22 @@ pub enum LeaseFailOutcome {
 /// Records the failure of a run.
 pub async fn fail_lease(
     connection: &mut PgConnection,
-    held: LeaseIdRef<'_>,
+    lease: LeaseIdRef<'_>,
     failure: &LeaseFailure<'_>,
     trace: LeaseTrace<'_>,
 ) -> sqlx::Result<LeaseFailOutcome> {
     let row = sqlx::query!(
         r#"select outcome as "outcome!", attempts as "attempts!", final_reason
          from oncely.fail_lease($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)"#,
-        held.identity.tenant.as_str(),
-        held.identity.consumer.as_str(),
-        held.identity.key.as_str(),
-        held.token,
+        lease.identity.tenant.as_str(),
+        lease.identity.consumer.as_str(),
+        lease.identity.key.as_str(),
+        lease.token,
         failure.error,
         failure.reason.map(Reason::as_str),
         failure.error_code,
         i32::try_from(failure.max_attempts).unwrap_or(i32::MAX),
-        interval(failure.delay),
+        to_interval(failure.delay),
         trace.queue,
         trace.worker,
         trace.trace_id,
@@ -513,20 +516,20 @@ pub async fn fail_lease(
 }
 
 /// Releases a held key; nothing is counted. Returns false if the lease is lost.
-pub async fn release_lease(connection: &mut PgConnection, held: LeaseIdRef<'_>) -> sqlx::Result<bool> {
+pub async fn release_lease(connection: &mut PgConnection, lease: LeaseIdRef<'_>) -> sqlx::Result<bool> {
     sqlx::query_scalar!(
         r#"select oncely.release_lease($1, $2, $3, $4) as "released!""#,
-        held.identity.tenant.as_str(),
-        held.identity.consumer.as_str(),
-        held.identity.key.as_str(),
-        held.token
+        lease.identity.tenant.as_str(),
+        lease.identity.consumer.as_str(),
+        lease.identity.key.as_str(),
+        lease.token
     )
     .fetch_one(connection)
     .await
 }
 
-/// Returns the number of the open transaction.
-pub async fn transaction_id(connection: &mut PgConnection) -> sqlx::Result<String> {
+/// Reads the number of the open transaction.
+pub async fn read_transaction_id(connection: &mut PgConnection) -> sqlx::Result<String> {
     sqlx::query_scalar!(r#"select pg_catalog.pg_current_xact_id()::pg_catalog.text as "id!""#)
         .fetch_one(connection)
         .await
@@ -544,9 +547,9 @@ mod tests {
     #[test]
     fn times_go_there_and_back() {
         for time in [Duration::ZERO, Duration::from_millis(1_500), Duration::from_secs(86_400 * 40)] {
-            assert_eq!(duration(interval(time)), time);
+            assert_eq!(to_duration(to_interval(time)), time);
         }
         let negative = PgInterval { months: 0, days: 0, microseconds: -5 };
-        assert_eq!(duration(negative), Duration::ZERO, "over already");
+        assert_eq!(to_duration(negative), Duration::ZERO, "over already");
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::Value;
 use sqlx::PgConnection;
 
-use super::lease::{LeaseIdRef, duration, interval};
+use super::lease::{LeaseIdRef, to_duration, to_interval};
 use oncely_core::identity::Identity;
 
 /// The arguments of a claim.
@@ -24,7 +24,7 @@ pub struct ClientClaim<'a> {
 }
 
 #[derive(Debug)]
-pub struct ClientAnswer {
+pub struct ClientClaimOutcome {
     pub outcome: String,
     pub token: Option<i64>,
     pub attempt: Option<i32>,
@@ -35,10 +35,11 @@ pub struct ClientAnswer {
     pub detail: Option<String>,
 }
 
+/// Claims a key as a client of the SQL protocol does.
 pub async fn claim_lease(
     connection: &mut PgConnection,
     claim: ClientClaim<'_>,
-) -> sqlx::Result<ClientAnswer> {
+) -> sqlx::Result<ClientClaimOutcome> {
     let row = sqlx::query!(
         r#"select outcome as "outcome!", token, attempt, taken_over, delay, response, reason, detail
          from oncely.claim_lease($1, $2, $3, $4, $5, $6, $7, $8, 'dead_letter', $9, may_take_over => $10)"#,
@@ -47,20 +48,20 @@ pub async fn claim_lease(
         claim.identity.key.as_str(),
         &claim.digest[..],
         claim.owner,
-        interval(claim.time),
-        interval(claim.max_run),
-        interval(claim.retention),
+        to_interval(claim.time),
+        to_interval(claim.max_run),
+        to_interval(claim.retention),
         i32::try_from(claim.max_crashes).unwrap_or(i32::MAX),
         claim.may_take_over
     )
     .fetch_one(connection)
     .await?;
-    Ok(ClientAnswer {
+    Ok(ClientClaimOutcome {
         outcome: row.outcome,
         token: row.token,
         attempt: row.attempt,
         taken_over: row.taken_over,
-        delay: row.delay.map(duration),
+        delay: row.delay.map(to_duration),
         response: row.response,
         reason: row.reason,
         detail: row.detail,
@@ -70,20 +71,20 @@ pub async fn claim_lease(
 /// Extends a lease; returns the time left, or `None` if the lease is lost.
 pub async fn renew_lease(
     connection: &mut PgConnection,
-    held: LeaseIdRef<'_>,
+    lease: LeaseIdRef<'_>,
     time: Duration,
 ) -> sqlx::Result<Option<Duration>> {
     let remaining = sqlx::query_scalar!(
         "select oncely.renew_lease($1, $2, $3, $4, $5)",
-        held.identity.tenant.as_str(),
-        held.identity.consumer.as_str(),
-        held.identity.key.as_str(),
-        held.token,
-        interval(time)
+        lease.identity.tenant.as_str(),
+        lease.identity.consumer.as_str(),
+        lease.identity.key.as_str(),
+        lease.token,
+        to_interval(time)
     )
     .fetch_one(connection)
     .await?;
-    Ok(remaining.map(duration))
+    Ok(remaining.map(to_duration))
 }
 
 /// The stored state of a key.
@@ -98,8 +99,8 @@ pub struct KnownLease {
     pub response: Option<Value>,
 }
 
-/// Returns the stored state of a key. For logins that may read keys.
-pub async fn known_lease(
+/// Reads the stored state of a key. For logins that may read keys.
+pub async fn read_lease_state(
     connection: &mut PgConnection,
     identity: &Identity,
 ) -> sqlx::Result<Option<KnownLease>> {

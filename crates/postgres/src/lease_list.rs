@@ -22,10 +22,11 @@ pub struct LeaseStep {
 }
 
 impl LeaseStep {
-    /// Parses the steps of a key's row; sorts them by their beginning.
-    pub fn of_row(steps: &str) -> Vec<Self> {
-        let known: BTreeMap<String, Self> = serde_json::from_str(steps).unwrap_or_default();
-        let mut steps: Vec<Self> = known.into_iter().map(|(name, step)| Self { name, ..step }).collect();
+    /// Parses the steps of a key's row, and sorts them by their beginning; empty if they can't be parsed.
+    pub fn parse_steps(steps: &str) -> Vec<Self> {
+        let steps_by_name: BTreeMap<String, Self> = serde_json::from_str(steps).unwrap_or_default();
+        let mut steps: Vec<Self> =
+            steps_by_name.into_iter().map(|(name, step)| Self { name, ..step }).collect();
         steps.sort_by_key(|step| step.started_at.or(step.done_at));
         steps
     }
@@ -62,15 +63,15 @@ pub struct HeldLease {
 
 impl HeldLease {
     /// Describes the consequences of taking the key from its holder, for the operator who decides it: one sentence each.
-    pub fn consequences(&self) -> Vec<String> {
-        let mut told = vec![
+    pub fn describe_consequences(&self) -> Vec<String> {
+        let mut sentences = vec![
             "The run is not stopped: where it is at work, it goes on until its next step, renewal or end, and is fenced there: of it only \
              the outcome of a call in progress counts."
                 .to_owned(),
             "What it has called outside has happened, a call of this moment too; the next copy of the message runs at once.".to_owned(),
         ];
-        let begun = self.steps.iter().flatten().filter(|step| step.state == "started");
-        told.extend(begun.map(|step| match step.repeat.as_deref() {
+        let started = self.steps.iter().flatten().filter(|step| step.state == "started");
+        sentences.extend(started.map(|step| match step.repeat.as_deref() {
             Some("always") => format!("The step {} may have happened; the next run calls it again.", step.name),
             Some("within") => format!(
                 "The step {} may have happened; within its window the next run calls it again with the same key, after it the message \
@@ -85,7 +86,7 @@ impl HeldLease {
                 step.name
             ),
         }));
-        told
+        sentences
     }
 }
 
@@ -102,8 +103,8 @@ pub struct LeaseFilter {
     pub limit: i64,
 }
 
-/// Returns held keys, the oldest first within a consumer; `now` by the database's clock.
-pub async fn held_leases(
+/// Lists held keys, the oldest first within a consumer; `now` by the database's clock.
+pub async fn list_held_leases(
     connection: &mut PgConnection,
     filter: &LeaseFilter,
     now: DateTime<Utc>,
@@ -145,7 +146,7 @@ pub async fn held_leases(
     Ok(leases)
 }
 
-/// Adds the steps if the login may read them: an auditor may not.
+/// Adds the steps of the leases if the login may read them: an auditor may not.
 async fn add_steps(connection: &mut PgConnection, leases: &mut [HeldLease]) -> sqlx::Result<()> {
     let allowed = sqlx::query_scalar!(
         r#"select has_column_privilege('oncely.idempotency_keys', 'steps', 'select') as "allowed!""#
@@ -153,9 +154,10 @@ async fn add_steps(connection: &mut PgConnection, leases: &mut [HeldLease]) -> s
     if leases.is_empty() || !allowed.fetch_one(&mut *connection).await? {
         return Ok(());
     }
-    let of = |part: fn(&HeldLease) -> &String| leases.iter().map(part).cloned().collect::<Vec<String>>();
+    let to_column =
+        |part: fn(&HeldLease) -> &String| leases.iter().map(part).cloned().collect::<Vec<String>>();
     let (tenants, consumers, keys) =
-        (of(|lease| &lease.tenant), of(|lease| &lease.consumer), of(|lease| &lease.key));
+        (to_column(|lease| &lease.tenant), to_column(|lease| &lease.consumer), to_column(|lease| &lease.key));
     let rows = sqlx::query_file!("src/lease_steps.sql", &tenants, &consumers, &keys);
     let mut found: HashMap<(String, String, String), Vec<LeaseStep>> = HashMap::new();
     for row in rows.fetch_all(connection).await? {
@@ -209,7 +211,10 @@ pub struct HeldCount {
 }
 
 /// Counts held keys by consumer, each up to 10,000. Reads the counts alone, without tenants and keys.
-pub async fn held_counts(connection: &mut PgConnection, now: DateTime<Utc>) -> sqlx::Result<Vec<HeldCount>> {
+pub async fn count_held_leases(
+    connection: &mut PgConnection,
+    now: DateTime<Utc>,
+) -> sqlx::Result<Vec<HeldCount>> {
     sqlx::query_as!(
         HeldCount,
         // Jumps from one consumer to the next by the index, so that one with many keys hides no other.

@@ -9,7 +9,7 @@ use serde_json::Value;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::dead_letter::letter;
+use super::dead_letter::to_letter;
 use super::letter_list::LetterFilter;
 use oncely_core::encryption::{Cipher, CipherError, Place, StoredValue};
 use oncely_core::letter::{Letter, LetterKeyState};
@@ -41,14 +41,14 @@ pub struct PlannedLetter {
 }
 
 impl PlannedLetter {
-    /// Returns the letter that it stands for.
+    /// Returns the planned letter with its tenant.
     #[must_use]
     pub fn tenant_letter(&self) -> TenantLetter {
         (self.tenant.clone(), Letter { id: self.id, generation: u32::try_from(self.generation).unwrap_or(0) })
     }
 }
 
-/// Returns letters in one of `states`, oldest first, with the state of their keys at `now`.
+/// Lists letters in one of `states`, oldest first, with the state of their keys at `now`.
 pub async fn plan(
     connection: &mut PgConnection,
     now: DateTime<Utc>,
@@ -104,7 +104,8 @@ pub async fn count(
 /// A letter by tenant and id, in one generation.
 pub type TenantLetter = (String, Letter);
 
-fn columns(letters: &[TenantLetter]) -> (Vec<String>, Vec<Uuid>, Vec<i32>) {
+/// Converts letters to the arrays of a statement: tenants, ids, generations.
+fn to_columns(letters: &[TenantLetter]) -> (Vec<String>, Vec<Uuid>, Vec<i32>) {
     (
         letters.iter().map(|(tenant, _)| tenant.clone()).collect(),
         letters.iter().map(|(_, letter)| letter.id).collect(),
@@ -129,7 +130,7 @@ pub async fn decide_letters(
     letters: &[TenantLetter],
     decision: LetterDecision<'_>,
 ) -> sqlx::Result<Vec<TenantLetter>> {
-    let (tenants, ids, generations) = columns(letters);
+    let (tenants, ids, generations) = to_columns(letters);
     let LetterDecision { verb, user, filter, reason } = decision;
     let rows = sqlx::query!(
         r#"select d.tenant as "tenant!", d.id as "id!", d.generation as "generation!"
@@ -144,7 +145,7 @@ pub async fn decide_letters(
     )
     .fetch_all(connection)
     .await?;
-    Ok(rows.into_iter().map(|row| (row.tenant, letter(row.id, row.generation))).collect())
+    Ok(rows.into_iter().map(|row| (row.tenant, to_letter(row.id, row.generation))).collect())
 }
 
 /// Closes letters that are being requeued: they were published, or took effect. Returns those changed.
@@ -152,7 +153,7 @@ pub async fn finish_requeue(
     connection: &mut PgConnection,
     letters: &[TenantLetter],
 ) -> sqlx::Result<Vec<TenantLetter>> {
-    let (tenants, ids, generations) = columns(letters);
+    let (tenants, ids, generations) = to_columns(letters);
     let rows = sqlx::query!(
         r#"select d.tenant as "tenant!", d.id as "id!", d.generation as "generation!"
         from oncely.finish_requeue($1, $2, $3) as d"#,
@@ -162,23 +163,23 @@ pub async fn finish_requeue(
     )
     .fetch_all(connection)
     .await?;
-    Ok(rows.into_iter().map(|row| (row.tenant, letter(row.id, row.generation))).collect())
+    Ok(rows.into_iter().map(|row| (row.tenant, to_letter(row.id, row.generation))).collect())
 }
 
 /// The decision about letters to be requeued.
 #[derive(Debug, Default)]
 pub struct RequeueDecision {
-    /// To be published again.
-    pub taken: Vec<TenantLetter>,
-    /// Not published: they took effect in the meantime, and count as requeued.
+    /// Letters to be published again.
+    pub unpublished: Vec<TenantLetter>,
+    /// Letters that took effect in the meantime: they are not published, and count as requeued.
     pub closed: Vec<TenantLetter>,
 }
 
-/// Decides, in the caller's transaction, that letters are published again, records it, and makes their keys runnable. A letter with a forgotten key is
-/// left unchanged, unless it is unknown whether it took effect and `even_if_forgotten` is set.
+/// Decides, in the caller's transaction, that letters are published again, records it, and makes their keys runnable. A letter with a
+/// forgotten key is left unchanged, unless it is unknown whether it took effect and `even_if_forgotten` is set.
 ///
-/// No key is collected between its check and the commit (`past_requeues` in collection.rs); after the commit the letter's state keeps it.
-/// So each published message is recognised after it has run.
+/// No key is collected between its check and the commit (`begin_collection` in collection.rs); after the commit the letter's state keeps
+/// it. So each published message is recognised after it has run.
 pub async fn begin_requeue(
     connection: &mut PgConnection,
     now: DateTime<Utc>,
@@ -188,31 +189,32 @@ pub async fn begin_requeue(
     repeat_unknown: bool,
 ) -> sqlx::Result<RequeueDecision> {
     sqlx::query!("select oncely.take_lock('requeue', true)").fetch_one(&mut *connection).await?;
-    let (tenants, ids, generations) = columns(letters);
+    let (tenants, ids, generations) = to_columns(letters);
     sqlx::query_file!("src/letters_lock_keys.sql", &tenants, &ids).fetch_all(&mut *connection).await?;
     let rows = sqlx::query_file!("src/letters_memory.sql", &tenants, &ids, &generations, now)
         .fetch_all(&mut *connection)
         .await?;
-    let (mut run, mut over) = (Vec::new(), Vec::new());
+    let (mut changed, mut completed) = (Vec::new(), Vec::new());
     for row in rows.into_iter().filter(|row| row.same_payload) {
-        let named = (row.tenant, letter(row.id, row.generation));
+        let letter = (row.tenant, to_letter(row.id, row.generation));
         match LetterKeyState::from_column(&row.memory) {
-            LetterKeyState::Runnable => run.push(named),
-            LetterKeyState::Forgotten if even_if_forgotten => run.push(named),
-            LetterKeyState::Completed => over.push(named),
+            LetterKeyState::Runnable => changed.push(letter),
+            LetterKeyState::Forgotten if even_if_forgotten => changed.push(letter),
+            LetterKeyState::Completed => completed.push(letter),
             LetterKeyState::TookEffect | LetterKeyState::Forgotten => {}
         }
     }
-    let over: HashSet<TenantLetter> = over.into_iter().collect();
-    run.extend(over.iter().cloned());
-    let decided = decide_letters(connection, &run, decision).await?;
-    let (closed, taken): (Vec<_>, Vec<_>) = decided.into_iter().partition(|named| over.contains(named));
+    let completed: HashSet<TenantLetter> = completed.into_iter().collect();
+    changed.extend(completed.iter().cloned());
+    let decided = decide_letters(connection, &changed, decision).await?;
+    let (closed, unpublished): (Vec<_>, Vec<_>) =
+        decided.into_iter().partition(|letter| completed.contains(letter));
     let closed = finish_requeue(connection, &closed).await?;
-    let (tenants, ids, _) = columns(&taken);
+    let (tenants, ids, _) = to_columns(&unpublished);
     sqlx::query_file!("src/letters_free_keys.sql", &tenants, &ids, repeat_unknown)
         .fetch_one(connection)
         .await?;
-    Ok(RequeueDecision { taken, closed })
+    Ok(RequeueDecision { unpublished, closed })
 }
 
 /// A message as stored with its letter.
@@ -243,17 +245,18 @@ impl StoredMessage {
         self.body.as_ref().map(|stored| stored.open(cipher, &place)).transpose()
     }
 
+    /// Returns whether the stored body is encrypted.
     pub fn is_encrypted(&self) -> bool {
         self.body.as_ref().is_some_and(|stored| stored.key().is_some())
     }
 }
 
-/// Returns the messages of those letters that are still of this generation.
-pub async fn messages(
+/// Reads the messages of those letters that are still of this generation.
+pub async fn read_messages(
     connection: &mut PgConnection,
     letters: &[TenantLetter],
 ) -> sqlx::Result<Vec<StoredMessage>> {
-    let (tenants, ids, generations) = columns(letters);
+    let (tenants, ids, generations) = to_columns(letters);
     let rows = sqlx::query!(
         "select d.tenant, d.id, d.generation, d.consumer, d.key, d.queue, d.routing_key, d.from_client, d.properties::text as properties,
              d.headers::text as headers, d.body, d.encrypted_by
@@ -277,7 +280,7 @@ pub async fn messages(
         from_client: row.from_client,
         properties: row.properties,
         headers: row.headers,
-        body: row.body.map(|bytes| StoredValue::read(bytes, row.encrypted_by)),
+        body: row.body.map(|bytes| StoredValue::from_columns(bytes, row.encrypted_by)),
     });
     Ok(messages.collect())
 }
@@ -290,8 +293,8 @@ pub struct KeyUse {
     pub letters: i64,
 }
 
-/// Returns the keys that have encrypted stored bodies: up to a hundred, each by a probe of the index.
-pub async fn keys_in_use(connection: &mut PgConnection) -> sqlx::Result<Vec<KeyUse>> {
+/// Lists the keys that have encrypted stored bodies: up to a hundred, each by a probe of the index.
+pub async fn list_keys_in_use(connection: &mut PgConnection) -> sqlx::Result<Vec<KeyUse>> {
     sqlx::query_as!(
         KeyUse,
         r#"with recursive ids as (
@@ -327,10 +330,10 @@ pub async fn lock_requeueing(
     connection: &mut PgConnection,
     letters: &[TenantLetter],
 ) -> sqlx::Result<Vec<TenantLetter>> {
-    let (tenants, ids, generations) = columns(letters);
+    let (tenants, ids, generations) = to_columns(letters);
     let rows =
         sqlx::query_file!("src/letters_lock.sql", &tenants, &ids, &generations).fetch_all(connection).await?;
-    Ok(rows.into_iter().map(|row| (row.tenant, letter(row.id, row.generation))).collect())
+    Ok(rows.into_iter().map(|row| (row.tenant, to_letter(row.id, row.generation))).collect())
 }
 
 /// Like [`lock_requeueing`], but skips letters locked by other sessions.
@@ -338,14 +341,14 @@ pub async fn lock_free_requeueing(
     connection: &mut PgConnection,
     letters: &[TenantLetter],
 ) -> sqlx::Result<Vec<TenantLetter>> {
-    let (tenants, ids, generations) = columns(letters);
+    let (tenants, ids, generations) = to_columns(letters);
     let rows = sqlx::query_file!("src/letters_lock_free.sql", &tenants, &ids, &generations)
         .fetch_all(connection)
         .await?;
-    Ok(rows.into_iter().map(|row| (row.tenant, letter(row.id, row.generation))).collect())
+    Ok(rows.into_iter().map(|row| (row.tenant, to_letter(row.id, row.generation))).collect())
 }
 
-/// Announces, until the session ends, that it requeues letters.
+/// Announces that the session requeues letters, until it ends.
 pub async fn announce_requeue(connection: &mut PgConnection) -> sqlx::Result<()> {
     sqlx::query!("select oncely.try_session_lock('requeueing', true)").fetch_one(connection).await?;
     Ok(())
@@ -375,13 +378,13 @@ pub struct LetterState {
     pub memory: String,
 }
 
-/// Returns the current state of letters; missing ones are left out.
-pub async fn standings(
+/// Reads the current state of letters; missing ones are left out.
+pub async fn read_letter_states(
     connection: &mut PgConnection,
     now: DateTime<Utc>,
     letters: &[TenantLetter],
 ) -> sqlx::Result<Vec<LetterState>> {
-    let (tenants, ids, _) = columns(letters);
+    let (tenants, ids, _) = to_columns(letters);
     sqlx::query_as!(
         LetterState,
         r#"select d.tenant, d.id, d.generation, d.state, d.consumer, d.queue, d.key, d.routing_key, d.properties ->> 'user_id' as user_id,
@@ -405,14 +408,14 @@ pub async fn mark_swept(
     letters: &[TenantLetter],
     now: DateTime<Utc>,
 ) -> sqlx::Result<()> {
-    let (tenants, ids, generations) = columns(letters);
+    let (tenants, ids, generations) = to_columns(letters);
     sqlx::query_file!("src/letters_swept.sql", &tenants, &ids, &generations, now).execute(connection).await?;
     Ok(())
 }
 
-/// Counts those of these letters that were dead-lettered again since: they wait in a later generation.
-pub async fn came_back(connection: &mut PgConnection, letters: &[TenantLetter]) -> sqlx::Result<i64> {
-    let (tenants, ids, generations) = columns(letters);
+/// Counts the letters that were dead-lettered again since: they wait in a later generation.
+pub async fn count_returned(connection: &mut PgConnection, letters: &[TenantLetter]) -> sqlx::Result<i64> {
+    let (tenants, ids, generations) = to_columns(letters);
     sqlx::query_scalar!(
         r#"select count(*) as "count!"
         from unnest($1::text[], $2::uuid[], $3::integer[]) as l (tenant, id, generation)

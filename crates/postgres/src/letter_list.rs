@@ -66,11 +66,14 @@ pub struct LetterRow {
     pub swept_at: Option<DateTime<Utc>>,
 }
 
-/// Returns dead letters, newest first.
+/// Lists dead letters, newest first.
 ///
 /// # Errors
 /// If the query fails.
-pub async fn letters(connection: &mut PgConnection, filter: &LetterFilter) -> sqlx::Result<Vec<LetterRow>> {
+pub async fn list_letters(
+    connection: &mut PgConnection,
+    filter: &LetterFilter,
+) -> sqlx::Result<Vec<LetterRow>> {
     sqlx::query_file_as!(
         LetterRow,
         "src/letters_list.sql",
@@ -110,11 +113,11 @@ pub struct LetterGroup {
     pub last_at: DateTime<Utc>,
 }
 
-/// Returns failure groups, those with most waiting letters first. Covers the newest 100,000 letters that match.
+/// Lists failure groups, those with most waiting letters first. Covers the newest 100,000 letters that match.
 ///
 /// # Errors
 /// If the query fails.
-pub async fn letter_groups(
+pub async fn list_letter_groups(
     connection: &mut PgConnection,
     filter: &LetterFilter,
 ) -> sqlx::Result<Vec<LetterGroup>> {
@@ -146,7 +149,7 @@ pub struct LetterTrend {
 }
 
 /// Counts the letters of each group from `since` to `until` in `parts` of equal length. Covers the newest 100,000 letters.
-pub async fn letter_trends(
+pub async fn count_letter_trends(
     connection: &mut PgConnection,
     filter: &LetterFilter,
     since: DateTime<Utc>,
@@ -169,7 +172,7 @@ pub async fn letter_trends(
 }
 
 /// Counts letters that wait for an operator, up to 10,000.
-pub async fn open_letters(connection: &mut PgConnection) -> sqlx::Result<i64> {
+pub async fn count_open_letters(connection: &mut PgConnection) -> sqlx::Result<i64> {
     sqlx::query_scalar!(
         r#"select count(*) as "count!" from (select from oncely.dead_letters where state in ('waiting', 'requeueing') limit 10000) as d"#
     )

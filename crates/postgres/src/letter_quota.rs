@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use sqlx::types::Json;
 use sqlx::{Connection as _, PgConnection};
 
-use super::consumers::interval;
+use super::consumers::to_interval;
 
 /// The default limits of a tenant's stored letters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,8 +61,9 @@ pub async fn count_stored(connection: &mut PgConnection, quota: Quota) -> sqlx::
         .await
 }
 
-/// Returns the tenants with stored or omitted letters, or with settings of their own, or this one alone: those with most bytes first.
-pub async fn tenant_usages(
+/// Lists the tenants with stored or omitted letters, or with settings of their own, those with most bytes first; with `tenant` only this
+/// tenant.
+pub async fn list_tenant_usages(
     connection: &mut PgConnection,
     quota: Quota,
     tenant: Option<&str>,
@@ -135,8 +136,11 @@ pub struct TenantOverQuota {
     pub left_out: i64,
 }
 
-/// Returns the tenants with open letters that are not stored, those with most of them first.
-pub async fn over_quota(connection: &mut PgConnection, limit: i64) -> sqlx::Result<Vec<TenantOverQuota>> {
+/// Lists the tenants with open letters that are not stored, those with most of them first.
+pub async fn list_tenants_over_quota(
+    connection: &mut PgConnection,
+    limit: i64,
+) -> sqlx::Result<Vec<TenantOverQuota>> {
     sqlx::query_as!(
         TenantOverQuota,
         "select tenant, left_out from oncely.letter_usage where left_out > 0 order by left_out desc, tenant limit $1",
@@ -187,7 +191,7 @@ pub async fn limit_tenant(
     if let Some(retention) = limits.retention {
         let retention = match retention {
             TenantRetention::OfConsumers => None,
-            TenantRetention::Own(own) => Some(interval(own)),
+            TenantRetention::Own(own) => Some(to_interval(own)),
         };
         sqlx::query!("select oncely.set_tenant_retention($1, $2, $3, $4)", tenant, retention, user, note)
             .fetch_one(&mut *transaction)

@@ -77,125 +77,137 @@ mod turn;
 mod unknown_keys;
 mod vacuum;
 
-pub use ability::{Abilities, abilities};
-pub use address::{Address, AddressError, files_of_url, tls_fault};
+pub use ability::{Abilities, read_abilities};
+pub use address::{Address, AddressError, classify_tls_fault, parse_url_files};
 pub use audit::AuditRecord;
 pub use audit::append as append_audit;
 pub use audit_seal::Seal;
 pub use audit_seal::{
-    DroppedSpan, ErasedSpans, audit_count, audit_digest, dropped, erased_spans, look_as_sealed, seal_audit,
-    seals,
+    DroppedSpan, ErasedSpans, compute_audit_digest, count_audit, list_seals, read_dropped_span,
+    read_erased_spans, seal_audit, set_seal_formats,
 };
-pub use backlog::{Backlog, WaitingLetters, backlog, waiting_letters, waiting_letters_of};
+pub use backlog::{
+    Backlog, WaitingLetters, count_waiting_letters, count_waiting_letters_with_reason, read_backlog,
+};
 pub use claim::{FreshClaim, claim, claim_fresh, is_aborted, is_locked, is_taken, look_up, retake};
 pub use clock_check::ObservedClock;
-pub use clock_check::{accept_clock, clock_refused_at, observe_clock};
+pub use clock_check::{accept_clock, observe_clock, read_clock_refusal_time};
 pub use collection::{
-    CollectedBatch, collect_batch, collect_expired, count_expired, count_self_expired, past_requeues,
-    try_lock as try_collection_lock, unlock as collection_unlock,
+    CollectedBatch, begin_collection, collect_batch, collect_expired, count_expired, count_self_expired,
+    try_lock as try_collection_lock, unlock as release_collection_lock,
 };
 pub use collection::{CollectionReport, ConsumerCollection};
-pub use complete::{KeyFailure, fail, store_responses};
-pub use connection::within;
-pub use consumers::{KnownConsumer, known_consumers};
+pub use complete::{KeyFailure, record_failures, store_responses};
+pub use connection::wait_for_answer;
+pub use consumers::{KnownConsumer, list_consumers};
 pub use consumers::{
-    RegisteredSettings, Registration, RetentionRule, memories, mirror_ttl, register_consumer,
-    register_mirror_ttl, register_shared, retentions, set_retention,
+    RegisteredSettings, Registration, RetentionRule, list_retention_rules, list_retentions, read_mirror_ttl,
+    register_consumer, register_mirror_ttl, register_shared, set_retention,
 };
-pub use control::{Pause, pause_consumer, pauses, resume_consumer};
-pub use dead_letter::{DeadLetter, collect as collect_letters, store_letters as keep_letters};
+pub use control::{Pause, list_pauses, pause_consumer, resume_consumer};
+pub use dead_letter::{DeadLetter, collect as collect_letters, store_letters};
 pub use error::{
-    Outage, PgFault, affects_all_sessions, class_of, classify, classify_handler, handler_class_of, is_outage,
+    Outage, PgFault, affects_all_sessions, classify, classify_handler, classify_handler_sqlstate,
+    classify_sqlstate, is_outage,
 };
-pub use error::{describe, fault_within, is_cancelled, is_slow, operator_text, passes, tell_server_texts};
+pub use error::{
+    classify_cause, describe, format_operator_text, is_cancelled, is_slow, is_temporary,
+    set_server_texts_shown,
+};
 pub use event::emit;
 pub use event::emit_for;
 pub use event_operator::{EventChange, EventChangeAuthor, change_events};
-pub use event_operator::{EventFilter, EventRow, EventStatus, event_status, events};
+pub use event_operator::{EventFilter, EventRow, EventStatus, list_events, read_event_status};
 pub use event_relay::{
-    EventFailure, OrderingKeyCursor, TakeLimits, TakenEvent, database_time, delete_events, fail_events,
+    EventFailure, OrderingKeyCursor, TakeLimits, TakenEvent, delete_events, fail_events, read_database_time,
     take_events, take_ordered,
 };
-pub use first_run::first_runs;
-pub use http_answer::{AnswerTrace, HttpAnswer, StoredAnswer, header_pairs, headers_json, store_http_answer};
-pub use identity_sample::{IdentitySample, identity_sample};
+pub use first_run::read_first_runs;
+pub use http_answer::{
+    AnswerTrace, HttpAnswer, StoredAnswer, headers_json, parse_headers, store_http_answer,
+};
+pub use identity_sample::{IdentitySample, sample_identities};
 pub use inspect::{
-    AuditFilter, AuditRow, KeyDetails, MirrorQueueStatus, RECENT_ROWS, audit_list, key_details,
-    mirror_queue_status,
+    AuditFilter, AuditRow, KeyDetails, MAX_RECENT_ROWS, MirrorQueueStatus, list_audit, read_key_details,
+    read_mirror_queue_status,
 };
 pub use inspect::{
-    HandlerFunction, RecentOutcome, TableStatistics, handler_functions, login_roles,
-    login_without_schema_usage, recent_outcomes, table_statistics,
+    HandlerFunction, RecentOutcome, TableStatistics, count_recent_outcomes, list_handler_functions,
+    list_login_roles, read_login_without_schema_usage, read_table_statistics,
 };
-pub use json_text::{LARGEST_JSON, json_text};
+pub use json_text::{MAX_JSON_BYTES, to_json_text};
 pub use key_contents::KeyContents;
-pub use key_list::{KeyRow, KeyWalk, keys};
+pub use key_list::{KeyRow, KeyWalk, list_keys};
 pub use last_outage::LastOutage;
 pub use lease::{BegunStep, RefusedCall, RenewOutcome, StepState};
 pub use lease::{
-    GrantedLease, LeaseAnswer, LeaseClaim, LeaseCompletion, LeaseFailOutcome, LeaseFailure, LeaseIdRef,
+    GrantedLease, LeaseClaim, LeaseClaimOutcome, LeaseCompletion, LeaseFailOutcome, LeaseFailure, LeaseIdRef,
     LeaseTrace, begin_step, checkpoint, complete_lease, complete_leases, fail_lease, is_lease_lost,
-    refuse_step, release_lease, renew_leases, step_result, take_leases, transaction_id,
+    read_step_result, read_transaction_id, refuse_step, release_lease, renew_leases, take_leases,
 };
-pub use lease_client::{ClientClaim, claim_lease, known_lease, renew_lease};
-pub use lease_list::{HeldCount, HeldLease, LeaseFilter, LeaseStep, held_counts, held_leases, revoke_lease};
+pub use lease_client::{ClientClaim, claim_lease, read_lease_state, renew_lease};
+pub use lease_list::{
+    HeldCount, HeldLease, LeaseFilter, LeaseStep, count_held_leases, list_held_leases, revoke_lease,
+};
 pub use letter_change::{
     KeyUse, LetterDecision, LetterState, PlannedLetter, RequeueDecision, StoredMessage, TenantLetter,
-    announce_requeue, begin_requeue, came_back as came_back_letters, count as count_letters, decide_letters,
-    finish_requeue, is_requeue_under_way, keys_in_use, lock_free_requeueing as lock_free_requeueing_letters,
-    lock_requeueing as lock_requeueing_letters, mark_swept, messages, plan as plan_letters, standings,
+    announce_requeue, begin_requeue, count as count_letters, count_returned as count_returned_letters,
+    decide_letters, finish_requeue, is_requeue_under_way, list_keys_in_use,
+    lock_free_requeueing as lock_free_requeueing_letters, lock_requeueing as lock_requeueing_letters,
+    mark_swept, plan as plan_letters, read_letter_states, read_messages,
 };
-pub use letter_list::{LetterFilter, LetterGroup, LetterRow, letter_groups, letters};
-pub use letter_list::{LetterTrend, letter_trends, open_letters};
+pub use letter_list::{LetterFilter, LetterGroup, LetterRow, list_letter_groups, list_letters};
+pub use letter_list::{LetterTrend, count_letter_trends, count_open_letters};
 pub use letter_quota::{
     EffectiveRetention, Quota, TenantLimits, TenantOverQuota, TenantRetention, TenantUsage, count_stored,
-    limit_tenant, over_quota, tenant_usages,
+    limit_tenant, list_tenant_usages, list_tenants_over_quota,
 };
-pub use lock_holder::{LockHolder, lock_holders};
-pub use login::{LoginPrivileges, login_powers, missing_privileges};
-pub use maintenance_state::{MaintenanceState, default_partition_has_rows, maintenance_state};
-pub use migrate::{MIGRATOR, MigrationState, migration_state};
+pub use lock_holder::{LockHolder, list_lock_holders};
+pub use login::{LoginPrivileges, list_missing_privileges, read_login_privileges};
+pub use maintenance_state::{MaintenanceState, default_partition_has_rows, read_maintenance_state};
+pub use migrate::{MIGRATOR, MigrationState, read_migration_state};
 pub use migrate::{MigrationTry, try_migration};
-pub use migration_lock::{BlockedSessions, LockedWork, TableLock, UnclearLock, migration_locks};
-pub use migration_plan::{PlannedLock, measure_locked, pending_locks};
-pub use mirror_again::{KeyPlace, mirror_again, mirrored_sample};
+pub use migration_lock::{BlockedSessions, LockedWork, TableLock, UnclearLock, parse_migration_locks};
+pub use migration_plan::{PlannedLock, list_pending_locks, measure_locked};
+pub use mirror_again::{KeyPosition, queue_mirror_again, sample_mirrored_keys};
 pub use mirror_queue::{
-    MirrorContent, MirrorRecord, RECORD_BYTES, append_mirror, delete as delete_mirrored, take_mirror,
+    MAX_RECORD_TAG_BYTES, MirrorContent, MirrorRecord, append_mirror, delete as delete_mirrored, take_mirror,
 };
-pub use observed::{ConflictingKey, ObservedCount, conflicting_keys, observed_counts};
-pub use operator_action::{Action, ActionRow, recent_actions, record_action};
+pub use observed::{ConflictingKey, ObservedCount, count_observed, list_conflicting_keys};
+pub use operator_action::{Action, ActionRow, list_recent_actions, record_action};
 pub use ordering_key::collect_ordering_keys;
 pub use park::{ParkOutcome, park};
-pub use partition::{audit_floor, drop_oldest as drop_partition, make as make_partition};
+pub use partition::{drop_oldest as drop_partition, make as make_partition, read_audit_floor};
 pub use process::{
-    Process, ProcessRow, Readiness, SILENT, beat, delete_processes_before as bury_processes,
-    disable_synchronous_commit, forget as forget_processes, leave, processes,
+    Process, ProcessRow, Readiness, SILENCE_TIME, delete_processes_before, disable_synchronous_commit,
+    forget as forget_processes, list_processes, record_end, record_heartbeat,
 };
-pub use refuse::{Refusal, refuse};
+pub use refuse::{Refusal, record_refusals};
 pub use rehearsal::{
-    EmittedEvent, TableChanges, begin_rehearsal, defer_again, events_since, keep_from_savepoint,
-    run_deferred, set_savepoint, table_changes, undo_to_savepoint,
+    EmittedEvent, TableChanges, begin_rehearsal, defer_again, keep_from_savepoint, list_events_since,
+    read_table_changes, run_deferred, set_savepoint, undo_to_savepoint,
 };
 pub use reply::{Reply, write_replies};
 pub use request_claim::{RequestClaim, claim_request, retake_request};
-pub use right::{RightFilter, RightRow, grant_right, revoke_rights, rights};
+pub use right::{RightFilter, RightRow, grant_right, list_rights, revoke_rights};
 pub use search_path::{
     LockWait, backdate_session, begin, begin_anew, begin_on_pool, begin_request, begin_request_anew,
     begin_to_claim, enter_handler, leave_request,
 };
 pub use secret::{
-    SecretRow, Secrets, forget_secrets, list_secrets, mirror_keys, rotate_secret, secrets, signing_secrets,
+    SecretRow, Secrets, forget_secrets, list_secrets, read_mirror_keys, read_secrets, read_signing_secrets,
+    rotate_secret,
 };
-pub use seed::{MOST_SEEDS, Seed, SeedConflict, seed_keys};
+pub use seed::{MAX_SEEDS, Seed, SeedConflict, seed_keys};
 pub use server::{
-    ServerSettings, is_read_only, read_clock, read_only, server_encoding, server_settings, server_version,
-    unfit_encoding,
+    ServerSettings, describe_unfit_encoding, is_read_only, read_clock, read_server_encoding,
+    read_server_settings, read_server_version, set_read_only,
 };
 #[cfg(feature = "testing")]
 pub use session::end_backend_now;
 pub use session::{
-    Backend, await_standby, cancel_backend, database_status, end_backend, is_at_work, is_standby,
-    limit_lock_wait, process, read_by_index, take_time,
+    Backend, cancel_backend, end_backend, is_at_work, is_standby, limit_lock_wait, prefer_indexes,
+    read_backend_pid, read_database_status, remove_statement_timeout, wait_for_standby,
 };
 pub use session::{DatabaseCell, DatabaseClock, Session};
 pub use session_factory::{NoSession, SessionFactory};
@@ -204,22 +216,27 @@ pub use settings::HostState;
 pub use settings::PgSettings;
 pub use settle::settle_claim;
 pub use stats::{
-    ConsumerStats, RelayStats, consumer_stats, prune_stats, record_relay_stats, record_stats, relay_stats,
-    roll_up_stats,
+    ConsumerStats, RelayStats, prune_stats, read_consumer_stats, read_relay_stats, record_relay_stats,
+    record_stats, roll_up_stats,
 };
 pub use status_queries::{
-    ConsumerKeyCounts, FailingKey, QueueLetters, consumer_key_counts, failing_keys, queue_letters,
+    ConsumerKeyCounts, FailingKey, QueueLetters, count_queue_letters, list_failing_keys,
+    read_consumer_key_counts,
 };
-pub use suspect::{mark, unmark};
+pub use suspect::{mark_suspects, unmark_suspects};
 pub use tenant::{
-    TenantCounts, TenantTable, close_letters, erase_actions, erase_keys, erase_pending_tags, erase_rows,
-    erase_silent_processes, erase_trail, has_mirror, hold_rebuilds, tenant_contents, tenant_counts,
-    tenant_payloads, tenant_queues,
+    TenantCounts, TenantTable, block_rebuilds, close_letters, count_tenant_rows, erase_actions, erase_keys,
+    erase_pending_tags, erase_rows, erase_silent_processes, erase_trail, has_mirror, list_tenant_queues,
+    read_tenant_contents, read_tenant_payloads,
 };
 pub use timelines::Timelines;
 pub use trail::{
-    Position, TrailFilter, first_week_of_trail, oldest_of_trail, rows_of_trail, summarize_trail, trail_page,
+    Position, TrailFilter, count_trail_rows, read_first_trail_week, read_oldest_trail_time, read_trail_page,
+    summarize_trail,
 };
 pub use turn::take_turn;
-pub use unknown_keys::unknown_keys;
-pub use vacuum::{dead_rows, hidden_sessions, invalid_indexes, old_transactions, replication_slots};
+pub use unknown_keys::count_unknown_keys;
+pub use vacuum::{
+    list_dead_rows, list_invalid_indexes, list_old_transactions, list_replication_slots,
+    read_login_without_activity,
+};

@@ -18,8 +18,8 @@ pub struct LockHolder {
     pub age: Option<f64>,
 }
 
-/// Returns the sessions that a session waits for at this moment; empty if it does not wait.
-pub async fn lock_holders(connection: &mut PgConnection, pid: i32) -> sqlx::Result<Vec<LockHolder>> {
+/// Lists the sessions that a session waits for at this moment; empty if it does not wait.
+pub async fn list_lock_holders(connection: &mut PgConnection, pid: i32) -> sqlx::Result<Vec<LockHolder>> {
     sqlx::query_as!(
         LockHolder,
         r#"select w.locktype as "kind!", w.relation::regclass::text as "table", h.pid as "pid!",

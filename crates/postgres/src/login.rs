@@ -20,7 +20,8 @@ pub struct LoginPrivileges {
     pub roles: Vec<String>,
 }
 
-pub async fn login_powers(connection: &mut PgConnection) -> sqlx::Result<LoginPrivileges> {
+/// Reads the privileges of the session's login.
+pub async fn read_login_privileges(connection: &mut PgConnection) -> sqlx::Result<LoginPrivileges> {
     sqlx::query_as!(
         LoginPrivileges,
         r#"select r.rolname::text as "login!", r.rolsuper as "superuser!", r.rolbypassrls as "bypasses_row_security!",
@@ -46,13 +47,15 @@ pub async fn login_powers(connection: &mut PgConnection) -> sqlx::Result<LoginPr
     .await
 }
 
-/// Returns the missing ones of these privileges, as `insert on oncely.audit`. A privilege on any column counts.
-pub async fn missing_privileges(
+/// Lists those of these privileges that the login lacks, as `insert on oncely.audit`. A privilege on any column counts.
+pub async fn list_missing_privileges(
     connection: &mut PgConnection,
-    wanted: &[(&str, &str)],
+    privileges_on_objects: &[(&str, &str)],
 ) -> sqlx::Result<Vec<String>> {
-    let (privileges, objects): (Vec<String>, Vec<String>) =
-        wanted.iter().map(|(privilege, object)| ((*privilege).to_owned(), (*object).to_owned())).unzip();
+    let (privileges, objects): (Vec<String>, Vec<String>) = privileges_on_objects
+        .iter()
+        .map(|(privilege, object)| ((*privilege).to_owned(), (*object).to_owned()))
+        .unzip();
     sqlx::query_scalar!(
         r#"select format('%s on %s', w.privilege, w.object) as "missing!"
         from unnest($1::text[], $2::text[]) as w (privilege, object)

@@ -25,7 +25,8 @@ pub struct MaintenanceState {
     pub default_readable: bool,
 }
 
-pub async fn maintenance_state(connection: &mut PgConnection) -> sqlx::Result<MaintenanceState> {
+/// Reads when the relay last maintained the tables, and how far ahead partitions exist.
+pub async fn read_maintenance_state(connection: &mut PgConnection) -> sqlx::Result<MaintenanceState> {
     sqlx::query_as!(
         MaintenanceState,
         r#"select clock_timestamp() as "now!", oncely.bounded(m.clock_seen_at) as "clock_seen_at!",

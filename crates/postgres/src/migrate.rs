@@ -5,7 +5,7 @@ use std::time::Duration;
 use sqlx::migrate::{MigrateError, Migration, Migrator};
 use sqlx::{Connection as _, PgConnection};
 
-use super::migration_lock::migration_locks;
+use super::migration_lock::parse_migration_locks;
 
 /// All migrations, the same files that sqlx-cli runs.
 pub static MIGRATOR: Migrator = sqlx::migrate!();
@@ -27,23 +27,23 @@ pub struct MigrationState {
 /// knows that version is new enough.
 const UNUSED_SINCE: &str = " unused since ";
 
-/// Returns whether a migration of this name removes something that a program uses which knows migrations up to `latest`.
-fn takes_away_from(description: &str, latest: i64) -> bool {
+/// Returns whether a migration with this description removes something that a program with migrations up to `latest` uses.
+fn is_incompatible_with(description: &str, latest: i64) -> bool {
     let since = description.rsplit_once(UNUSED_SINCE).map(|(_, since)| since.parse::<i64>());
     // An unreadable version is left to newer programs, so it counts as removing something.
     since.is_some_and(|since| since.map_or(true, |since| since > latest))
 }
 
-/// Compares a database with the embedded migrations. Changes nothing.
+/// Reads the applied migrations of a database, and compares them with the embedded ones. Changes nothing.
 ///
 /// # Errors
 /// If the list of applied migrations exists and can't be read.
-pub async fn migration_state(connection: &mut PgConnection) -> sqlx::Result<MigrationState> {
-    let listed: Option<bool> =
+pub async fn read_migration_state(connection: &mut PgConnection) -> sqlx::Result<MigrationState> {
+    let has_list: Option<bool> =
         sqlx::query_scalar("select to_regclass('oncely._sqlx_migrations') is not null")
             .fetch_one(&mut *connection)
             .await?;
-    let applied: Vec<AppliedMigration> = if listed == Some(true) {
+    let applied: Vec<AppliedMigration> = if has_list == Some(true) {
         // sqlx's own query omits the description.
         sqlx::query_as("select version, checksum, description from oncely._sqlx_migrations order by version")
             .fetch_all(&mut *connection)
@@ -51,23 +51,23 @@ pub async fn migration_state(connection: &mut PgConnection) -> sqlx::Result<Migr
     } else {
         Vec::new()
     };
-    let known: Vec<_> = MIGRATOR.iter().filter(|m| m.migration_type.is_up_migration()).collect();
-    let of = |version| applied.iter().find(|m| m.version == version);
+    let own_migrations: Vec<_> = MIGRATOR.iter().filter(|m| m.migration_type.is_up_migration()).collect();
+    let find_applied = |version| applied.iter().find(|m| m.version == version);
     let unknown: Vec<&AppliedMigration> =
-        applied.iter().filter(|m| known.iter().all(|own| own.version != m.version)).collect();
-    let latest = known.last().map_or(0, |m| m.version);
+        applied.iter().filter(|m| own_migrations.iter().all(|own| own.version != m.version)).collect();
+    let latest = own_migrations.last().map_or(0, |m| m.version);
     Ok(MigrationState {
-        pending: known
+        pending: own_migrations
             .iter()
-            .filter(|m| of(m.version).is_none())
+            .filter(|m| find_applied(m.version).is_none())
             .map(|m| (m.version, m.description.clone().into_owned()))
             .collect(),
-        changed: known
+        changed: own_migrations
             .iter()
-            .filter(|m| of(m.version).is_some_and(|found| *found.checksum != *m.checksum))
+            .filter(|m| find_applied(m.version).is_some_and(|found| *found.checksum != *m.checksum))
             .map(|m| m.version)
             .collect(),
-        contracted: unknown.iter().find(|m| takes_away_from(&m.description, latest)).map(|m| m.version),
+        contracted: unknown.iter().find(|m| is_incompatible_with(&m.description, latest)).map(|m| m.version),
         unknown: unknown.iter().map(|m| m.version).collect(),
     })
 }
@@ -89,7 +89,7 @@ pub enum MigrationTry {
     Locked,
 }
 
-/// Longest wait of a migration for all its locks together: while it waits, all other sessions queue behind it.
+/// Maximum wait of a migration for all its locks together: while it waits, all other sessions queue behind it.
 const LOCK_WAIT: Duration = Duration::from_secs(1);
 
 /// Returns the longest wait of a migration for each lock. A migration without a transaction creates or drops an index concurrently: readers
@@ -99,7 +99,7 @@ fn lock_wait(migration: &Migration) -> Duration {
         return Duration::ZERO;
     }
     // While it waits for the second lock it holds the first. (All partitions of a table count as one: a reader of it has them all.)
-    let locks = migration_locks(migration).map_or(1, |locks| locks.len().max(1));
+    let locks = parse_migration_locks(migration).map_or(1, |locks| locks.len().max(1));
     LOCK_WAIT / u32::try_from(locks).unwrap_or(u32::MAX)
 }
 
@@ -140,9 +140,9 @@ mod tests {
     #[test]
     fn what_is_taken_away_is_taken_from_programs_that_are_too_old_alone() {
         let latest = 20_261_122_000_015;
-        assert!(!takes_away_from("roles", latest));
-        assert!(!takes_away_from("drop emit unused since 20261122000015", latest));
-        assert!(takes_away_from("drop emit unused since 20270101000001", latest));
-        assert!(takes_away_from("drop emit unused since version 3", latest), "whatever that means");
+        assert!(!is_incompatible_with("roles", latest));
+        assert!(!is_incompatible_with("drop emit unused since 20261122000015", latest));
+        assert!(is_incompatible_with("drop emit unused since 20270101000001", latest));
+        assert!(is_incompatible_with("drop emit unused since version 3", latest), "whatever that means");
     }
 }

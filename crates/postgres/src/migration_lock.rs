@@ -47,13 +47,15 @@ pub struct UnclearLock {
     line: String,
 }
 
-const PREFIX: &str = "-- locks ";
+/// The beginning of a declaration.
+const LINE_PREFIX: &str = "-- locks ";
 
 impl TableLock {
+    /// Parses a declaration; `None` for any other line.
     fn parse(line: &str) -> Option<Self> {
-        let (table, effect) = line.strip_prefix(PREFIX)?.split_once(" against ")?;
+        let (table, effect) = line.strip_prefix(LINE_PREFIX)?.split_once(" against ")?;
         let (kept_out, work) =
-            effect.split_once(", ").map_or((effect, None), |(who, work)| (who, Some(work)));
+            effect.split_once(", ").map_or((effect, None), |(blocked, work)| (blocked, Some(work)));
         let is_one_word = table.contains('.') && !table.contains(char::is_whitespace);
         Some(Self {
             table: Some(table).filter(|_| is_one_word)?.to_owned(),
@@ -75,7 +77,7 @@ impl TableLock {
 impl std::fmt::Display for TableLock {
     /// Writes the line that declares it.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let who = match self.kept_out {
+        let blocked = match self.kept_out {
             BlockedSessions::Writes => "writes",
             BlockedSessions::Everybody => "everybody",
         };
@@ -84,16 +86,16 @@ impl std::fmt::Display for TableLock {
             LockedWork::ReadsAllRows => ", reads all rows",
             LockedWork::RewritesAllRows => ", rewrites all rows",
         };
-        write!(f, "{PREFIX}{} against {who}{work}", self.table)
+        write!(f, "{LINE_PREFIX}{} against {blocked}{work}", self.table)
     }
 }
 
-/// Returns the tables that a migration declares to lock.
+/// Parses the declarations of the tables that a migration locks.
 ///
 /// # Errors
 /// A declaration that can't be parsed.
-pub fn migration_locks(migration: &Migration) -> Result<Vec<TableLock>, UnclearLock> {
-    let lines = migration.sql.as_str().lines().filter(|line| line.starts_with(PREFIX));
+pub fn parse_migration_locks(migration: &Migration) -> Result<Vec<TableLock>, UnclearLock> {
+    let lines = migration.sql.as_str().lines().filter(|line| line.starts_with(LINE_PREFIX));
     lines
         .map(|line| {
             TableLock::parse(line)

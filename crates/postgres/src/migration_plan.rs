@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use sqlx::PgConnection;
 
 use super::migrate::{MIGRATOR, MigrationState};
-use super::migration_lock::{LockedWork, TableLock, UnclearLock, migration_locks};
+use super::migration_lock::{LockedWork, TableLock, UnclearLock, parse_migration_locks};
 
 /// The size of a table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,11 +25,11 @@ pub struct PlannedLock {
     pub size: TableSize,
 }
 
-/// Bytes of a table that are read per second to create an index: half of the measured rate of two busy cores with 10 million keys (1.27 GB
-/// in 5.9 s).
-const READ: f64 = 100_000_000.0;
-/// Bytes that are rewritten per second, with all indexes: in the same measurement 1.27 GB in 38.5 s.
-const REWRITTEN: f64 = 20_000_000.0;
+/// Number of bytes of a table that are read per second to create an index: half of the measured rate of two busy cores with 10 million keys
+/// (1.27 GB in 5.9 s).
+const READ_BYTES_PER_SECOND: f64 = 100_000_000.0;
+/// Number of bytes that are rewritten per second, with all indexes: in the same measurement 1.27 GB in 38.5 s.
+const REWRITTEN_BYTES_PER_SECOND: f64 = 20_000_000.0;
 
 impl PlannedLock {
     /// Returns the estimated time in seconds that other sessions wait.
@@ -38,17 +38,17 @@ impl PlannedLock {
         let bytes = self.size.bytes.unwrap_or(0) as f64;
         match self.lock.as_ref().map(|lock| lock.work) {
             None | Some(LockedWork::Catalogue) => 0.0,
-            Some(LockedWork::ReadsAllRows) => bytes / READ,
-            Some(LockedWork::RewritesAllRows) => bytes / REWRITTEN,
+            Some(LockedWork::ReadsAllRows) => bytes / READ_BYTES_PER_SECOND,
+            Some(LockedWork::RewritesAllRows) => bytes / REWRITTEN_BYTES_PER_SECOND,
         }
     }
 }
 
-/// Returns the locks of the pending migrations, in their order, without table sizes.
+/// Lists the locks of the pending migrations, in their order, without table sizes.
 ///
 /// # Errors
 /// A migration with a declaration that can't be parsed.
-pub fn pending_locks(state: &MigrationState) -> Result<Vec<PlannedLock>, UnclearLock> {
+pub fn list_pending_locks(state: &MigrationState) -> Result<Vec<PlannedLock>, UnclearLock> {
     let mut planned = Vec::new();
     let pending = MIGRATOR.iter().filter(|migration| {
         migration.migration_type.is_up_migration()
@@ -61,7 +61,7 @@ pub fn pending_locks(state: &MigrationState) -> Result<Vec<PlannedLock>, Unclear
             lock,
             size: TableSize::default(),
         };
-        let locks = migration_locks(migration)?;
+        let locks = parse_migration_locks(migration)?;
         if locks.is_empty() {
             planned.push(plan(None));
         }
@@ -70,11 +70,11 @@ pub fn pending_locks(state: &MigrationState) -> Result<Vec<PlannedLock>, Unclear
     Ok(planned)
 }
 
-/// Adds the sizes of the tables. Changes nothing in the database.
+/// Adds the sizes of the locked tables. Changes nothing in the database.
 pub async fn measure_locked(connection: &mut PgConnection, planned: &mut [PlannedLock]) -> sqlx::Result<()> {
     let tables: Vec<String> =
         planned.iter().filter_map(|one| Some(one.lock.as_ref()?.table.clone())).collect();
-    let sizes = table_sizes(connection, &tables).await?;
+    let sizes = read_table_sizes(connection, &tables).await?;
     for one in planned {
         let size = one.lock.as_ref().and_then(|lock| sizes.get(&lock.table));
         one.size = size.copied().unwrap_or_default();
@@ -82,8 +82,8 @@ pub async fn measure_locked(connection: &mut PgConnection, planned: &mut [Planne
     Ok(())
 }
 
-/// Returns the sizes of tables; a partitioned one includes its partitions. Missing tables are left out.
-async fn table_sizes(
+/// Reads the sizes of tables; a partitioned one includes its partitions. Missing tables are left out.
+async fn read_table_sizes(
     connection: &mut PgConnection,
     tables: &[String],
 ) -> sqlx::Result<BTreeMap<String, TableSize>> {

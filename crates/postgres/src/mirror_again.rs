@@ -8,32 +8,32 @@ use oncely_core::identity::{Identity, IdentityPart};
 
 /// A position in the order in which keys are queued again.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KeyPlace {
+pub struct KeyPosition {
     pub completed_at: DateTime<Utc>,
     /// `None`: all keys completed at that time and before.
     pub name: Option<(String, String)>,
 }
 
-/// Writes mirror records again for up to `most` completed keys of a consumer, newest first, from a position back to `since`. Returns the
+/// Writes mirror records again for up to `limit` completed keys of a consumer, newest first, from a position back to `since`. Returns the
 /// number of records and the position where it ended; `None` if no key was left. Idempotent.
 ///
 /// # Errors
 /// `42501` if the login is not an operator, `ONC11` if no worker of the consumer has started here.
-pub async fn mirror_again(
+pub async fn queue_mirror_again(
     connection: &mut PgConnection,
     consumer: &str,
     since: DateTime<Utc>,
-    place: &KeyPlace,
-    most: i32,
-) -> sqlx::Result<(i64, Option<KeyPlace>)> {
-    let (tenant, key) = place.name.as_ref().map(|(tenant, key)| (tenant.as_str(), key.as_str())).unzip();
+    position: &KeyPosition,
+    limit: i32,
+) -> sqlx::Result<(i64, Option<KeyPosition>)> {
+    let (tenant, key) = position.name.as_ref().map(|(tenant, key)| (tenant.as_str(), key.as_str())).unzip();
     let row = sqlx::query!(
         r#"select place_time, place_tenant, place_key, records as "records!"
         from oncely.mirror_again($1, $2, $3, $4, $5, $6)"#,
         consumer,
         since,
-        most,
-        place.completed_at,
+        limit,
+        position.completed_at,
         tenant,
         key
     )
@@ -41,7 +41,7 @@ pub async fn mirror_again(
     .await?;
     let next = row
         .place_time
-        .map(|completed_at| KeyPlace { completed_at, name: row.place_tenant.zip(row.place_key) });
+        .map(|completed_at| KeyPosition { completed_at, name: row.place_tenant.zip(row.place_key) });
     Ok((row.records, next))
 }
 
@@ -53,11 +53,11 @@ pub struct MirroredKey {
 }
 
 /// Number of spans of a sample: the newest keys of each are taken.
-const SPANS: i32 = 20;
+const SAMPLED_SPANS: i32 = 20;
 
-/// Returns completed keys of a consumer with a relayed mirror record: `each` from every twentieth of the time from `since` to `until`. Keys
+/// Samples completed keys of a consumer with a relayed mirror record: `each` from every twentieth of the time from `since` to `until`. Keys
 /// that expire before `alive` are left out: the relay writes none of them.
-pub async fn mirrored_sample(
+pub async fn sample_mirrored_keys(
     connection: &mut PgConnection,
     consumer: &str,
     (since, until): (DateTime<Utc>, DateTime<Utc>),
@@ -66,9 +66,10 @@ pub async fn mirrored_sample(
 ) -> sqlx::Result<Vec<MirroredKey>> {
     // In one snapshot: a key without its record has been mirrored.
     let mut transaction = connection.begin_with("begin isolation level repeatable read").await?;
-    let rows = sqlx::query_file!("src/mirrored_sample.sql", consumer, since, until, SPANS, alive, each)
-        .fetch_all(&mut *transaction)
-        .await?;
+    let rows =
+        sqlx::query_file!("src/mirrored_sample.sql", consumer, since, until, SAMPLED_SPANS, alive, each)
+            .fetch_all(&mut *transaction)
+            .await?;
     transaction.commit().await?;
     let part = |text: &str| IdentityPart::new(text.as_bytes()).ok();
     let keys = rows.into_iter().filter_map(|row| {

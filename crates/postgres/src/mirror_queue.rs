@@ -6,7 +6,7 @@ use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::consumers::interval;
+use super::consumers::to_interval;
 use oncely_core::fingerprint::Fingerprint;
 use oncely_core::identity::{Identity, IdentityPart};
 
@@ -32,11 +32,11 @@ pub enum MirrorContent {
     Unreadable,
 }
 
-/// Most bytes of tags in one record (`mirror_queue_tags`): 4,096 keys.
-pub const RECORD_BYTES: usize = 64 << 10;
+/// Maximum number of bytes of tags in one record (`mirror_queue_tags`): 4,096 keys.
+pub const MAX_RECORD_TAG_BYTES: usize = 64 << 10;
 
-/// Appends the tags of a batch, in the caller's transaction: one record, or several of at most [`RECORD_BYTES`]. Returns the number of
-/// records.
+/// Appends the tags of a batch, in the caller's transaction: one record, or several of at most [`MAX_RECORD_TAG_BYTES`]. Returns the number
+/// of records.
 pub async fn append_mirror(
     connection: &mut PgConnection,
     tenant: &str,
@@ -46,8 +46,8 @@ pub async fn append_mirror(
     expires_at: DateTime<Utc>,
 ) -> sqlx::Result<u64> {
     let mut written = 0;
-    for tags in tags.chunks(RECORD_BYTES) {
-        let done = sqlx::query!(
+    for tags in tags.chunks(MAX_RECORD_TAG_BYTES) {
+        let result = sqlx::query!(
             "insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, consumer, tags)
              values ($1, $2, 'mirror', $3, $4, $5, $6)",
             tenant,
@@ -59,13 +59,13 @@ pub async fn append_mirror(
         )
         .execute(&mut *connection)
         .await?;
-        written += done.rows_affected();
+        written += result.rows_affected();
     }
     Ok(written)
 }
 
-/// Most bytes of tags in one batch, unless it is one record: 65,536 keys.
-const TAG_BYTES: i64 = 1 << 20;
+/// Maximum number of bytes of tags in one batch, unless it is one record: 65,536 keys.
+const MAX_BATCH_TAG_BYTES: i64 = 1 << 20;
 
 /// Takes up to `limit` of the oldest records that no other relay holds; they stay locked until the transaction ends. `ttl` is the maximum
 /// lifetime of an entry that this relay has registered.
@@ -74,13 +74,13 @@ pub async fn take_mirror(
     limit: i64,
     ttl: Duration,
 ) -> sqlx::Result<Vec<MirrorRecord>> {
-    let rows = sqlx::query_file!("src/take_mirror.sql", limit, interval(ttl), TAG_BYTES)
+    let rows = sqlx::query_file!("src/take_mirror.sql", limit, to_interval(ttl), MAX_BATCH_TAG_BYTES)
         .fetch_all(connection)
         .await?;
     let records = rows.into_iter().map(|row| {
         let content = match (row.tags, row.key) {
             (Some(tags), _) => MirrorContent::Tags(tags),
-            (None, Some(key)) => key_of(&row.tenant, &row.consumer, &key, row.fingerprint),
+            (None, Some(key)) => parse_key(&row.tenant, &row.consumer, &key, row.fingerprint),
             (None, None) => MirrorContent::Unreadable,
         };
         let (tenant, id) = (row.tenant, row.id);
@@ -89,7 +89,8 @@ pub async fn take_mirror(
     Ok(records.collect())
 }
 
-fn key_of(tenant: &str, consumer: &str, key: &str, fingerprint: Option<Vec<u8>>) -> MirrorContent {
+/// Parses the key of a record of a single message; leaves out a fingerprint of the wrong length.
+fn parse_key(tenant: &str, consumer: &str, key: &str, fingerprint: Option<Vec<u8>>) -> MirrorContent {
     let part = |text: &str| IdentityPart::new(text.as_bytes());
     match (part(tenant), part(consumer), part(key)) {
         (Ok(tenant), Ok(consumer), Ok(key)) => {
@@ -104,8 +105,8 @@ fn key_of(tenant: &str, consumer: &str, key: &str, fingerprint: Option<Vec<u8>>)
 pub async fn delete(connection: &mut PgConnection, records: &[MirrorRecord]) -> sqlx::Result<u64> {
     let tenants: Vec<String> = records.iter().map(|record| record.tenant.clone()).collect();
     let ids: Vec<Uuid> = records.iter().map(|record| record.id).collect();
-    let gone = sqlx::query_scalar!(r#"select oncely.delete_mirrored($1, $2) as "gone!""#, &tenants, &ids)
+    let deleted = sqlx::query_scalar!(r#"select oncely.delete_mirrored($1, $2) as "gone!""#, &tenants, &ids)
         .fetch_one(connection)
         .await?;
-    Ok(u64::try_from(gone).unwrap_or(0))
+    Ok(u64::try_from(deleted).unwrap_or(0))
 }

@@ -24,7 +24,7 @@ pub struct ConflictingKey {
 }
 
 /// Counts the observed messages since a time, by reason. Reads the trail from there.
-pub async fn observed_counts(
+pub async fn count_observed(
     connection: &mut PgConnection,
     consumer: &str,
     since: DateTime<Utc>,
@@ -44,8 +44,8 @@ pub async fn observed_counts(
     .await
 }
 
-/// Returns keys that came with several payloads, those with most messages first.
-pub async fn conflicting_keys(
+/// Lists keys that came with several payloads, those with most messages first.
+pub async fn list_conflicting_keys(
     connection: &mut PgConnection,
     consumer: &str,
     since: DateTime<Utc>,

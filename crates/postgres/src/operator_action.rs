@@ -47,8 +47,8 @@ pub struct ActionRow {
     pub reason: Option<String>,
 }
 
-/// Returns recent actions, newest first.
-pub async fn recent_actions(connection: &mut PgConnection, limit: i64) -> sqlx::Result<Vec<ActionRow>> {
+/// Lists recent actions, newest first.
+pub async fn list_recent_actions(connection: &mut PgConnection, limit: i64) -> sqlx::Result<Vec<ActionRow>> {
     sqlx::query_as!(
         ActionRow,
         // A filter may contain thousands of ids.

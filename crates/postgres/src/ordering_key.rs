@@ -11,7 +11,7 @@ pub async fn collect_ordering_keys(
     after: (String, String),
     limit: i64,
 ) -> sqlx::Result<(Option<(String, String)>, u64)> {
-    let done = sqlx::query!(
+    let row = sqlx::query!(
         r#"select last_tenant, last_key, gone as "gone!" from oncely.collect_ordering_keys($1, $2, $3, $4)"#,
         before,
         after.0,
@@ -20,5 +20,5 @@ pub async fn collect_ordering_keys(
     )
     .fetch_one(connection)
     .await?;
-    Ok((done.last_tenant.zip(done.last_key), u64::try_from(done.gone).unwrap_or(0)))
+    Ok((row.last_tenant.zip(row.last_key), u64::try_from(row.gone).unwrap_or(0)))
 }

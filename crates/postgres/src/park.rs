@@ -17,8 +17,8 @@ pub enum ParkOutcome {
     GivenUp(String),
 }
 
-/// Gives a key up before its message comes, and records that `user` of the operating system did it, in the caller's transaction. Waits up to
-/// `lock_timeout` for an open transaction that has the key.
+/// Gives a key up before its message comes, in the caller's transaction, and records `user` of the operating system as the author. Waits
+/// up to `lock_timeout` for an open transaction that holds the key.
 pub async fn park(
     connection: &mut PgConnection,
     identity: &Identity,

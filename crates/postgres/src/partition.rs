@@ -5,7 +5,7 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
-use super::consumers::duration;
+use super::consumers::to_duration;
 
 /// Creates the partition of the week that a time belongs to, in a transaction of its own; `None` if it exists.
 pub async fn make(connection: &mut PgConnection, day: DateTime<Utc>) -> sqlx::Result<Option<String>> {
@@ -20,12 +20,12 @@ pub async fn drop_oldest(
     sqlx::query_scalar!("select oncely.drop_audit_partition($1)", before).fetch_one(connection).await
 }
 
-/// Returns the minimum retention of the trail that the database enforces.
-pub async fn audit_floor(connection: &mut PgConnection) -> sqlx::Result<Duration> {
+/// Reads the minimum retention of the trail that the database enforces.
+pub async fn read_audit_floor(connection: &mut PgConnection) -> sqlx::Result<Duration> {
     let micros = sqlx::query_scalar!(
         r#"select (extract(epoch from audit_floor) * 1000000)::bigint as "floor!" from oncely.cell"#
     )
     .fetch_one(connection)
     .await?;
-    Ok(duration(micros))
+    Ok(to_duration(micros))
 }

@@ -42,7 +42,7 @@ impl Readiness {
         }
     }
 
-    /// Returns the reason why it is not ready.
+    /// Returns the reason why the process is not ready.
     pub fn reason(&self) -> Option<&str> {
         match self {
             Self::Starting(reason) | Self::Unready(reason) => Some(reason),
@@ -51,12 +51,12 @@ impl Readiness {
     }
 }
 
-/// A process not seen for this long is silent: two beats (five seconds each) are missing, and the second had two more seconds. Including
-/// the time of a query, a stalled process is reported within 15 seconds.
-pub const SILENT: TimeDelta = TimeDelta::seconds(12);
+/// Time after which a process that was not seen is silent: two beats (five seconds each) are missing, and the second had two more seconds.
+/// Including the time of a query, a stalled process is reported within 15 seconds.
+pub const SILENCE_TIME: TimeDelta = TimeDelta::seconds(12);
 
 /// Maximum length of a reported reason, in bytes.
-const REASON: usize = 1_000;
+const MAX_REASON_BYTES: usize = 1_000;
 
 /// Disables waiting for disk and standby at commit, for the rest of the session: a lost heartbeat is followed by the next.
 pub async fn disable_synchronous_commit(connection: &mut PgConnection) -> sqlx::Result<()> {
@@ -64,14 +64,14 @@ pub async fn disable_synchronous_commit(connection: &mut PgConnection) -> sqlx::
     Ok(())
 }
 
-/// Reports that this process is alive, its readiness, and the state of its consumers.
-pub async fn beat(
+/// Records that this process is alive, its readiness, and the state of its consumers.
+pub async fn record_heartbeat(
     connection: &mut PgConnection,
     process: &Process,
     readiness: &Readiness,
     consumers: &Value,
 ) -> sqlx::Result<()> {
-    let reason = readiness.reason().map(|reason| &reason[..reason.floor_char_boundary(REASON)]);
+    let reason = readiness.reason().map(|reason| &reason[..reason.floor_char_boundary(MAX_REASON_BYTES)]);
     sqlx::query!(
         "select oncely.beat($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)::text",
         process.id,
@@ -90,8 +90,8 @@ pub async fn beat(
     Ok(())
 }
 
-/// Reports a regular end of this process.
-pub async fn leave(connection: &mut PgConnection, id: Uuid) -> sqlx::Result<()> {
+/// Records a regular end of this process.
+pub async fn record_end(connection: &mut PgConnection, id: Uuid) -> sqlx::Result<()> {
     sqlx::query!("select oncely.leave($1)::text", id).fetch_one(connection).await?;
     Ok(())
 }
@@ -144,14 +144,18 @@ pub struct ProcessRow {
 }
 
 /// Maximum number of processes listed per login, the last seen ones: a login that reports many hides no other's.
-const OF_LOGIN: i64 = 100;
+const MAX_PROCESSES_PER_LOGIN: i64 = 100;
 
-/// Most bytes of all reports on consumers that are read, and most values in them: a value of three bytes takes some hundred as a tree.
-const REPORT_BYTES: i64 = 4 << 20;
-const REPORT_VALUES: i64 = 1 << 17;
+/// Maximum number of bytes of all reports on consumers that are read.
+const MAX_REPORT_BYTES: i64 = 4 << 20;
+/// Maximum number of values in these reports: a value of three bytes takes some hundred as a tree.
+const MAX_REPORT_VALUES: i64 = 1 << 17;
 
-/// Returns processes seen since a time; workers last. Beyond the limit of all reports, those of each login's older processes are empty.
-pub async fn processes(connection: &mut PgConnection, since: DateTime<Utc>) -> sqlx::Result<Vec<ProcessRow>> {
+/// Lists processes seen since a time; workers last. Beyond the limit of all reports, those of each login's older processes are empty.
+pub async fn list_processes(
+    connection: &mut PgConnection,
+    since: DateTime<Utc>,
+) -> sqlx::Result<Vec<ProcessRow>> {
     let rows = sqlx::query!(
         // As text: JSON may hold values that Rust can't represent, and one row must not hide the others.
         r#"with seen as (
@@ -172,9 +176,9 @@ pub async fn processes(connection: &mut PgConnection, since: DateTime<Utc>) -> s
         from counted
         order by kind, name, started_at, id"#,
         since,
-        OF_LOGIN,
-        REPORT_BYTES,
-        REPORT_VALUES
+        MAX_PROCESSES_PER_LOGIN,
+        MAX_REPORT_BYTES,
+        MAX_REPORT_VALUES
     )
     .fetch_all(connection)
     .await?;

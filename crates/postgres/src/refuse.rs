@@ -20,7 +20,7 @@ pub struct Refusal<'a> {
 
 /// Records refusals, each with its answer as the response. With `claimed`, the rows are claims of this same transaction; without, a key
 /// that became final in the meantime stays unchanged. Returns the number of rows written.
-pub async fn refuse(
+pub async fn record_refusals(
     connection: &mut PgConnection,
     consumer: &IdentityPart,
     now: DateTime<Utc>,

@@ -17,9 +17,9 @@ pub struct TableChanges {
     pub deleted: i64,
 }
 
-/// Returns the session's counts of changed rows, by table; subtransactions that were rolled back count as well. Counts may begin before the
+/// Reads the session's counts of changed rows, by table; subtransactions that were rolled back count as well. Counts may begin before the
 /// current transaction (PostgreSQL reports them at intervals), so only differences are meaningful. Empty if `track_counts` is off.
-pub async fn table_changes(connection: &mut PgConnection) -> sqlx::Result<Vec<TableChanges>> {
+pub async fn read_table_changes(connection: &mut PgConnection) -> sqlx::Result<Vec<TableChanges>> {
     sqlx::query_file_as!(TableChanges, "src/table_changes.sql").fetch_all(connection).await
 }
 
@@ -34,9 +34,9 @@ pub struct EmittedEvent {
     pub kind: Option<String>,
 }
 
-/// Returns events written since a time, as visible to the session: its own, and those committed by others. `None` if its user may not read
+/// Lists events written since a time, as visible to the session: its own, and those committed by others. `None` if its user may not read
 /// them.
-pub async fn events_since(
+pub async fn list_events_since(
     connection: &mut PgConnection,
     since: DateTime<Utc>,
 ) -> sqlx::Result<Option<Vec<EmittedEvent>>> {

@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
-use super::http_answer::{HttpAnswer, StoredAnswer, header_pairs};
+use super::http_answer::{HttpAnswer, StoredAnswer, parse_headers};
 use oncely_core::decide::{KeyRecord, KeyStatus};
 use oncely_core::fingerprint::Fingerprint;
 use oncely_core::identity::Identity;
@@ -50,7 +50,7 @@ pub async fn claim_request(
     let answer = StoredAnswer {
         http: row.http_status.map(|status| HttpAnswer {
             status: u16::try_from(status).unwrap_or(500),
-            headers: row.http_headers.as_ref().map(header_pairs).unwrap_or_default(),
+            headers: row.http_headers.as_ref().map(parse_headers).unwrap_or_default(),
             body: row.http_body,
         }),
         response: row.response,

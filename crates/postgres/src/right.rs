@@ -30,8 +30,8 @@ pub struct RightRow {
     pub has_role: bool,
 }
 
-/// Returns rights, by login.
-pub async fn rights(connection: &mut PgConnection, filter: &RightFilter) -> sqlx::Result<Vec<RightRow>> {
+/// Lists rights, by login.
+pub async fn list_rights(connection: &mut PgConnection, filter: &RightFilter) -> sqlx::Result<Vec<RightRow>> {
     sqlx::query_file_as!(
         RightRow,
         "src/rights_list.sql",

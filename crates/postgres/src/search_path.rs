@@ -11,10 +11,10 @@ use sqlx::{Connection as _, Executor as _, PgConnection, PgPool, Postgres, Trans
 
 use super::error::describe;
 
-/// Our path. `pg_temp` is last: otherwise it would come first.
-pub(super) const PINNED: &str = "pg_catalog, pg_temp";
+/// Our search_path. `pg_temp` is last: otherwise it would come first.
+pub(super) const PINNED_PATH: &str = "pg_catalog, pg_temp";
 
-/// Longest wait of a claim for another transaction: a held key is asked for again later. The claiming functions of the SQL protocol wait as
+/// Maximum wait of a claim for another transaction: a held key is claimed again later. The claiming functions of the SQL protocol wait as
 /// long (a test reads the catalogue).
 macro_rules! give_way {
     () => {
@@ -47,7 +47,7 @@ pub async fn begin_to_claim(connection: &mut PgConnection) -> sqlx::Result<Trans
         .await
 }
 
-/// Begins a transaction of our own in an application's session. Its lock waits are short: held keys are asked for again later.
+/// Begins a transaction of our own in an application's session. Its lock waits are short: held keys are claimed again later.
 pub async fn begin_on_pool(pool: &PgPool) -> sqlx::Result<Transaction<'static, Postgres>> {
     pool.begin_with(concat!(
         "begin isolation level read committed;
@@ -75,13 +75,13 @@ pub async fn begin_request_anew(connection: &mut PgConnection) -> sqlx::Result<(
 /// must not be used again, nor one that can't begin. A program that stalls holds the transaction's locks for two seconds: then the server
 /// ends the session, and its statements are repeated.
 pub async fn begin_anew(connection: &mut PgConnection) -> sqlx::Result<Transaction<'_, Postgres>> {
-    let begun = connection.begin_with(
+    let transaction = connection.begin_with(
         "begin isolation level repeatable read;
         set transaction isolation level read committed;
         set local search_path = pg_catalog, pg_temp;
         set local idle_in_transaction_session_timeout = '2s'",
     );
-    begun.await.map_err(|error| match error.as_database_error() {
+    transaction.await.map_err(|error| match error.as_database_error() {
         Some(_) => {
             let text = format!("a session of the pool can't begin a transaction: {}", describe(&error));
             sqlx::Error::Io(std::io::Error::other(text))
@@ -116,7 +116,7 @@ pub enum LockWait {
 }
 
 impl LockWait {
-    /// Returns the limit, if it is not the session's.
+    /// Returns the limit of a lock wait; `None` for the session's own.
     pub fn limit(self) -> Option<Duration> {
         match self {
             Self::Session => None,
@@ -126,7 +126,7 @@ impl LockWait {
     }
 }
 
-/// Sets the handler's path and limits for the following statements: the handler's own, or its deferred work at COMMIT.
+/// Sets the handler's search_path and limits for the following statements: the handler's own, or those deferred to COMMIT.
 pub async fn enter_handler(connection: &mut PgConnection, wait: LockWait) -> sqlx::Result<()> {
     let entered = connection.execute(match wait {
         LockWait::Session => {
@@ -142,17 +142,17 @@ pub async fn enter_handler(connection: &mut PgConnection, wait: LockWait) -> sql
     entered.await.map(drop)
 }
 
-/// Lets a session claim as if it had done so for a long time (`oncely.asking_since`).
+/// Makes the database treat a session as one that has claimed for a long time (`oncely.asking_since`).
 pub async fn backdate_session(connection: &mut PgConnection) -> sqlx::Result<()> {
     connection.execute("set oncely.asking_since = '0'").await.map(drop)
 }
 
-/// Sets our own path in a lane's session, before any other statement runs in it.
+/// Sets our own search_path in a session, before any other statement runs in it.
 pub(super) async fn pin_search_path(connection: &mut PgConnection) -> sqlx::Result<()> {
     connection.execute("set search_path = pg_catalog, pg_temp").await.map(drop)
 }
 
-/// Restores the handlers' path for the session's idle time.
-pub(super) async fn unpin(connection: &mut PgConnection) -> sqlx::Result<()> {
+/// Restores the search_path of handlers in an idle session.
+pub(super) async fn unpin_search_path(connection: &mut PgConnection) -> sqlx::Result<()> {
     connection.execute("reset search_path").await.map(drop)
 }

@@ -7,13 +7,13 @@ use serde::Serialize;
 use sqlx::PgConnection;
 use sqlx::postgres::types::PgInterval;
 
-use super::consumers::interval;
+use super::consumers::to_interval;
 use oncely_core::signing::{SigningSecrets, StoredSecret, StoredSecrets};
 
 /// The secrets of a worker, as stored in the database at one time.
 pub struct Secrets {
-    /// When the database was asked.
-    pub asked: Instant,
+    /// The time before the query.
+    pub read_at: Instant,
     /// The secret of current mirror tags.
     pub mirror: Vec<u8>,
     pub signing: SigningSecrets,
@@ -40,54 +40,57 @@ pub struct RotatedKey {
     pub accepted_until: DateTime<Utc>,
 }
 
-/// Returns the secrets of the mirror's tags: the first makes tags now, entries of the others may still exist. For the roles
+/// Reads the secrets of the mirror's tags: the first makes tags now, entries of the others may still exist. For the roles
 /// `oncely_worker`, `oncely_relay`, `oncely_operator`.
 ///
 /// # Errors
 /// If the query fails, or no secret exists.
-pub async fn mirror_keys(connection: &mut PgConnection) -> sqlx::Result<Vec<Vec<u8>>> {
+pub async fn read_mirror_keys(connection: &mut PgConnection) -> sqlx::Result<Vec<Vec<u8>>> {
     let found = sqlx::query_scalar!(r#"select secret as "secret!" from oncely.mirror_keys()"#)
         .fetch_all(connection)
         .await?;
     if found.is_empty() { Err(sqlx::Error::RowNotFound) } else { Ok(found) }
 }
 
-/// Returns the secrets of signed identities and letter marks. For the roles `oncely_worker`, `oncely_operator`.
+/// Reads the secrets of signed identities and letter marks. For the roles `oncely_worker`, `oncely_operator`.
 ///
 /// # Errors
 /// If the query fails, or a purpose has no secret.
-pub async fn signing_secrets(connection: &mut PgConnection) -> sqlx::Result<SigningSecrets> {
+pub async fn read_signing_secrets(connection: &mut PgConnection) -> sqlx::Result<SigningSecrets> {
     let rows = sqlx::query!(
         r#"select purpose as "purpose!", id as "id!", secret as "secret!" from oncely.signing_keys()"#
     )
     .fetch_all(connection)
     .await?;
-    let mut of = [("identity", None::<StoredSecrets>), ("letter", None)];
+    let mut secrets_by_purpose = [("identity", None::<StoredSecrets>), ("letter", None)];
     for row in rows {
         let stored = StoredSecret { id: row.id, secret: row.secret };
-        let Some((_, found)) = of.iter_mut().find(|(purpose, _)| *purpose == row.purpose) else { continue };
+        let Some((_, found)) = secrets_by_purpose.iter_mut().find(|(purpose, _)| *purpose == row.purpose)
+        else {
+            continue;
+        };
         match found {
             Some(found) => found.accepted.push(stored),
             None => *found = Some(StoredSecrets { signing: stored, accepted: Vec::new() }),
         }
     }
-    match of {
+    match secrets_by_purpose {
         [(_, Some(identity)), (_, Some(letter))] => Ok(SigningSecrets { identity, letter }),
         _ => Err(sqlx::Error::RowNotFound),
     }
 }
 
-/// Returns all secrets of a worker.
+/// Reads all secrets of a worker.
 ///
 /// # Errors
 /// If a query fails, or a purpose has no secret.
-pub async fn secrets(connection: &mut PgConnection) -> sqlx::Result<Secrets> {
-    let asked = Instant::now();
-    let mirror = mirror_keys(connection).await?.swap_remove(0);
-    Ok(Secrets { asked, mirror, signing: signing_secrets(connection).await? })
+pub async fn read_secrets(connection: &mut PgConnection) -> sqlx::Result<Secrets> {
+    let read_at = Instant::now();
+    let mirror = read_mirror_keys(connection).await?.swap_remove(0);
+    Ok(Secrets { read_at, mirror, signing: read_signing_secrets(connection).await? })
 }
 
-/// Returns the keys without their secrets, by purpose, newest first.
+/// Lists the keys without their secrets, by purpose, newest first.
 pub async fn list_secrets(connection: &mut PgConnection) -> sqlx::Result<Vec<SecretRow>> {
     sqlx::query_as!(
         SecretRow,
@@ -124,13 +127,13 @@ pub async fn rotate_secret(
     note: Option<&str>,
     user: &str,
 ) -> sqlx::Result<RotatedKey> {
-    let accepted_for: Option<PgInterval> = accepted_for.map(interval);
+    let accepted_for: Option<PgInterval> = accepted_for.map(to_interval);
     sqlx::query_as!(
         RotatedKey,
         r#"select id as "id!", signs_from as "signs_from!", accepted_until as "accepted_until!"
         from oncely.rotate_secret($1, $2, $3, $4, $5)"#,
         purpose,
-        interval(signs_in),
+        to_interval(signs_in),
         accepted_for,
         note,
         user

@@ -41,7 +41,7 @@ pub struct SeedResult {
 }
 
 /// Maximum number of keys of one call.
-pub const MOST_SEEDS: usize = 10_000;
+pub const MAX_SEEDS: usize = 10_000;
 
 /// Records keys as completed, all of them or none; known keys stay unchanged. With a `retention` they have an expiry of their own.
 ///

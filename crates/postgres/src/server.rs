@@ -5,24 +5,25 @@ use std::time::Instant;
 use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, Row as _};
 
-/// Returns the version, as a number (150004) and as text. Uses no prepared statement, which behind a pooler might be another client's.
-pub async fn server_version(connection: &mut PgConnection) -> sqlx::Result<(i32, String)> {
-    let asked = "select current_setting('server_version_num')::integer, current_setting('server_version')";
-    let row = sqlx::raw_sql(asked).fetch_one(connection).await?;
+/// Reads the server's version, as a number (150004) and as text. Uses no prepared statement, which behind a pooler might be another
+/// client's.
+pub async fn read_server_version(connection: &mut PgConnection) -> sqlx::Result<(i32, String)> {
+    let query = "select current_setting('server_version_num')::integer, current_setting('server_version')";
+    let row = sqlx::raw_sql(query).fetch_one(connection).await?;
     Ok((row.try_get(0)?, row.try_get(1)?))
 }
 
-/// Returns the encoding in which the database stores text.
-pub async fn server_encoding(connection: &mut PgConnection) -> sqlx::Result<String> {
+/// Reads the encoding in which the database stores text.
+pub async fn read_server_encoding(connection: &mut PgConnection) -> sqlx::Result<String> {
     sqlx::raw_sql("select pg_catalog.current_setting('server_encoding')")
         .fetch_one(connection)
         .await?
         .try_get(0)
 }
 
-/// Returns why a database in this encoding is unsuitable, and the remedy; `None` for a suitable one. Other encodings can't hold every text
-/// of a message, or hold bytes that PostgreSQL does not interpret (`SQL_ASCII`, which `initdb` chooses without a locale).
-pub fn unfit_encoding(encoding: &str) -> Option<String> {
+/// Describes why a database in this encoding is unsuitable, and the remedy; `None` for a suitable one. Other encodings can't hold every
+/// text of a message, or hold bytes that PostgreSQL does not interpret (`SQL_ASCII`, which `initdb` chooses without a locale).
+pub fn describe_unfit_encoding(encoding: &str) -> Option<String> {
     (encoding != "UTF8").then(|| {
         format!(
             "the database's encoding is {encoding}, and must be UTF8: messages hold any text, and an encoding can't be changed. Create \
@@ -34,13 +35,13 @@ pub fn unfit_encoding(encoding: &str) -> Option<String> {
 
 /// Returns whether new sessions are read-only, by the setting of the server, the database or the login.
 pub async fn is_read_only(connection: &mut PgConnection) -> sqlx::Result<bool> {
-    let asked = "select reset_val operator(pg_catalog.=) 'on' from pg_catalog.pg_settings \
+    let query = "select reset_val operator(pg_catalog.=) 'on' from pg_catalog.pg_settings \
                  where name operator(pg_catalog.=) 'default_transaction_read_only'";
-    sqlx::raw_sql(asked).fetch_one(connection).await?.try_get(0)
+    sqlx::raw_sql(query).fetch_one(connection).await?.try_get(0)
 }
 
-/// Makes a session read-only until it resets that.
-pub async fn read_only(connection: &mut PgConnection) -> sqlx::Result<()> {
+/// Makes a session read-only until the setting is reset.
+pub async fn set_read_only(connection: &mut PgConnection) -> sqlx::Result<()> {
     sqlx::query!("select set_config('default_transaction_read_only', 'on', false)")
         .fetch_one(connection)
         .await?;
@@ -67,7 +68,8 @@ pub struct ServerSettings {
     pub transaction_timeout: i64,
 }
 
-pub async fn server_settings(connection: &mut PgConnection) -> sqlx::Result<ServerSettings> {
+/// Reads the server's settings that affect durability and timeouts.
+pub async fn read_server_settings(connection: &mut PgConnection) -> sqlx::Result<ServerSettings> {
     sqlx::query_as!(
         ServerSettings,
         r#"select current_setting('fsync') = 'on' as "fsync!", current_setting('full_page_writes') = 'on' as "full_page_writes!",
@@ -87,15 +89,16 @@ pub async fn server_settings(connection: &mut PgConnection) -> sqlx::Result<Serv
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClockReading {
     pub database: DateTime<Utc>,
-    /// This machine's time, midway between query and answer.
-    pub here: DateTime<Utc>,
+    /// This machine's time, midway between the query and its result.
+    pub local: DateTime<Utc>,
     /// Difference that is possible without an error: half of the round trip.
     pub uncertainty: chrono::Duration,
 }
 
+/// Reads the database's clock, to compare it with this machine's.
 pub async fn read_clock(connection: &mut PgConnection) -> sqlx::Result<ClockReading> {
-    let (asked, before) = (Instant::now(), Utc::now());
+    let (start, started_at) = (Instant::now(), Utc::now());
     let database = sqlx::query_scalar!(r#"select clock_timestamp() as "now!""#).fetch_one(connection).await?;
-    let uncertainty = chrono::Duration::from_std(asked.elapsed() / 2).unwrap_or_default();
-    Ok(ClockReading { database, here: before + uncertainty, uncertainty })
+    let uncertainty = chrono::Duration::from_std(start.elapsed() / 2).unwrap_or_default();
+    Ok(ClockReading { database, local: started_at + uncertainty, uncertainty })
 }

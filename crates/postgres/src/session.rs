@@ -9,8 +9,8 @@ use sqlx::error::BoxDynError;
 use sqlx::postgres::{PgArgumentBuffer, PgConnection, PgTypeInfo};
 use sqlx::{Connection as _, Encode, Postgres, Row as _, Type};
 
-use super::connection::{standby, within};
-use super::search_path::{pin_search_path, unpin};
+use super::connection::{build_standby_error, wait_for_answer};
+use super::search_path::{pin_search_path, unpin_search_path};
 use super::settings::PgSettings;
 
 /// Returns whether the server is a standby.
@@ -24,23 +24,23 @@ pub async fn is_standby(connection: &mut PgConnection) -> sqlx::Result<bool> {
 pub struct DatabaseClock(Arc<RwLock<(DateTime<Utc>, Instant)>>);
 
 impl DatabaseClock {
-    /// Creates a clock that was `now` at `asked`.
+    /// Creates a clock that was `now` at `read_at`.
     #[must_use]
-    pub fn new(now: DateTime<Utc>, asked: Instant) -> Self {
-        Self(Arc::new(RwLock::new((now, asked))))
+    pub fn new(now: DateTime<Utc>, read_at: Instant) -> Self {
+        Self(Arc::new(RwLock::new((now, read_at))))
     }
 
     /// Sets the clock.
-    pub fn set(&self, now: DateTime<Utc>, asked: Instant) {
+    pub fn set(&self, now: DateTime<Utc>, read_at: Instant) {
         // A poisoned lock still holds a valid value: it is replaced as one.
-        *self.0.write().unwrap_or_else(std::sync::PoisonError::into_inner) = (now, asked);
+        *self.0.write().unwrap_or_else(std::sync::PoisonError::into_inner) = (now, read_at);
     }
 
     /// Returns the database's current time, in PostgreSQL's precision of microseconds.
     #[must_use]
     pub fn now(&self) -> DateTime<Utc> {
-        let (then, asked) = *self.0.read().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let now = then + asked.elapsed();
+        let (database_time, read_at) = *self.0.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let now = database_time + read_at.elapsed();
         DateTime::from_timestamp_micros(now.timestamp_micros()).unwrap_or(now)
     }
 }
@@ -95,9 +95,9 @@ pub struct Backend {
     pub(super) started_at: DateTime<Utc>,
 }
 
-/// Returns the number of the server process behind a connection. Uses no prepared statement, which behind a pooler might be another
+/// Reads the number of the server process behind a connection. Uses no prepared statement, which behind a pooler might be another
 /// client's.
-pub async fn process(connection: &mut PgConnection) -> sqlx::Result<i32> {
+pub async fn read_backend_pid(connection: &mut PgConnection) -> sqlx::Result<i32> {
     sqlx::raw_sql("select pg_backend_pid()").fetch_one(connection).await?.try_get(0)
 }
 
@@ -115,25 +115,26 @@ impl Session {
     /// [`super::search_path`]).
     pub(crate) async fn open_for_handlers(settings: &PgSettings, application: &str) -> sqlx::Result<Self> {
         let mut connection = settings.connect_with(application, None).await?;
-        within(settings.client_timeout(), pin_search_path(&mut connection)).await?;
+        wait_for_answer(settings.client_timeout(), pin_search_path(&mut connection)).await?;
         let mut session = Self::identify(settings, connection).await?;
         // The driver looks our type up by a statement of its own, once: here, and not in the handler's path.
-        let asked = sqlx::query("select $1::oncely.message[]").bind(NoMessages);
-        within(settings.client_timeout(), asked.fetch_one(&mut session.connection)).await?;
-        within(settings.client_timeout(), unpin(&mut session.connection)).await?;
+        let query = sqlx::query("select $1::oncely.message[]").bind(NoMessages);
+        wait_for_answer(settings.client_timeout(), query.fetch_one(&mut session.connection)).await?;
+        wait_for_answer(settings.client_timeout(), unpin_search_path(&mut session.connection)).await?;
         Ok(session)
     }
 
+    /// Reads cell, epoch and clock of the server. Fails on a standby, and through a pooler in transaction mode.
     async fn identify(settings: &PgSettings, mut connection: PgConnection) -> sqlx::Result<Self> {
-        let pid = within(settings.client_timeout(), process(&mut connection)).await?;
+        let pid = wait_for_answer(settings.client_timeout(), read_backend_pid(&mut connection)).await?;
         let server = sqlx::query!(
             r#"select pg_is_in_recovery() as "is_standby!", current_setting('synchronous_standby_names') <> '' as "synchronous!""#
         );
-        let server = within(settings.client_timeout(), server.fetch_one(&mut connection)).await?;
+        let server = wait_for_answer(settings.client_timeout(), server.fetch_one(&mut connection)).await?;
         if server.is_standby {
-            return Err(standby());
+            return Err(build_standby_error());
         }
-        let asked = Instant::now();
+        let read_at = Instant::now();
         let row = sqlx::query!(
             r#"select c.name as "name!", oncely.epoch() as "epoch!", clock_timestamp() as "now!", a.pid as "pid!",
                 a.backend_start as "started_at!"
@@ -141,7 +142,7 @@ impl Session {
             where a.pid = pg_backend_pid()"#
         )
         .fetch_one(&mut connection);
-        let row = within(settings.client_timeout(), row).await?;
+        let row = wait_for_answer(settings.client_timeout(), row).await?;
         if row.pid != pid {
             let text = "the server's process changes between two statements: there is a pooler in transaction mode in between";
             return Err(sqlx::Error::Configuration(text.into()));
@@ -149,7 +150,7 @@ impl Session {
         Ok(Self {
             connection,
             cell: DatabaseCell { name: row.name, epoch: row.epoch },
-            clock: DatabaseClock::new(row.now, asked),
+            clock: DatabaseClock::new(row.now, read_at),
             synchronous: server.synchronous,
             backend: Backend { pid: row.pid, started_at: row.started_at },
             keeps_memory: false,
@@ -172,7 +173,7 @@ impl Session {
 ///
 /// An empty transaction would not wait: PostgreSQL waits only for one that has written to its log. Without a synchronous standby nothing is
 /// written; the setting can change during a session, so it is checked each time.
-pub async fn await_standby(connection: &mut PgConnection) -> sqlx::Result<()> {
+pub async fn wait_for_standby(connection: &mut PgConnection) -> sqlx::Result<()> {
     sqlx::query!(
         "select case
             when pg_catalog.current_setting('synchronous_standby_names') operator(pg_catalog.<>) ''
@@ -209,7 +210,7 @@ pub(crate) async fn plan_as_usual(connection: &mut PgConnection) -> sqlx::Result
 
 /// Configures a session for interactive queries. Their filters differ each time, and a generic plan would read whole tables; so would
 /// outdated statistics, or a limit that makes the planner start anywhere.
-pub async fn read_by_index(connection: &mut PgConnection) -> sqlx::Result<()> {
+pub async fn prefer_indexes(connection: &mut PgConnection) -> sqlx::Result<()> {
     sqlx::query!(
         "select set_config('plan_cache_mode', 'force_custom_plan', false) as plans,
             set_config('enable_seqscan', 'off', false) as whole"
@@ -261,26 +262,28 @@ pub async fn end_backend(connection: &mut PgConnection, backend: Backend) -> sql
 /// Terminates a session like [`end_backend`], and waits up to five seconds for its end. Returns whether it has ended.
 #[cfg(feature = "testing")]
 pub async fn end_backend_now(connection: &mut PgConnection, backend: Backend) -> sqlx::Result<bool> {
-    let ended = sqlx::query_scalar(
+    let query = sqlx::query_scalar(
         "select pg_terminate_backend(pid, 5000) from pg_stat_activity where pid = $1 and backend_start = $2
             and application_name = current_setting('application_name')",
     );
-    let ended = ended.bind(backend.pid).bind(backend.started_at).fetch_optional(connection).await?;
-    Ok(ended.unwrap_or(true))
+    let has_ended = query.bind(backend.pid).bind(backend.started_at).fetch_optional(connection).await?;
+    Ok(has_ended.unwrap_or(true))
 }
 
 /// Removes the statement timeout of this session: for operators who wait for the result.
-pub async fn take_time(connection: &mut PgConnection) -> sqlx::Result<()> {
+pub async fn remove_statement_timeout(connection: &mut PgConnection) -> sqlx::Result<()> {
     sqlx::query!("select set_config('statement_timeout', '0', false) as statements")
         .fetch_one(connection)
         .await?;
     Ok(())
 }
 
-/// Returns the epoch, whether reported commits may be lost, and the time. They may be lost if a standby can take over without the latest
+/// Reads the epoch, whether reported commits may be lost, and the time. They may be lost if a standby can take over without the latest
 /// ones (a slot counts as a standby: one that is disconnected for a moment comes back through it), or if a crash loses unflushed ones: the
 /// same timeline, so the same epoch, but not the same rows.
-pub async fn database_status(connection: &mut PgConnection) -> sqlx::Result<(String, bool, DateTime<Utc>)> {
+pub async fn read_database_status(
+    connection: &mut PgConnection,
+) -> sqlx::Result<(String, bool, DateTime<Utc>)> {
     let row = sqlx::query!(
         r#"select oncely.epoch() as "epoch!", clock_timestamp() as "now!",
             exists (select from pg_stat_replication where pid <> pg_backend_pid())

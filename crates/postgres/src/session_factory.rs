@@ -50,18 +50,19 @@ impl SessionFactory {
         self.require_admitted(Session::open_for_handlers(&self.settings, application).await?).await
     }
 
-    /// Returns whether an open session is still on the newest known timeline.
-    pub fn admits(&self, session: &Session) -> bool {
-        self.timelines.admits(&session.cell.epoch)
+    /// Records the timeline of an open session; returns false if a newer one of the same server was recorded before.
+    pub fn record_timeline(&self, session: &Session) -> bool {
+        self.timelines.record_epoch(&session.cell.epoch)
     }
 
+    /// Closes a session of another cell, or of an older timeline than the newest recorded one, and returns the reason.
     async fn require_admitted(&self, session: Session) -> Result<Session, NoSession> {
         if session.cell.name != self.cell {
             let found = session.cell.name.clone();
             session.close().await;
             return Err(NoSession::OtherCell { expected: self.cell.clone(), found });
         }
-        if !self.admits(&session) {
+        if !self.record_timeline(&session) {
             let epoch = session.cell.epoch.clone();
             session.close().await;
             return Err(NoSession::OldTimeline(epoch));

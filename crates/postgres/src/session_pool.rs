@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 use sqlx::postgres::PgConnection;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::connection::within;
+use super::connection::wait_for_answer;
 use super::last_outage::LastOutage;
-use super::session::{Session, process};
+use super::session::{Session, read_backend_pid};
 use super::session_factory::{NoSession, SessionFactory};
 
-/// Longest wait for the check of an idle session: a slower server counts as unavailable.
-const LIFE: Duration = Duration::from_secs(1);
+/// Maximum wait for the check of an idle session: a slower server counts as unavailable.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Opens the sessions of a pool.
 pub trait SessionOpener: Send + Sync + 'static {
@@ -22,8 +22,8 @@ pub trait SessionOpener: Send + Sync + 'static {
     /// Opens a session.
     fn open(&self) -> impl Future<Output = Result<(Session, Self::Facts), NoSession>> + Send;
 
-    /// Returns whether an idle session is still on the newest known timeline.
-    fn admits(&self, session: &Session) -> bool;
+    /// Records the timeline of an idle session; returns false if a newer one of the same server was recorded before.
+    fn record_timeline(&self, session: &Session) -> bool;
 }
 
 /// Opens sessions for single statements.
@@ -40,8 +40,8 @@ impl SessionOpener for PlainOpener {
         Ok((self.factory.open(&self.application).await?, ()))
     }
 
-    fn admits(&self, session: &Session) -> bool {
-        self.factory.admits(session)
+    fn record_timeline(&self, session: &Session) -> bool {
+        self.factory.record_timeline(session)
     }
 }
 
@@ -50,7 +50,7 @@ impl SessionOpener for PlainOpener {
 pub struct PoolLimits {
     /// Maximum number of sessions.
     pub sessions: usize,
-    /// Longest wait while all sessions are in use; `None` for no limit.
+    /// Maximum wait while all sessions are in use; `None` for no limit.
     pub wait: Option<Duration>,
     /// Idle time after which a session is checked before use; `None` for never.
     pub check_after: Option<Duration>,
@@ -62,8 +62,8 @@ pub struct SessionPool<O: SessionOpener = PlainOpener>(Arc<PoolInner<O>>);
 struct PoolInner<O: SessionOpener> {
     opener: O,
     limits: PoolLimits,
-    places: Arc<Semaphore>,
-    away: LastOutage,
+    permits: Arc<Semaphore>,
+    last_outage: LastOutage,
     /// Idle sessions with the time of their return, the latest last.
     idle: Mutex<Vec<(Session, O::Facts, Instant)>>,
 }
@@ -71,7 +71,7 @@ struct PoolInner<O: SessionOpener> {
 /// The right to one of a pool's sessions.
 #[derive(Debug)]
 pub struct PoolPermit {
-    _place: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
 }
 
 /// A session in use. It returns only by [`PooledSession::give_back`]: after an unanswered statement its connection is closed with it.
@@ -96,42 +96,45 @@ impl<O: SessionOpener> std::fmt::Debug for SessionPool<O> {
 }
 
 impl SessionPool {
-    /// Creates a pool of up to `most` sessions for single statements; a caller waits up to `wait` while all are in use.
-    pub fn new(factory: SessionFactory, application: String, most: usize, wait: Duration) -> Self {
-        let limits =
-            PoolLimits { sessions: most, wait: Some(wait), check_after: Some(Duration::from_secs(1)) };
+    /// Creates a pool of up to `max_sessions` sessions for single statements; a caller waits up to `wait` while all are in use.
+    pub fn new(factory: SessionFactory, application: String, max_sessions: usize, wait: Duration) -> Self {
+        let limits = PoolLimits {
+            sessions: max_sessions,
+            wait: Some(wait),
+            check_after: Some(Duration::from_secs(1)),
+        };
         Self::with_opener(PlainOpener { factory, application }, limits, LastOutage::default())
     }
 }
 
 impl<O: SessionOpener> SessionPool<O> {
-    /// Creates a pool; `away` records the times at which no session could be opened.
-    pub fn with_opener(opener: O, limits: PoolLimits, away: LastOutage) -> Self {
-        let places = Arc::new(Semaphore::new(limits.sessions));
-        Self(Arc::new(PoolInner { opener, limits, places, away, idle: Mutex::default() }))
+    /// Creates a pool; `last_outage` records the times at which no session could be opened.
+    pub fn with_opener(opener: O, limits: PoolLimits, last_outage: LastOutage) -> Self {
+        let permits = Arc::new(Semaphore::new(limits.sessions));
+        Self(Arc::new(PoolInner { opener, limits, permits, last_outage, idle: Mutex::default() }))
     }
 
     /// Returns the times at which no session could be opened.
     pub fn last_outage(&self) -> LastOutage {
-        self.0.away.clone()
+        self.0.last_outage.clone()
     }
 
     /// Returns whether all sessions are in use.
     pub fn is_exhausted(&self) -> bool {
-        self.0.places.available_permits() == 0
+        self.0.permits.available_permits() == 0
     }
 
-    /// Waits for the right to a session. May be dropped at any time.
+    /// Waits for the right to one of the sessions. May be dropped at any time.
     ///
     /// # Errors
     /// If all sessions stay in use.
-    pub async fn permit(&self) -> Result<PoolPermit, NoSession> {
-        let permit = Arc::clone(&self.0.places).acquire_owned();
+    pub async fn wait_for_permit(&self) -> Result<PoolPermit, NoSession> {
+        let permit = Arc::clone(&self.0.permits).acquire_owned();
         let permit = match self.0.limits.wait {
             Some(wait) => tokio::time::timeout(wait, permit).await.map_err(|_| sqlx::Error::PoolTimedOut)?,
             None => permit.await,
         };
-        Ok(PoolPermit { _place: permit.map_err(|_| sqlx::Error::PoolClosed)? })
+        Ok(PoolPermit { _permit: permit.map_err(|_| sqlx::Error::PoolClosed)? })
     }
 
     /// Takes a session. To be called in a task of its own that is not dropped half-way.
@@ -139,7 +142,7 @@ impl<O: SessionOpener> SessionPool<O> {
     /// # Errors
     /// If the server does not answer, is of another cell or an old timeline, or all sessions stay in use.
     pub async fn acquire(&self) -> Result<PooledSession<O>, NoSession> {
-        let permit = self.permit().await?;
+        let permit = self.wait_for_permit().await?;
         self.acquire_with(permit).await
     }
 
@@ -149,10 +152,10 @@ impl<O: SessionOpener> SessionPool<O> {
     /// If the server does not answer, or is of another cell or an old timeline.
     pub async fn acquire_with(&self, permit: PoolPermit) -> Result<PooledSession<O>, NoSession> {
         let pool = &self.0;
-        let (session, facts, is_fresh) = match pool.idle().await {
+        let (session, facts, is_fresh) = match pool.take_idle().await {
             Some((session, facts)) => (session, facts, false),
             None => {
-                let (session, facts) = pool.opener.open().await.inspect_err(|_| pool.away.note())?;
+                let (session, facts) = pool.opener.open().await.inspect_err(|_| pool.last_outage.record())?;
                 (session, facts, true)
             }
         };
@@ -169,15 +172,18 @@ impl<O: SessionOpener> SessionPool<O> {
 }
 
 impl<O: SessionOpener> PoolInner<O> {
-    /// Returns an idle session that is alive and on the newest known timeline.
-    async fn idle(&self) -> Option<(Session, O::Facts)> {
+    /// Takes an idle session that answers, if its last use is long ago, and is on the newest known timeline. Drops all others if one does
+    /// not answer.
+    async fn take_idle(&self) -> Option<(Session, O::Facts)> {
         loop {
             let (mut session, facts, since) = self.lock().pop()?;
-            if !self.opener.admits(&session) {
+            if !self.opener.record_timeline(&session) {
                 continue;
             }
             let is_checked = self.limits.check_after.is_some_and(|after| since.elapsed() >= after);
-            if !is_checked || within(LIFE, process(&mut session.connection)).await.is_ok() {
+            if !is_checked
+                || wait_for_answer(CHECK_TIMEOUT, read_backend_pid(&mut session.connection)).await.is_ok()
+            {
                 return Some((session, facts));
             }
             // The connection or its server is gone: the other idle sessions are no more reliable.
@@ -193,11 +199,12 @@ impl<O: SessionOpener> PoolInner<O> {
 }
 
 impl<O: SessionOpener> PooledSession<O> {
+    /// Returns the session's connection.
     pub fn connection(&mut self) -> &mut PgConnection {
         &mut self.session.connection
     }
 
-    /// Returns whether it was opened for this use.
+    /// Returns whether the session was opened for this use.
     pub fn is_fresh(&self) -> bool {
         self.is_fresh
     }

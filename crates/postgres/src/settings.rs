@@ -9,7 +9,7 @@ use std::time::Duration;
 use secrecy::{ExposeSecret as _, SecretString};
 
 use super::timelines::Timelines;
-use oncely_net::server_url::{masked, split_urls};
+use oncely_net::server_url::{mask_url, split_urls};
 use oncely_net::tls::TlsSettings;
 use oncely_net::url_file::{self, UrlFileError};
 
@@ -33,10 +33,11 @@ pub struct PgSettings {
     pub statement_timeout: Duration,
     /// Server-side limit of waiting for a lock, such as for another worker's claim of the same key.
     pub lock_timeout: Duration,
-    pub turn: HostState,
+    /// The process's knowledge of the hosts.
+    pub host_state: HostState,
 }
 
-/// A process's knowledge of several hosts: the one to ask first, which was right last time, and the newest timeline seen.
+/// A process's knowledge of several hosts: the one to try first, which took writes last time, and the newest timeline seen.
 #[derive(Clone, Debug, Default)]
 pub struct HostState {
     first: Arc<AtomicUsize>,
@@ -44,71 +45,72 @@ pub struct HostState {
 }
 
 impl HostState {
-    /// Returns the indexes of `hosts` hosts, in the order in which they are asked.
-    pub(super) fn order(&self, hosts: usize) -> impl Iterator<Item = usize> + use<> {
+    /// Returns the indexes of `hosts` hosts, in the order in which they are tried.
+    pub(super) fn order_hosts(&self, hosts: usize) -> impl Iterator<Item = usize> + use<> {
         let first = self.first.load(Ordering::Relaxed);
         (0..hosts).map(move |step| (first + step) % hosts)
     }
 
-    /// Records that this host is right.
-    pub(super) fn keep(&self, host: usize) {
+    /// Records that a host is fit: it is tried first from now on.
+    pub(super) fn record_fit(&self, host: usize) {
         self.first.store(host, Ordering::Relaxed);
     }
 
-    /// Records that this host is not right: the next one is asked first, unless another one was found in the meantime.
-    pub(super) fn pass(&self, host: usize, hosts: usize) {
+    /// Records that a host is unfit: the next host is tried first, unless a fit one was found in the meantime.
+    pub(super) fn record_unfit(&self, host: usize, hosts: usize) {
         let next = (host + 1) % hosts.max(1);
         let _ = self.first.compare_exchange(host, next, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// Records a timeline; returns false if a newer one was seen before.
-    pub(super) fn admits(&self, timeline: &str) -> bool {
-        self.timelines.admits(timeline)
+    /// Records a host's timeline; returns false if a newer one of the same server was recorded before.
+    pub(super) fn record_timeline(&self, timeline: &str) -> bool {
+        self.timelines.record_epoch(timeline)
     }
 
-    /// Returns whether no host was reached yet.
+    /// Returns whether no timeline was recorded yet.
     pub(super) fn is_new(&self) -> bool {
         self.timelines.is_empty()
     }
 }
 
 impl PgSettings {
-    /// Returns a limit above that of any statement on an available server.
+    /// Returns the client's limit of a statement: five seconds more than the server's, so that it only ends statements of a lost server.
     pub fn client_timeout(&self) -> Duration {
         self.statement_timeout + Duration::from_secs(5)
     }
 
-    /// Returns the longest time that it takes to find no host.
-    pub fn longest_connect(&self) -> Duration {
+    /// Returns the maximum time of a search for a host that takes writes.
+    pub fn max_connect_time(&self) -> Duration {
         self.connect_timeout * u32::try_from(self.urls().count() * 2).unwrap_or(u32::MAX)
     }
 
-    /// Returns the settings with the URLs currently in the file, if there is one.
-    pub(crate) fn current(&self) -> Result<Cow<'_, Self>, UrlFileError> {
+    /// Reads the URLs from their file again, if there is one; returns the settings with them.
+    pub(crate) fn reread_urls(&self) -> Result<Cow<'_, Self>, UrlFileError> {
         let Some(file) = &self.url_file else { return Ok(Cow::Borrowed(self)) };
         let mut urls = split_urls(url_file::read(file)?.expose_secret()).into_iter();
         let url = urls.next().unwrap_or_default();
         Ok(Cow::Owned(Self { url, other_hosts: urls.collect(), ..self.clone() }))
     }
 
-    /// Returns the same settings for each of the hosts alone.
+    /// Returns the settings for each host alone, without the file of the URLs.
     pub fn each_host(&self) -> impl Iterator<Item = Self> + '_ {
         let alone = move |url: &SecretString| Self {
             url: url.clone(),
             other_hosts: Vec::new(),
             url_file: None,
-            turn: HostState::default(),
+            host_state: HostState::default(),
             ..self.clone()
         };
         self.urls().map(alone)
     }
 
+    /// Returns the URLs of all hosts.
     fn urls(&self) -> impl Iterator<Item = &SecretString> {
         std::iter::once(&self.url).chain(&self.other_hosts)
     }
 
-    /// Returns PostgreSQL's address for operators, without passwords.
-    pub fn shown(&self) -> String {
-        self.urls().map(masked).collect::<Vec<_>>().join(" ")
+    /// Returns the URLs of all hosts without passwords, for operators.
+    pub fn redacted(&self) -> String {
+        self.urls().map(mask_url).collect::<Vec<_>>().join(" ")
     }
 }

@@ -7,7 +7,7 @@ use serde::Serialize;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::consumers::interval;
+use super::consumers::to_interval;
 
 /// A consumer's numbers in a span. Each is at most 10^12, in the table and when read, so that sums don't overflow.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -24,7 +24,7 @@ pub struct ConsumerStats {
     pub dead_lettered: i64,
     pub fallbacks: i64,
     pub outages: i64,
-    /// Number of deliveries by time until they were settled, per bucket ([`oncely_core::durations::BOUNDS`]).
+    /// Number of deliveries by time until they were settled, per bucket ([`oncely_core::durations::BUCKET_BOUNDS`]).
     pub durations: Vec<i64>,
 }
 
@@ -83,20 +83,20 @@ pub async fn prune_stats(connection: &mut PgConnection) -> sqlx::Result<i64> {
     sqlx::query_scalar!(r#"select oncely.prune_stats() as "rows!""#).fetch_one(connection).await
 }
 
-/// Returns consumers' numbers from `since` on, summed over processes in spans of `width` (ten seconds or more; a minute or more for spans
+/// Reads consumers' numbers from `since` on, summed over processes in spans of `width` (ten seconds or more; a minute or more for spans
 /// older than two hours), in order of time and name.
-pub async fn consumer_stats(
+pub async fn read_consumer_stats(
     connection: &mut PgConnection,
     since: DateTime<Utc>,
     width: Duration,
 ) -> sqlx::Result<Vec<ConsumerStats>> {
-    sqlx::query_file_as!(ConsumerStats, "src/stats_consumers.sql", since, interval(width))
+    sqlx::query_file_as!(ConsumerStats, "src/stats_consumers.sql", since, to_interval(width))
         .fetch_all(connection)
         .await
 }
 
-/// Returns relays' numbers from `since` on, in spans of `width`.
-pub async fn relay_stats(
+/// Reads relays' numbers from `since` on, in spans of `width`.
+pub async fn read_relay_stats(
     connection: &mut PgConnection,
     since: DateTime<Utc>,
     width: Duration,
@@ -114,7 +114,7 @@ pub async fn relay_stats(
         group by 2, s.target
         order by 2, s.target"#,
         since,
-        interval(width)
+        to_interval(width)
     )
     .fetch_all(connection)
     .await

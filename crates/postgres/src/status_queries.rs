@@ -14,8 +14,8 @@ pub struct ConsumerKeyCounts {
     pub failing: i64,
 }
 
-/// Returns for each consumer the time of its last completion and the number of its failing keys.
-pub async fn consumer_key_counts(
+/// Reads for each consumer the time of its last completion and the number of its failing keys.
+pub async fn read_consumer_key_counts(
     connection: &mut PgConnection,
     consumers: &[String],
 ) -> sqlx::Result<Vec<ConsumerKeyCounts>> {
@@ -54,8 +54,8 @@ pub struct FailingKey {
     pub not_before: Option<DateTime<Utc>>,
 }
 
-/// Returns each consumer's oldest failing keys, up to `each`.
-pub async fn failing_keys(
+/// Lists each consumer's oldest failing keys, up to `each`.
+pub async fn list_failing_keys(
     connection: &mut PgConnection,
     consumers: &[String],
     each: i64,
@@ -90,10 +90,10 @@ pub struct QueueLetters {
     pub settled: i64,
 }
 
-/// Returns open dead letters by queue. `settled` counts those older than this time.
-pub async fn queue_letters(
+/// Counts open dead letters by queue. `before` counts those older than this time.
+pub async fn count_queue_letters(
     connection: &mut PgConnection,
-    settled: DateTime<Utc>,
+    before: DateTime<Utc>,
 ) -> sqlx::Result<Vec<QueueLetters>> {
     sqlx::query_as!(
         QueueLetters,
@@ -102,7 +102,7 @@ pub async fn queue_letters(
         where state in ('waiting', 'requeueing')
         group by queue
         order by queue"#,
-        settled
+        before
     )
     .fetch_all(connection)
     .await

@@ -6,17 +6,17 @@ use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
 use super::session::{Backend, plan_anew};
-use oncely_core::decide::EARLY;
+use oncely_core::decide::EARLY_TOLERANCE;
 use oncely_core::fingerprint::Fingerprint;
 use oncely_core::identity::{Identity, IdentityPart};
 
 /// A key inserted by another session while the statement ran is only visible to the next one.
-const ROUNDS: usize = 2;
+const MAX_ROUNDS: usize = 2;
 
 /// Counts a run of each message, in a transaction of its own that is committed when this returns. Returns for each message whether it was
 /// counted: if its key may run, and runs nowhere else; with `lenient`, under any payload that its key first came with. Identities must be
 /// distinct. Waits for a held key like a claim.
-pub async fn mark(
+pub async fn mark_suspects(
     connection: &mut PgConnection,
     consumer: &IdentityPart,
     now: DateTime<Utc>,
@@ -39,7 +39,7 @@ pub async fn mark(
     sqlx::query!("set local synchronous_commit = off").execute(&mut *transaction).await?;
     plan_anew(&mut transaction).await?;
     let mut marked = vec![false; suspects.len()];
-    for _ in 0..ROUNDS {
+    for _ in 0..MAX_ROUNDS {
         let open: Vec<usize> = (0..suspects.len()).filter(|&index| !marked[index]).collect();
         if open.is_empty() {
             break;
@@ -56,7 +56,7 @@ pub async fn mark(
             lenient,
             backend.pid,
             backend.started_at,
-            now + EARLY
+            now + EARLY_TOLERANCE
         )
         .fetch_all(&mut *transaction)
         .await?;
@@ -72,7 +72,7 @@ pub async fn mark(
 
 /// Removes marks: the run has ended without a result, and the process is alive. Returns the marks that could not be removed because their
 /// keys are held: this does not wait for them.
-pub async fn unmark(
+pub async fn unmark_suspects(
     connection: &mut PgConnection,
     consumer: &IdentityPart,
     identities: &[Identity],

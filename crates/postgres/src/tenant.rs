@@ -36,7 +36,7 @@ pub struct TenantCounts {
 }
 
 impl TenantCounts {
-    /// Returns the number of all rows.
+    /// Returns the number of the tenant's rows in all tables.
     pub fn total(&self) -> i64 {
         self.keys
             + self.trail
@@ -51,8 +51,8 @@ impl TenantCounts {
     }
 }
 
-/// Counts the rows. Reads the whole trail.
-pub async fn tenant_counts(
+/// Counts a tenant's rows by table. Reads the whole trail.
+pub async fn count_tenant_rows(
     connection: &mut PgConnection,
     tenant: &str,
     now: DateTime<Utc>,
@@ -60,8 +60,8 @@ pub async fn tenant_counts(
     sqlx::query_file_as!(TenantCounts, "src/tenant_counts.sql", tenant, now).fetch_one(connection).await
 }
 
-/// Returns the queues that a tenant's dead letters came from.
-pub async fn tenant_queues(connection: &mut PgConnection, tenant: &str) -> sqlx::Result<Vec<String>> {
+/// Lists the queues that a tenant's dead letters came from.
+pub async fn list_tenant_queues(connection: &mut PgConnection, tenant: &str) -> sqlx::Result<Vec<String>> {
     sqlx::query_scalar!(
         "select distinct queue from oncely.dead_letters where tenant = $1 order by queue",
         tenant
@@ -126,7 +126,7 @@ pub async fn erase_rows(
 }
 
 /// Blocks `mirror rebuild` until the caller's transaction ends, so that it queues no key deleted in it again.
-pub async fn hold_rebuilds(connection: &mut PgConnection) -> sqlx::Result<()> {
+pub async fn block_rebuilds(connection: &mut PgConnection) -> sqlx::Result<()> {
     sqlx::query!("select only_row from oncely.cell for update").fetch_one(connection).await?;
     Ok(())
 }
@@ -153,16 +153,16 @@ pub struct ErasedKey {
     pub fingerprint: Option<Fingerprint>,
 }
 
-/// Deletes up to `most` keys of a tenant, in the caller's transaction: `all`, or those that may be forgotten.
+/// Deletes up to `limit` keys of a tenant, in the caller's transaction: `all`, or those that may be forgotten.
 pub async fn erase_keys(
     connection: &mut PgConnection,
     tenant: &str,
-    most: i64,
+    limit: i64,
     all: bool,
     now: DateTime<Utc>,
 ) -> sqlx::Result<Vec<ErasedKey>> {
     let rows =
-        sqlx::query_file!("src/tenant_keys_erase.sql", tenant, most, all, now).fetch_all(connection).await?;
+        sqlx::query_file!("src/tenant_keys_erase.sql", tenant, limit, all, now).fetch_all(connection).await?;
     let keys = rows.into_iter().map(|row| ErasedKey {
         consumer: row.consumer,
         key: row.key,
@@ -208,13 +208,13 @@ pub async fn erase_actions(
     tenant: &str,
     pseudonym: &str,
 ) -> sqlx::Result<u64> {
-    let word = word_pattern(tenant);
-    let changed = sqlx::query_file!("src/tenant_actions_erase.sql", tenant, pseudonym, word);
+    let pattern = build_word_pattern(tenant);
+    let changed = sqlx::query_file!("src/tenant_actions_erase.sql", tenant, pseudonym, pattern);
     Ok(changed.execute(connection).await?.rows_affected())
 }
 
-/// Returns a regular expression that finds a text as a word, not as part of one.
-fn word_pattern(text: &str) -> String {
+/// Builds a regular expression that finds a text as a word, not as part of one.
+fn build_word_pattern(text: &str) -> String {
     let mut pattern = String::from("(?<![[:alnum:]_])");
     for character in text.chars() {
         if "\\^$.|?*+()[]{}-".contains(character) {
@@ -242,8 +242,8 @@ pub async fn erase_silent_processes(
     Ok(deleted.execute(connection).await?.rows_affected())
 }
 
-/// Returns the contents of these keys, by consumer and key; keys without contents are left out.
-pub async fn tenant_contents(
+/// Reads the contents of these keys, by consumer and key; keys without contents are left out.
+pub async fn read_tenant_contents(
     connection: &mut PgConnection,
     tenant: &str,
     names: &[(&str, &str)],
@@ -279,8 +279,8 @@ pub struct EventMessage {
     pub payload: Vec<u8>,
 }
 
-/// Returns the messages of these events of a tenant.
-pub async fn tenant_payloads(
+/// Reads the messages of these events of a tenant.
+pub async fn read_tenant_payloads(
     connection: &mut PgConnection,
     tenant: &str,
     ids: &[Uuid],
@@ -299,6 +299,6 @@ pub async fn tenant_payloads(
 mod tests {
     #[test]
     fn a_name_is_a_pattern_that_finds_itself() {
-        assert_eq!(super::word_pattern("a.b"), r"(?<![[:alnum:]_])a\.b(?![[:alnum:]_])");
+        assert_eq!(super::build_word_pattern("a.b"), r"(?<![[:alnum:]_])a\.b(?![[:alnum:]_])");
     }
 }

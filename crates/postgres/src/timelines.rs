@@ -14,8 +14,8 @@ impl Timelines {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
-    /// Records an epoch (`oncely.epoch()`); returns false if a newer timeline of the same server was seen before.
-    pub fn admits(&self, epoch: &str) -> bool {
+    /// Records the timeline in an epoch (`oncely.epoch()`); returns false if a newer one of the same server was recorded before.
+    pub fn record_epoch(&self, epoch: &str) -> bool {
         // System identifier, timeline in eight hexadecimal digits, and more.
         let mut parts = epoch.splitn(3, '-');
         let (Some(server), Some(Ok(timeline))) =
@@ -45,10 +45,10 @@ mod tests {
     #[test]
     fn an_older_timeline_of_the_same_server_is_not_admitted() {
         let timelines = Timelines::default();
-        assert!(timelines.admits("7001-00000001-5-a"));
-        assert!(timelines.admits("7001-0000000A-5-a"));
-        assert!(!timelines.admits("7001-00000002-5-a"), "hexadecimal, not text");
-        assert!(timelines.admits("7001-0000000A-5-b"), "a restored history on the same timeline");
-        assert!(timelines.admits("7002-00000001-5-a"), "another server");
+        assert!(timelines.record_epoch("7001-00000001-5-a"));
+        assert!(timelines.record_epoch("7001-0000000A-5-a"));
+        assert!(!timelines.record_epoch("7001-00000002-5-a"), "hexadecimal, not text");
+        assert!(timelines.record_epoch("7001-0000000A-5-b"), "a restored history on the same timeline");
+        assert!(timelines.record_epoch("7002-00000001-5-a"), "another server");
     }
 }

@@ -14,24 +14,24 @@ pub struct Position {
     pub at: DateTime<Utc>,
     /// The table's oid and the row's place (ctid) in it.
     pub table: i64,
-    pub place: String,
+    pub ctid: String,
 }
 
 impl Position {
-    /// Parses a position.
+    /// Parses a position in the trail, as displayed.
     pub fn parse(text: &str) -> Option<Self> {
         let mut parts = text.splitn(4, '.');
         let at = DateTime::from_timestamp_micros(parts.next()?.parse().ok()?)?;
         let table = parts.next()?.parse().ok()?;
         let (block, row): (u32, u16) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
-        Some(Self { at, table, place: format!("({block},{row})") })
+        Some(Self { at, table, ctid: format!("({block},{row})") })
     }
 }
 
 impl fmt::Display for Position {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let place = self.place.trim_matches(['(', ')']).replace(',', ".");
-        write!(f, "{}.{}.{place}", self.at.timestamp_micros(), self.table)
+        let ctid = self.ctid.trim_matches(['(', ')']).replace(',', ".");
+        write!(f, "{}.{}.{ctid}", self.at.timestamp_micros(), self.table)
     }
 }
 
@@ -46,8 +46,8 @@ pub struct TrailFilter {
     pub worker: Option<String>,
 }
 
-/// Returns the newest rows of a span, from `since` on and before `until`; only those after `after`, if it is given.
-pub async fn trail_page(
+/// Reads the newest rows of a span, from `since` on and before `until`; only those after `after`, if it is given.
+pub async fn read_trail_page(
     connection: &mut PgConnection,
     filter: &TrailFilter,
     since: DateTime<Utc>,
@@ -61,7 +61,7 @@ pub async fn trail_page(
         until,
         after.map(|after| after.at),
         after.map(|after| after.table),
-        after.map(|after| after.place.as_str()),
+        after.map(|after| after.ctid.as_str()),
         filter.tenant.as_deref(),
         filter.consumer.as_deref(),
         filter.key.as_deref(),
@@ -73,7 +73,7 @@ pub async fn trail_page(
     .fetch_all(connection)
     .await?;
     let rows = rows.into_iter().map(|row| {
-        let position = Position { at: row.occurred_at, table: row.partition, place: row.place };
+        let position = Position { at: row.occurred_at, table: row.partition, ctid: row.place };
         let row = AuditRow {
             tenant: row.tenant,
             consumer: row.consumer,
@@ -95,14 +95,14 @@ pub async fn trail_page(
     Ok(rows.collect())
 }
 
-/// Counts the rows of a span, up to `most`.
-pub async fn rows_of_trail(
+/// Counts the rows of a span, up to `limit`.
+pub async fn count_trail_rows(
     connection: &mut PgConnection,
     since: DateTime<Utc>,
     until: DateTime<Utc>,
-    most: i64,
+    limit: i64,
 ) -> sqlx::Result<i64> {
-    sqlx::query_scalar!(r#"select oncely.count_audit($1, $2, $3) as "count!""#, since, until, most)
+    sqlx::query_scalar!(r#"select oncely.count_audit($1, $2, $3) as "count!""#, since, until, limit)
         .fetch_one(connection)
         .await
 }
@@ -118,8 +118,8 @@ pub async fn summarize_trail(
     sqlx::query_scalar!("select oncely.summarize_audit($1, $2)", anew, skip).fetch_one(connection).await
 }
 
-/// Returns the time of the oldest row of a span; callers choose spans with few rows.
-pub async fn oldest_of_trail(
+/// Reads the time of the oldest row of a span; callers choose spans with few rows.
+pub async fn read_oldest_trail_time(
     connection: &mut PgConnection,
     since: Option<DateTime<Utc>>,
     until: Option<DateTime<Utc>>,
@@ -127,8 +127,8 @@ pub async fn oldest_of_trail(
     sqlx::query_scalar!("select oncely.oldest_audit($1, $2)", since, until).fetch_one(connection).await
 }
 
-/// Returns the beginning of the first week that has a partition.
-pub async fn first_week_of_trail(connection: &mut PgConnection) -> sqlx::Result<Option<DateTime<Utc>>> {
+/// Reads the beginning of the first week that has a partition.
+pub async fn read_first_trail_week(connection: &mut PgConnection) -> sqlx::Result<Option<DateTime<Utc>>> {
     sqlx::query_scalar!(
         "select to_date(min(right(c.relname, 8)), 'YYYYMMDD')::timestamp at time zone 'UTC'
         from pg_inherits as i
@@ -148,7 +148,7 @@ mod tests {
         let position = Position {
             at: DateTime::from_timestamp_micros(1_800_000_000_123_456).unwrap(),
             table: 16_500,
-            place: "(12,3)".to_owned(),
+            ctid: "(12,3)".to_owned(),
         };
         assert_eq!(position.to_string(), "1800000000123456.16500.12.3");
         assert_eq!(Position::parse(&position.to_string()), Some(position));

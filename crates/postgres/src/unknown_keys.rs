@@ -2,11 +2,11 @@
 
 use sqlx::PgConnection;
 
-/// Number of a consumer's keys examined, those last given up.
-const LAST: i64 = 1_000;
+/// Maximum number of a consumer's keys examined, those last given up.
+const MAX_EXAMINED_KEYS: i64 = 1_000;
 
 /// Counts a consumer's keys that were given up as `outcome_unknown` and wait for an operator, among the last thousand that were given up.
-pub async fn unknown_keys(connection: &mut PgConnection, consumer: &str) -> sqlx::Result<i64> {
+pub async fn count_unknown_keys(connection: &mut PgConnection, consumer: &str) -> sqlx::Result<i64> {
     sqlx::query_scalar!(
         r#"select count(*) as "count!"
          from (
@@ -18,7 +18,7 @@ pub async fn unknown_keys(connection: &mut PgConnection, consumer: &str) -> sqlx
          ) as f
          where f.reason = 'outcome_unknown'"#,
         consumer,
-        LAST
+        MAX_EXAMINED_KEYS
     )
     .fetch_one(connection)
     .await

@@ -17,8 +17,8 @@ pub struct OldTransaction {
     pub age: f64,
 }
 
-/// Returns the three oldest transactions that hold back vacuum; of other users' sessions only those that this login may see.
-pub async fn old_transactions(connection: &mut PgConnection) -> sqlx::Result<Vec<OldTransaction>> {
+/// Lists the three oldest transactions that hold back vacuum; of other users' sessions only those that this login may see.
+pub async fn list_old_transactions(connection: &mut PgConnection) -> sqlx::Result<Vec<OldTransaction>> {
     sqlx::query_as!(
         OldTransaction,
         r#"select t.kind as "kind!", t.pid, t.application as "application!", t.login as "login!",
@@ -40,8 +40,8 @@ pub async fn old_transactions(connection: &mut PgConnection) -> sqlx::Result<Vec
     .await
 }
 
-/// Returns the login's name if it may not see the activity of some other users' sessions.
-pub async fn hidden_sessions(connection: &mut PgConnection) -> sqlx::Result<Option<String>> {
+/// Reads the login's name if it may not see the activity of some other users' sessions; `None` if it may.
+pub async fn read_login_without_activity(connection: &mut PgConnection) -> sqlx::Result<Option<String>> {
     sqlx::query_scalar!(
         r#"select current_user::text
         where not pg_has_role(current_user, 'pg_read_all_stats', 'usage')
@@ -68,8 +68,8 @@ pub struct DeadRows {
     pub autovacuum: bool,
 }
 
-/// Returns the tables with the most dead rows, and those with autovacuum disabled.
-pub async fn dead_rows(connection: &mut PgConnection) -> sqlx::Result<Vec<DeadRows>> {
+/// Lists the tables with the most dead rows, and those with autovacuum disabled.
+pub async fn list_dead_rows(connection: &mut PgConnection) -> sqlx::Result<Vec<DeadRows>> {
     sqlx::query_as!(
         DeadRows,
         r#"select s.relname::text as "relation!", s.n_live_tup as "live!", s.n_dead_tup as "dead!", s.last_autovacuum,
@@ -96,7 +96,8 @@ pub struct ReplicationSlot {
     pub held: i64,
 }
 
-pub async fn replication_slots(connection: &mut PgConnection) -> sqlx::Result<Vec<ReplicationSlot>> {
+/// Lists the server's replication slots, with the log that each keeps.
+pub async fn list_replication_slots(connection: &mut PgConnection) -> sqlx::Result<Vec<ReplicationSlot>> {
     sqlx::query_as!(
         ReplicationSlot,
         r#"select slot_name::text as "name!", active as "active!", coalesce(wal_status, 'none') as "wal_status!",
@@ -109,8 +110,8 @@ pub async fn replication_slots(connection: &mut PgConnection) -> sqlx::Result<Ve
     .await
 }
 
-/// Returns our indexes that PostgreSQL does not use because their creation was interrupted.
-pub async fn invalid_indexes(connection: &mut PgConnection) -> sqlx::Result<Vec<String>> {
+/// Lists our indexes that PostgreSQL does not use because their creation was interrupted.
+pub async fn list_invalid_indexes(connection: &mut PgConnection) -> sqlx::Result<Vec<String>> {
     sqlx::query_scalar!(
         r#"select c.relname::text as "index!"
         from pg_index as i

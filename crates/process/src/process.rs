@@ -11,7 +11,7 @@ use crate::vitals::{Program, Vitals};
 use crate::watchdog::{self, Watchdog};
 use oncely_config::{LogSettings, Problems, WorkerSettings};
 use oncely_core::backoff::Backoff;
-use oncely_postgres::{Readiness, tell_server_texts};
+use oncely_postgres::{Readiness, set_server_texts_shown};
 
 /// A process that has started. Its watchdog, and the task that waits for `stop`, end when this is dropped.
 pub struct Lifecycle {
@@ -30,8 +30,8 @@ pub enum Attempt<T> {
 }
 
 impl Lifecycle {
-    /// Starts the watchdog and the listener for metrics and health. Breaks if `stop` completes before the address is free, or the address
-    /// stays in use.
+    /// Starts a process: its watchdog, and its listener for metrics and health. Breaks if `stop` completes before the address is free, or
+    /// the address stays in use.
     ///
     /// # Errors
     /// If a thread can't be started, or the process can't listen.
@@ -41,9 +41,9 @@ impl Lifecycle {
         log: &LogSettings,
         stop: impl Future<Output = ()> + Send + 'static,
     ) -> Result<ControlFlow<StopOutcome, Self>, Problems> {
-        let (stop, waiting) = shutdown::when(stop);
-        tell_server_texts(log.server_errors);
-        let watchdog = watchdog::watch(settings.watchdog)?;
+        let (stop, waiting) = shutdown::cancel_when(stop);
+        set_server_texts_shown(log.server_errors);
+        let watchdog = watchdog::start_or_report(settings.watchdog)?;
         let Some(vitals) = Vitals::start(program, &stop).await? else {
             // Not treated as a refused configuration: after a restart the address may be free.
             let stopped = if stop.is_cancelled() { StopOutcome::Clean } else { StopOutcome::Failed };
@@ -52,11 +52,12 @@ impl Lifecycle {
         Ok(ControlFlow::Continue(Self { stop, vitals, _waiting: waiting, _watchdog: watchdog }))
     }
 
-    /// Repeats an attempt to start until it is ready. Returns `None` if the process must stop before.
+    /// Repeats an attempt to start, with growing pauses, until it is ready; sets the readiness to the reason of each wait. Returns `None`
+    /// if the process must stop before.
     ///
     /// # Errors
-    /// The attempt's, at once.
-    pub async fn until_ready<T, E, F>(&self, mut attempt: impl FnMut() -> F) -> Result<Option<T>, E>
+    /// The first error of an attempt, at once.
+    pub async fn wait_until_ready<T, E, F>(&self, mut attempt: impl FnMut() -> F) -> Result<Option<T>, E>
     where
         F: Future<Output = Result<Attempt<T>, E>>,
     {

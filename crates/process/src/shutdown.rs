@@ -5,9 +5,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 /// `EX_SOFTWARE` of sysexits.h: work was not finished in time, or an internal error occurred.
-pub const SOFTWARE: u8 = 70;
+pub const SOFTWARE_ERROR_CODE: u8 = 70;
 /// Exit code after a second signal: 128 and SIGINT's number, as in shells.
-const SECOND_SIGNAL: i32 = 130;
+const SECOND_SIGNAL_CODE: i32 = 130;
 
 /// Returns a future that completes at the first SIGTERM or SIGINT, polled or not; the second one ends the process at once (exit code 130),
 /// which is safe at any moment: uncommitted work is rolled back and redelivered.
@@ -28,7 +28,7 @@ pub fn on_signal() -> std::io::Result<impl Future<Output = ()> + Send + 'static>
             }
             if !first {
                 tracing::warn!("second signal; exiting at once");
-                std::process::exit(SECOND_SIGNAL);
+                std::process::exit(SECOND_SIGNAL_CODE);
             }
             first = false;
             tracing::info!("stopping; finishing work in progress");
@@ -38,8 +38,11 @@ pub fn on_signal() -> std::io::Result<impl Future<Output = ()> + Send + 'static>
     Ok(token.cancelled_owned())
 }
 
-/// Cancels a token when `stop` completes, until the handle is dropped.
-pub fn when(stop: impl Future<Output = ()> + Send + 'static) -> (CancellationToken, AbortOnDropHandle<()>) {
+/// Spawns a task that cancels a token when `stop` completes or panics. Returns the token, and the handle of the task, which ends it when
+/// dropped.
+pub fn cancel_when(
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> (CancellationToken, AbortOnDropHandle<()>) {
     let token = CancellationToken::new();
     // A panic of the future cancels it, too.
     let guard = token.clone().drop_guard();
@@ -68,7 +71,7 @@ impl StopOutcome {
     pub fn code(self) -> u8 {
         match self {
             Self::Clean => 0,
-            Self::Deadline | Self::Failed => SOFTWARE,
+            Self::Deadline | Self::Failed => SOFTWARE_ERROR_CODE,
         }
     }
 }

@@ -11,8 +11,9 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use oncely_config::{LogFormat, LogSettings};
 use oncely_core::shown;
 
-/// Starts logging. `RUST_LOG` takes precedence. If called twice, the first call counts.
-pub fn start(settings: &LogSettings) {
+/// Installs the process's log subscriber, which writes to stderr. A valid `RUST_LOG` replaces the configured level. Does nothing if a
+/// subscriber is installed.
+pub fn init(settings: &LogSettings) {
     let filter = std::env::var("RUST_LOG")
         .ok()
         .and_then(|text| EnvFilter::try_new(text).ok())
@@ -26,7 +27,7 @@ pub fn start(settings: &LogSettings) {
         .with_env_filter(filter)
         .with_writer(move || StderrLines { coloured })
         .with_target(false);
-    let quiet = filter_fn(|metadata| !tells_secrets(metadata.target(), *metadata.level()));
+    let quiet = filter_fn(|metadata| !may_hold_secrets(metadata.target(), *metadata.level()));
     let started = match settings.format {
         LogFormat::Text => builder.with_ansi(coloured).finish().with(quiet).try_init(),
         LogFormat::Json => builder.json().flatten_event(true).finish().with(quiet).try_init(),
@@ -35,9 +36,10 @@ pub fn start(settings: &LogSettings) {
     let _ = started;
 }
 
-/// Returns whether lines may hold secrets: the AMQP client's debug lines hold whole frames, including the handshake's password and bodies,
-/// and its URL; its warnings of returned messages hold those messages. They are never logged, regardless of RUST_LOG.
-fn tells_secrets(target: &str, level: Level) -> bool {
+/// Returns whether lines of this target and level may hold secrets: the AMQP client's debug lines hold whole frames, including the
+/// handshake's password and bodies, and its URL; its warnings of returned messages hold those messages. They are never logged, regardless
+/// of RUST_LOG.
+fn may_hold_secrets(target: &str, level: Level) -> bool {
     let is_of = |name: &str| target.starts_with(name);
     is_of("lapin::returned_messages")
         || level > Level::INFO && ["lapin", "amq_protocol"].into_iter().any(is_of)
@@ -51,7 +53,7 @@ struct StderrLines {
 impl std::io::Write for StderrLines {
     fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
         let text = String::from_utf8_lossy(line);
-        std::io::stderr().lock().write_all(shown::log_line(&text, self.coloured).as_bytes())?;
+        std::io::stderr().lock().write_all(shown::escape_log_line(&text, self.coloured).as_bytes())?;
         Ok(line.len())
     }
 
@@ -67,10 +69,13 @@ mod tests {
     #[test]
     fn frames_are_never_logged() {
         for target in ["lapin::io_loop", "lapin::channels", "amq_protocol_tcp", "amq_protocol::frame"] {
-            assert!(tells_secrets(target, Level::TRACE) && tells_secrets(target, Level::DEBUG), "{target}");
-            assert!(!tells_secrets(target, Level::INFO), "{target}");
+            assert!(
+                may_hold_secrets(target, Level::TRACE) && may_hold_secrets(target, Level::DEBUG),
+                "{target}"
+            );
+            assert!(!may_hold_secrets(target, Level::INFO), "{target}");
         }
-        assert!(!tells_secrets("oncely::worker", Level::TRACE));
-        assert!(tells_secrets("lapin::returned_messages", Level::WARN), "its message, as it came");
+        assert!(!may_hold_secrets("oncely::worker", Level::TRACE));
+        assert!(may_hold_secrets("lapin::returned_messages", Level::WARN), "its message, as it came");
     }
 }

@@ -4,29 +4,28 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::shutdown::SOFTWARE;
+use crate::shutdown::SOFTWARE_ERROR_CODE;
 use oncely_config::Problems;
 
-/// Watches the runtime from its own thread: if no task has run for `limit`, the process ends with exit code 70. That is safe at any moment:
-/// uncommitted work is rolled back and redelivered.
+/// Starts a watchdog of the runtime, on a thread of its own: if no task has run for `limit`, the process ends with exit code 70. That is
+/// safe at any moment: uncommitted work is rolled back and redelivered.
 ///
 /// A handler that computes or blocks without an `.await` holds a thread of the runtime. When it holds the last one, no heartbeat is sent,
 /// no deadline fires and no signal is handled: the process looks alive and does nothing. Only a thread outside the runtime can detect that.
-/// Call it inside the runtime. It watches until the returned handle is dropped: `Worker::run` and
-/// `Relay::run` have one.
+/// Call it inside the runtime. The watchdog ends when the returned handle is dropped: `Worker::run` and `Relay::run` have one.
 ///
 /// # Errors
 /// If the thread can't be started.
 pub fn start(limit: Duration) -> std::io::Result<Watchdog> {
-    let over = Watchdog(Arc::default());
-    let is_over = Arc::clone(&over.0);
+    let watchdog = Watchdog(Arc::default());
+    let is_over = Arc::clone(&watchdog.0);
     let turns = Arc::new(AtomicU64::new(0));
     let pause = (limit / 10).clamp(Duration::from_millis(10), Duration::from_secs(1));
-    let own = Arc::clone(&turns);
-    let ends = Arc::clone(&over.0);
+    let counter = Arc::clone(&turns);
+    let is_over_in_task = Arc::clone(&watchdog.0);
     tokio::spawn(async move {
-        while !ends.load(Ordering::Acquire) {
-            own.fetch_add(1, Ordering::Relaxed);
+        while !is_over_in_task.load(Ordering::Acquire) {
+            counter.fetch_add(1, Ordering::Relaxed);
             tokio::time::sleep(pause).await;
         }
     });
@@ -47,11 +46,11 @@ pub fn start(limit: Duration) -> std::io::Result<Watchdog> {
                     ?limit,
                     "runtime blocked: a handler blocks its threads; exiting, the broker redelivers the messages"
                 );
-                std::process::exit(i32::from(SOFTWARE));
+                std::process::exit(i32::from(SOFTWARE_ERROR_CODE));
             }
         }
     })?;
-    Ok(over)
+    Ok(watchdog)
 }
 
 /// Watches until it is dropped.
@@ -65,8 +64,8 @@ impl Drop for Watchdog {
     }
 }
 
-/// Starts a watchdog in a process that reports problems.
-pub(crate) fn watch(limit: Duration) -> Result<Watchdog, Problems> {
+/// Starts a watchdog like [`start`], with an error as a problem of `worker.watchdog`.
+pub(crate) fn start_or_report(limit: Duration) -> Result<Watchdog, Problems> {
     start(limit).map_err(|error| {
         let mut problems = Problems::default();
         problems.add("worker.watchdog", format!("its thread can't be started: {error}"));

@@ -17,20 +17,20 @@ impl ConsumerTraces {
     pub(super) fn new(
         tracer: Arc<Tracer>,
         consumer: &ConsumerSettings,
-        run: &ConsumerHandler,
+        handler: &ConsumerHandler,
         first_runs: FirstRuns,
     ) -> Self {
-        let in_postgres = matches!(run, ConsumerHandler::Sql(_));
+        let is_in_postgres = matches!(handler, ConsumerHandler::Sql(_));
         Self(Some(Arc::new(ConsumerSpans {
             tracer,
             consumer: consumer.name.clone(),
-            in_postgres,
+            is_in_postgres,
             first_runs,
         })))
     }
 
     /// Begins a batch with this number of messages.
-    pub fn batch(&self, messages: usize) -> BatchTrace {
+    pub fn begin_batch(&self, messages: usize) -> BatchTrace {
         BatchTrace::new(self.0.as_ref(), messages)
     }
 }

@@ -8,7 +8,7 @@ use opentelemetry::KeyValue;
 use opentelemetry::trace::SpanKind;
 use serde::Deserialize;
 
-use super::span::{Clocks, link, new_context, number, remote, set_error, span};
+use super::span::{Clocks, new_context, new_link, new_span, remote_context, set_error, to_i64};
 use super::tracer::Tracer;
 use oncely_config::SpanParent;
 use oncely_core::trace_parent::TraceParent;
@@ -28,12 +28,12 @@ struct Creation<'a> {
 }
 
 impl EventTraces {
-    /// Creates the span of an event that was published, or failed for this reason, in a wave. `taken`: when its batch was taken, by the
-    /// database's clock.
-    pub fn published(
+    /// Exports the span of an event that was published, or failed for this reason, in a wave, if the event gets one. `taken_at`: time at
+    /// which its batch was taken, by the database's clock.
+    pub fn record_publish(
         &self,
         event: &TakenEvent,
-        taken: DateTime<Utc>,
+        taken_at: DateTime<Utc>,
         began: Instant,
         failure: Option<&'static str>,
     ) {
@@ -43,12 +43,12 @@ impl EventTraces {
         let creation: Creation<'_> =
             headers.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
         let parent = creation.traceparent.and_then(TraceParent::parse);
-        let waited = (taken - event.created_at).to_std().unwrap_or_default();
+        let wait = (taken_at - event.created_at).to_std().unwrap_or_default();
         // A long wait is not unusual: the event may have been scheduled.
-        if !tracer.wants(parent.map(|parent| parent.sampled), || failure.is_some()) {
+        if !tracer.select(parent.map(|parent| parent.sampled), || failure.is_some()) {
             return;
         }
-        let creator = parent.and_then(|parent| remote(parent, creation.tracestate));
+        let creator = parent.and_then(|parent| remote_context(parent, creation.tracestate));
         let clocks = Clocks::now();
         let times = (clocks.wall(began), clocks.wall(clocks.began()));
         let exchange = match event.exchange.as_str() {
@@ -60,27 +60,27 @@ impl EventTraces {
             KeyValue::new("messaging.operation.name", "publish"),
             KeyValue::new("messaging.operation.type", "send"),
             KeyValue::new("messaging.destination.template", exchange.to_owned()),
-            KeyValue::new("messaging.message.body.size", number(event.payload.as_ref().map_or(0, Vec::len))),
-            KeyValue::new("oncely.outbox.wait_seconds", waited.as_secs_f64()),
+            KeyValue::new("messaging.message.body.size", to_i64(event.payload.as_ref().map_or(0, Vec::len))),
+            KeyValue::new("oncely.outbox.wait_seconds", wait.as_secs_f64()),
             KeyValue::new("oncely.attempt", i64::from(event.attempts.saturating_add(1))),
         ];
-        let told = tracer.settings.attributes;
-        if told.tenant {
+        let selected = tracer.settings.attributes;
+        if selected.tenant {
             attributes.push(KeyValue::new("oncely.tenant", event.tenant.clone()));
         }
-        if told.routing_key && !event.routing_key.is_empty() {
+        if selected.routing_key && !event.routing_key.is_empty() {
             let name = "messaging.rabbitmq.destination.routing_key";
             attributes.push(KeyValue::new(name, event.routing_key.clone()));
         }
-        if told.message_id {
+        if selected.message_id {
             let id = event.message_id.clone().unwrap_or_else(|| event.id.to_string());
             attributes.push(KeyValue::new("messaging.message.id", id));
         }
         let parent = creator.as_ref().filter(|_| tracer.settings.parent == SpanParent::Producer);
         let name = format!("publish {exchange}");
-        let mut span = span(new_context(parent), parent, SpanKind::Client, name, times, attributes);
+        let mut span = new_span(new_context(parent), parent, SpanKind::Client, name, times, attributes);
         if let Some(creator) = creator {
-            span.links.links.push(link(creator, "creation"));
+            span.links.links.push(new_link(creator, "creation"));
         }
         if let Some(reason) = failure {
             set_error(&mut span, reason);

@@ -9,104 +9,109 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 /// Limit of waiting spans: about four megabytes.
-const QUEUE: usize = 2_048;
+const MAX_QUEUED_SPANS: usize = 2_048;
 
 /// Limit of spans in one request.
-const BATCH: usize = 512;
+const MAX_SPANS_PER_REQUEST: usize = 512;
 
-/// How long spans wait to be sent together.
-const DELAY: Duration = Duration::from_millis(500);
+/// Time for which spans wait to be sent together.
+const EXPORT_DELAY: Duration = Duration::from_millis(500);
 
 /// Limit of one request with its retries; past it its spans are dropped.
-const LIMIT: Duration = Duration::from_secs(10);
+const EXPORT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Limit of the last export at the end.
-const FLUSH: Duration = Duration::from_secs(1);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Interval of log lines about lost spans while the receiver answers.
-const LOG_AGAIN: Duration = Duration::from_secs(60);
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Queue of waiting spans.
 #[derive(Clone, Debug)]
 pub(super) struct SpanQueue {
     sender: mpsc::Sender<SpanData>,
-    lost: Arc<AtomicU64>,
+    lost_count: Arc<AtomicU64>,
 }
 
 impl SpanQueue {
     /// Adds a span, or drops it if the queue is full.
     pub(super) fn push(&self, span: SpanData) {
         if self.sender.try_send(span).is_err() {
-            self.lose(1);
+            self.count_lost(1);
         }
     }
 
-    /// Returns whether the queue has room, before a span is built. A span without room counts as lost.
-    pub(super) fn has_room(&self) -> bool {
+    /// Returns whether the queue has room, before a span is built. If not, counts the span as lost.
+    pub(super) fn check_room(&self) -> bool {
         let has_room = self.sender.capacity() > 0;
         if !has_room {
-            self.lose(1);
+            self.count_lost(1);
         }
         has_room
     }
 
-    fn lose(&self, spans: usize) {
-        self.lost.fetch_add(u64::try_from(spans).unwrap_or(u64::MAX), Ordering::Relaxed);
+    fn count_lost(&self, spans: usize) {
+        self.lost_count.fetch_add(u64::try_from(spans).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 }
 
-/// Empties the queue until `closing`, then exports the rest, for at most a second.
+/// Task that empties the queue until `close_token` is cancelled, then exports the remaining spans, for at most a second.
 pub(super) struct SpanSender<E> {
     exporter: E,
     endpoint: String,
     receiver: mpsc::Receiver<SpanData>,
-    lost: Arc<AtomicU64>,
-    closing: CancellationToken,
+    lost_count: Arc<AtomicU64>,
+    close_token: CancellationToken,
     /// Whether the last request failed, which is logged.
     is_away: bool,
-    logged: Option<Instant>,
+    logged_at: Option<Instant>,
 }
 
 impl<E: SpanExporter> SpanSender<E> {
-    pub(super) fn new(exporter: E, endpoint: String, closing: CancellationToken) -> (SpanQueue, Self) {
-        let (sender, receiver) = mpsc::channel(QUEUE);
-        let lost = Arc::new(AtomicU64::new(0));
-        let queue = SpanQueue { sender, lost: Arc::clone(&lost) };
-        (queue, Self { exporter, endpoint, receiver, lost, closing, is_away: false, logged: None })
+    pub(super) fn new(exporter: E, endpoint: String, close_token: CancellationToken) -> (SpanQueue, Self) {
+        let (sender, receiver) = mpsc::channel(MAX_QUEUED_SPANS);
+        let lost_count = Arc::new(AtomicU64::new(0));
+        let queue = SpanQueue { sender, lost_count: Arc::clone(&lost_count) };
+        (
+            queue,
+            Self { exporter, endpoint, receiver, lost_count, close_token, is_away: false, logged_at: None },
+        )
     }
 
-    /// Ends with [`Self::closing`], or when all senders are dropped.
+    /// Exports spans until [`Self::close_token`] is cancelled or all senders are dropped, then the remaining ones for at most a
+    /// second. Logs the number of lost spans.
     pub(super) async fn run(mut self) {
-        let closing = self.closing.clone();
-        let over = async {
-            closing.cancelled().await;
-            tokio::time::sleep(FLUSH).await;
+        let close_token = self.close_token.clone();
+        let deadline = async {
+            close_token.cancelled().await;
+            tokio::time::sleep(FLUSH_TIMEOUT).await;
         };
         tokio::select! {
             () = self.send() => {}
-            () = over => {}
+            () = deadline => {}
         }
-        let left = u64::try_from(self.receiver.len()).unwrap_or(u64::MAX);
-        let lost = self.lost.load(Ordering::Relaxed).saturating_add(left);
+        let waiting = u64::try_from(self.receiver.len()).unwrap_or(u64::MAX);
+        let lost = self.lost_count.load(Ordering::Relaxed).saturating_add(waiting);
         if lost > 0 {
             tracing::warn!(endpoint = self.endpoint, lost, "spans were lost");
         }
     }
 
+    /// Sends spans in groups, after a short wait for more, until no more can come.
     async fn send(&mut self) {
-        let closing = self.closing.clone();
+        let close_token = self.close_token.clone();
         loop {
             let mut spans = Vec::new();
             tokio::select! {
                 biased;
-                () = closing.cancelled() => self.receiver.close(),
-                taken = self.receiver.recv_many(&mut spans, BATCH) => if taken == 0 { return },
+                () = close_token.cancelled() => self.receiver.close(),
+                count = self.receiver.recv_many(&mut spans, MAX_SPANS_PER_REQUEST) => if count == 0 { return },
             }
-            if spans.len() < BATCH {
+            if spans.len() < MAX_SPANS_PER_REQUEST {
                 tokio::select! {
                     biased;
-                    () = closing.cancelled() => {}
-                    () = tokio::time::sleep(DELAY) => {}
+                    () = close_token.cancelled() => {}
+                    () = tokio::time::sleep(EXPORT_DELAY) => {}
                 }
                 self.fill(&mut spans);
             }
@@ -117,8 +122,9 @@ impl<E: SpanExporter> SpanSender<E> {
         }
     }
 
+    /// Takes waiting spans up to the limit of a request.
     fn fill(&mut self, spans: &mut Vec<SpanData>) {
-        while spans.len() < BATCH
+        while spans.len() < MAX_SPANS_PER_REQUEST
             && let Ok(span) = self.receiver.try_recv()
         {
             spans.push(span);
@@ -129,11 +135,11 @@ impl<E: SpanExporter> SpanSender<E> {
     async fn export(&mut self, spans: Vec<SpanData>) {
         let count = spans.len();
         // Counted first and taken back afterwards: at the end the future may be dropped.
-        self.lose(count);
-        let error = match tokio::time::timeout(LIMIT, self.exporter.export(spans)).await {
+        self.count_lost(count);
+        let error = match tokio::time::timeout(EXPORT_TIMEOUT, self.exporter.export(spans)).await {
             Ok(Ok(())) => None,
             Ok(Err(error)) => Some(error.to_string()),
-            Err(_) => Some(format!("no answer within {LIMIT:?}")),
+            Err(_) => Some(format!("no answer within {EXPORT_TIMEOUT:?}")),
         };
         let endpoint = &self.endpoint;
         match error {
@@ -147,14 +153,14 @@ impl<E: SpanExporter> SpanSender<E> {
             }
             Some(_) => {}
             None => {
-                self.lost.fetch_sub(u64::try_from(count).unwrap_or_default(), Ordering::Relaxed);
-                let is_due = self.logged.is_none_or(|at| at.elapsed() >= LOG_AGAIN);
+                self.lost_count.fetch_sub(u64::try_from(count).unwrap_or_default(), Ordering::Relaxed);
+                let is_due = self.logged_at.is_none_or(|at| at.elapsed() >= LOG_INTERVAL);
                 if self.is_away {
-                    let lost = self.lost.swap(0, Ordering::Relaxed);
+                    let lost = self.lost_count.swap(0, Ordering::Relaxed);
                     tracing::info!(endpoint, lost, "trace export recovered");
-                } else if is_due && self.lost.load(Ordering::Relaxed) > 0 {
-                    self.logged = Some(Instant::now());
-                    let lost = self.lost.swap(0, Ordering::Relaxed);
+                } else if is_due && self.lost_count.load(Ordering::Relaxed) > 0 {
+                    self.logged_at = Some(Instant::now());
+                    let lost = self.lost_count.swap(0, Ordering::Relaxed);
                     tracing::warn!(endpoint, lost, "trace receiver too slow; spans were dropped");
                 }
                 self.is_away = false;
@@ -162,7 +168,7 @@ impl<E: SpanExporter> SpanSender<E> {
         }
     }
 
-    fn lose(&self, spans: usize) {
-        self.lost.fetch_add(u64::try_from(spans).unwrap_or(u64::MAX), Ordering::Relaxed);
+    fn count_lost(&self, spans: usize) {
+        self.lost_count.fetch_add(u64::try_from(spans).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 }

@@ -9,28 +9,28 @@ use opentelemetry_sdk::trace::SpanData;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::span::{link, whole_trace};
+use super::span::{new_link, trace_context};
 use super::tracer::Tracer;
 use oncely_core::identity::IdentityPart;
 use oncely_postgres::{self as pg, Session, SessionFactory};
 
 /// Limit of waiting duplicates. Beyond it their spans get no link.
-const QUEUE: usize = 256;
+const MAX_QUEUED_DUPLICATES: usize = 256;
 
 /// Limit of duplicates in one query.
-const BATCH: usize = 64;
+const MAX_DUPLICATES_PER_QUERY: usize = 64;
 
 /// Limit of a query, including the connection.
-const LIMIT: Duration = Duration::from_secs(1);
+const QUERY_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Idle time after which the connection is closed.
-const IDLE: Duration = Duration::from_secs(30);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Queue of duplicates that wait for their first runs.
 #[derive(Debug)]
 pub(super) struct FirstRuns {
     tracer: Arc<Tracer>,
-    waiting: mpsc::Sender<Duplicate>,
+    sender: mpsc::Sender<Duplicate>,
 }
 
 #[derive(Debug)]
@@ -40,13 +40,13 @@ struct Duplicate {
     key: IdentityPart,
 }
 
-/// The task that queries.
+/// Task that looks up first runs.
 pub(super) struct FirstRunLookup {
     tracer: Arc<Tracer>,
     consumer: IdentityPart,
     factory: SessionFactory,
     application: String,
-    waiting: mpsc::Receiver<Duplicate>,
+    receiver: mpsc::Receiver<Duplicate>,
     session: Option<Session>,
 }
 
@@ -57,89 +57,92 @@ impl FirstRuns {
         factory: SessionFactory,
         application: String,
     ) -> (Self, FirstRunLookup) {
-        let (sender, waiting) = mpsc::channel(QUEUE);
-        let first_runs = Self { tracer: Arc::clone(&tracer), waiting: sender };
-        (first_runs, FirstRunLookup { tracer, consumer, factory, application, waiting, session: None })
+        let (sender, receiver) = mpsc::channel(MAX_QUEUED_DUPLICATES);
+        let first_runs = Self { tracer: Arc::clone(&tracer), sender };
+        (first_runs, FirstRunLookup { tracer, consumer, factory, application, receiver, session: None })
     }
 
-    /// Exports the span when its first run is known, or can't be queried.
+    /// Queues a duplicate's span, which is exported when its first run is known or can't be queried. If the queue is full, exports the span
+    /// at once, without a link.
     pub(super) fn look_up(&self, span: SpanData, tenant: &IdentityPart, key: &IdentityPart) {
         let duplicate = Duplicate { span, tenant: tenant.clone(), key: key.clone() };
-        if let Err(error) = self.waiting.try_send(duplicate) {
+        if let Err(error) = self.sender.try_send(duplicate) {
             self.tracer.push(error.into_inner().span);
         }
     }
 }
 
 impl FirstRunLookup {
-    /// Ends with `ending`, after one last query.
-    pub(super) async fn run(mut self, ending: CancellationToken) {
+    /// Looks up first runs and exports the spans, until `end_token` is cancelled; then makes one last query.
+    pub(super) async fn run(mut self, end_token: CancellationToken) {
         loop {
             let mut duplicates = Vec::new();
             tokio::select! {
                 biased;
-                () = ending.cancelled() => self.waiting.close(),
-                taken = self.waiting.recv_many(&mut duplicates, BATCH) => if taken == 0 { break },
-                () = tokio::time::sleep(IDLE), if self.session.is_some() => {
+                () = end_token.cancelled() => self.receiver.close(),
+                count = self.receiver.recv_many(&mut duplicates, MAX_DUPLICATES_PER_QUERY) => if count == 0 { break },
+                () = tokio::time::sleep(IDLE_TIMEOUT), if self.session.is_some() => {
                     self.close().await;
                     continue;
                 }
             }
-            if ending.is_cancelled() {
-                while let Ok(duplicate) = self.waiting.try_recv() {
+            if end_token.is_cancelled() {
+                while let Ok(duplicate) = self.receiver.try_recv() {
                     duplicates.push(duplicate);
                 }
             }
-            self.complete(&mut duplicates).await;
+            self.add_links(&mut duplicates).await;
             for duplicate in duplicates {
                 self.tracer.push(duplicate.span);
             }
-            if ending.is_cancelled() {
+            if end_token.is_cancelled() {
                 break;
             }
         }
         self.close().await;
     }
 
+    /// Closes the session, if one is open.
     async fn close(&mut self) {
         if let Some(session) = self.session.take() {
             session.close().await;
         }
     }
 
-    /// Adds the links. Runs that PostgreSQL does not return in time get none.
-    async fn complete(&mut self, duplicates: &mut [Duplicate]) {
+    /// Queries the first runs, and adds links to them. Duplicates get none if PostgreSQL does not answer in time.
+    async fn add_links(&mut self, duplicates: &mut [Duplicate]) {
         if duplicates.is_empty() {
             return;
         }
         let mut session = self.session.take();
-        let asked = async {
-            let keys: Vec<_> = duplicates.iter().map(|one| (&one.tenant, &one.key)).collect();
-            let mut open = match session.take().filter(|open| self.factory.admits(open)) {
-                Some(open) => open,
+        let query = async {
+            let keys: Vec<_> =
+                duplicates.iter().map(|duplicate| (&duplicate.tenant, &duplicate.key)).collect();
+            let mut session = match session.take().filter(|session| self.factory.record_timeline(session)) {
+                Some(session) => session,
                 None => self.factory.open(&self.application).await?,
             };
-            let found = pg::first_runs(&mut open.connection, &self.consumer, &keys).await?;
-            Ok::<_, pg::NoSession>((open, found))
+            let first_runs = pg::read_first_runs(&mut session.connection, &self.consumer, &keys).await?;
+            Ok::<_, pg::NoSession>((session, first_runs))
         };
         // A session without an answer is dropped.
-        let (open, found) = match tokio::time::timeout(LIMIT, asked).await {
-            Ok(Ok(answered)) => answered,
+        let (session, first_runs) = match tokio::time::timeout(QUERY_TIMEOUT, query).await {
+            Ok(Ok(result)) => result,
             Ok(Err(error)) => {
                 tracing::debug!(consumer = %self.consumer, error = %error, "first runs are not known");
                 return;
             }
             Err(_) => return,
         };
-        self.session = Some(open);
-        for (position, trace_id) in found {
+        self.session = Some(session);
+        for (position, trace_id) in first_runs {
             // Clients that claim by SQL may store any text.
             if let Some(duplicate) = duplicates.get_mut(position)
                 && trace_id.len() == 32
                 && let Ok(trace) = TraceId::from_hex(&trace_id)
                 && trace != TraceId::INVALID
             {
-                duplicate.span.links.links.push(link(whole_trace(trace), "first_run"));
+                duplicate.span.links.links.push(new_link(trace_context(trace), "first_run"));
                 duplicate.span.attributes.push(KeyValue::new("oncely.duplicate_of", trace_id));
             }
         }

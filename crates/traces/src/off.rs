@@ -36,7 +36,7 @@ pub struct SettledMessage<'a> {
     pub tenant: Option<&'a IdentityPart>,
     pub key: Option<&'a IdentityPart>,
     pub outcome: &'a Outcome,
-    pub arrived: Instant,
+    pub arrived_at: Instant,
 }
 
 #[allow(clippy::unused_self, clippy::unused_async, clippy::unnecessary_wraps)]
@@ -45,7 +45,7 @@ impl Traces {
         Ok(Self)
     }
 
-    pub fn consumer(
+    pub fn start_consumer(
         &mut self,
         _: &Config,
         _: &ConsumerSettings,
@@ -63,17 +63,17 @@ impl Traces {
 }
 
 impl ConsumerTraces {
-    pub fn batch(&self, _messages: usize) -> BatchTrace {
+    pub fn begin_batch(&self, _messages: usize) -> BatchTrace {
         BatchTrace
     }
 }
 
 impl BatchTrace {
-    pub fn stage(&self, _: Stage, _began: Instant, _took: Duration) {}
+    pub fn record_stage(&self, _: Stage, _began: Instant, _took: Duration) {}
 
-    pub fn setback(&self, _: &Fault) {}
+    pub fn record_setback(&self, _: &Fault) {}
 
-    pub fn message(&self, _: &RawMessage, _: &Outcome, _arrived: Instant) -> MessageTrace {
+    pub fn begin_message(&self, _: &RawMessage, _: &Outcome, _arrived_at: Instant) -> MessageTrace {
         MessageTrace
     }
 
@@ -81,20 +81,20 @@ impl BatchTrace {
 }
 
 impl MessageTrace {
-    pub fn is_wanted(&self) -> bool {
+    pub fn has_span(&self) -> bool {
         false
     }
 
-    pub fn settled(&self, _: &SettledMessage<'_>) {}
+    pub fn end_message(&self, _: &SettledMessage<'_>) {}
 
-    pub fn acknowledged(&self, _queue: &str, _messages: usize, _asked: Instant, _sent: bool) {}
+    pub fn record_acknowledgement(&self, _queue: &str, _messages: usize, _sent_at: Instant, _is_sent: bool) {}
 }
 
 impl EventTraces {
-    pub fn published(
+    pub fn record_publish(
         &self,
         _: &TakenEvent,
-        _taken: DateTime<Utc>,
+        _taken_at: DateTime<Utc>,
         _began: Instant,
         _failure: Option<&'static str>,
     ) {

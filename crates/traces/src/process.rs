@@ -17,26 +17,26 @@ use oncely_handler::ConsumerHandler;
 use oncely_postgres::{PgSettings, SessionFactory, Timelines};
 
 /// Limit of looking up first runs at the end.
-const LOOK_UP: Duration = Duration::from_secs(1);
+const LOOK_UP_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Limit of the last export, which runs while connections are closed.
-const END: Duration = Duration::from_secs(2);
+const LAST_EXPORT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Traces of a process; empty without an endpoint.
 #[derive(Debug, Default)]
 pub struct Traces {
-    at_work: Option<TraceTasks>,
+    tasks: Option<TraceTasks>,
 }
 
 #[derive(Debug)]
 struct TraceTasks {
     tracer: Arc<Tracer>,
-    sending: JoinHandle<()>,
+    sender: JoinHandle<()>,
     look_ups: Vec<JoinHandle<()>>,
     /// Stops looking up first runs.
-    ending: CancellationToken,
+    end_token: CancellationToken,
     /// Signals that no more spans come.
-    closing: CancellationToken,
+    close_token: CancellationToken,
 }
 
 impl Traces {
@@ -46,68 +46,68 @@ impl Traces {
     /// If the settings can't be used.
     pub fn start(program: &str, config: &Config) -> Result<Self, Problems> {
         let Some(settings) = &config.traces else { return Ok(Self::default()) };
-        let exporter = receiver::exporter(settings, config, program).map_err(|error| {
+        let exporter = receiver::build_exporter(settings, config, program).map_err(|error| {
             let mut problems = Problems::default();
-            let where_from = "is one of the variables OTEL_EXPORTER_OTLP_… set?";
-            problems.add("traces", format!("can't be sent: {error} ({where_from})"));
+            let hint = "is one of the variables OTEL_EXPORTER_OTLP_… set?";
+            problems.add("traces", format!("can't be sent: {error} ({hint})"));
             problems
         })?;
-        let closing = CancellationToken::new();
-        let (queue, sending) = SpanSender::new(exporter, settings.endpoint.clone(), closing.clone());
+        let close_token = CancellationToken::new();
+        let (queue, sender) = SpanSender::new(exporter, settings.endpoint.clone(), close_token.clone());
         let tracer = Arc::new(Tracer::new(settings.clone(), queue));
         tracing::info!(endpoint = settings.endpoint, "trace export started");
         Ok(Self {
-            at_work: Some(TraceTasks {
+            tasks: Some(TraceTasks {
                 tracer,
-                sending: tokio::spawn(sending.run()),
+                sender: tokio::spawn(sender.run()),
                 look_ups: Vec::new(),
-                ending: CancellationToken::new(),
-                closing,
+                end_token: CancellationToken::new(),
+                close_token,
             }),
         })
     }
 
-    /// Returns the traces of a consumer.
-    pub fn consumer(
+    /// Creates the traces of a consumer, and starts its task that looks up first runs.
+    pub fn start_consumer(
         &mut self,
         config: &Config,
         consumer: &ConsumerSettings,
-        run: &ConsumerHandler,
+        handler: &ConsumerHandler,
         timelines: &Timelines,
     ) -> ConsumerTraces {
-        let Some(at_work) = &mut self.at_work else { return ConsumerTraces::default() };
+        let Some(tasks) = &mut self.tasks else { return ConsumerTraces::default() };
         let postgres = PgSettings {
-            connect_timeout: LOOK_UP,
-            statement_timeout: LOOK_UP,
-            lock_timeout: LOOK_UP,
+            connect_timeout: LOOK_UP_TIMEOUT,
+            statement_timeout: LOOK_UP_TIMEOUT,
+            lock_timeout: LOOK_UP_TIMEOUT,
             ..config.postgres.clone()
         };
         let factory = SessionFactory::new(postgres, config.cell.clone(), timelines.clone());
         let name = format!("oncely worker {} {} traces", config.worker.name, consumer.name);
-        let (first_runs, looking) =
-            FirstRuns::new(Arc::clone(&at_work.tracer), consumer.name.clone(), factory, name);
-        at_work.look_ups.push(tokio::spawn(looking.run(at_work.ending.clone())));
-        ConsumerTraces::new(Arc::clone(&at_work.tracer), consumer, run, first_runs)
+        let (first_runs, look_up) =
+            FirstRuns::new(Arc::clone(&tasks.tracer), consumer.name.clone(), factory, name);
+        tasks.look_ups.push(tokio::spawn(look_up.run(tasks.end_token.clone())));
+        ConsumerTraces::new(Arc::clone(&tasks.tracer), consumer, handler, first_runs)
     }
 
     /// Returns the traces of published events.
     pub fn events(&self) -> EventTraces {
-        EventTraces(self.at_work.as_ref().map(|at_work| Arc::clone(&at_work.tracer)))
+        EventTraces(self.tasks.as_ref().map(|tasks| Arc::clone(&tasks.tracer)))
     }
 
-    /// Exports the rest, for at most two seconds. Nothing may be at work any more.
+    /// Exports the remaining spans, for at most two seconds. To be called when no consumer and no lane is at work any more.
     pub async fn end(self) {
-        let Some(at_work) = self.at_work else { return };
-        at_work.ending.cancel();
-        let ended = async {
-            for look_up in at_work.look_ups {
+        let Some(tasks) = self.tasks else { return };
+        tasks.end_token.cancel();
+        let finishing = async {
+            for look_up in tasks.look_ups {
                 // A failed task has lost spans only.
                 let _ = look_up.await;
             }
-            at_work.closing.cancel();
-            let _ = at_work.sending.await;
+            tasks.close_token.cancel();
+            let _ = tasks.sender.await;
         };
-        // It ends by itself within that: a second for the look-ups, a second for the rest.
-        let _ = tokio::time::timeout(END, ended).await;
+        // Normally within that limit: a second for the look-ups, a second for the last export.
+        let _ = tokio::time::timeout(LAST_EXPORT_TIMEOUT, finishing).await;
     }
 }

@@ -12,10 +12,10 @@ use secrecy::ExposeSecret as _;
 use oncely_config::{Config, TraceSettings};
 
 /// Limit of one request with its retries.
-pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Builds the exporter without sending: an unavailable receiver does not prevent the start.
-pub(super) fn exporter(
+pub(super) fn build_exporter(
     settings: &TraceSettings,
     config: &Config,
     program: &str,
@@ -26,20 +26,20 @@ pub(super) fn exporter(
         .with_http()
         .with_endpoint(settings.endpoint.clone())
         .with_protocol(Protocol::HttpBinary)
-        .with_timeout(TIMEOUT)
+        .with_timeout(REQUEST_TIMEOUT)
         .with_headers(headers.collect());
     #[cfg(feature = "tls")]
     let builder = match &settings.tls {
-        Some(tls) => builder.with_http_client(tls::client(tls).map_err(|error| error.to_string())?),
+        Some(tls) => builder.with_http_client(tls::build_client(tls).map_err(|error| error.to_string())?),
         None => builder,
     };
     let mut exporter = builder.build().map_err(|error| error.to_string())?;
-    exporter.set_resource(&resource(config, program));
+    exporter.set_resource(&build_resource(config, program));
     Ok(exporter)
 }
 
-/// Returns the resource of the spans. `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` take precedence, as is usual.
-fn resource(config: &Config, program: &str) -> Resource {
+/// Builds the resource of the spans. `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` take precedence, as is usual.
+fn build_resource(config: &Config, program: &str) -> Resource {
     let name = std::env::var("OTEL_SERVICE_NAME").ok().filter(|name| !name.is_empty());
     Resource::builder_empty()
         .with_attributes([
@@ -58,20 +58,21 @@ mod tls {
     use opentelemetry_http::hyper::HyperClient;
     use rustls::pki_types::ServerName;
 
-    use super::TIMEOUT;
-    use oncely_net::tls::{TlsError, TlsSettings, client_config};
+    use super::REQUEST_TIMEOUT;
+    use oncely_net::tls::{TlsError, TlsSettings, build_client_config};
 
     /// Builds a client with the certificates that the files hold now: it opens its connections itself during the process's lifetime.
-    pub(super) fn client(settings: &TlsSettings) -> Result<impl HttpClient + use<>, TlsError> {
-        let connector = HttpsConnectorBuilder::new().with_tls_config(client_config(settings)?).https_only();
+    pub(super) fn build_client(settings: &TlsSettings) -> Result<impl HttpClient + use<>, TlsError> {
+        let connector =
+            HttpsConnectorBuilder::new().with_tls_config(build_client_config(settings)?).https_only();
         let connector = match &settings.server_name {
             Some(name) => {
-                let wrong = |_| TlsError::Name(name.clone());
-                let name = ServerName::try_from(name.clone()).map_err(wrong)?;
+                let to_error = |_| TlsError::Name(name.clone());
+                let name = ServerName::try_from(name.clone()).map_err(to_error)?;
                 connector.with_server_name_resolver(FixedServerNameResolver::new(name))
             }
             None => connector,
         };
-        Ok(HyperClient::new(connector.enable_http1().build(), TIMEOUT, None))
+        Ok(HyperClient::new(connector.enable_http1().build(), REQUEST_TIMEOUT, None))
     }
 }

@@ -11,8 +11,8 @@ use opentelemetry_sdk::trace::{IdGenerator as _, RandomIdGenerator, SpanData, Sp
 use oncely_core::message::{HeaderValue, RawMessage};
 use oncely_core::trace_parent::TraceParent;
 
-/// Length of a `tracestate` that all systems must carry; a longer one is dropped.
-const LONGEST_STATE: usize = 512;
+/// Maximum length in bytes of a `tracestate` that all systems must carry; a longer one is dropped.
+const MAX_STATE_BYTES: usize = 512;
 
 /// Both clocks at one time: spans have wall-clock times, and lanes measure by the monotonic clock.
 #[derive(Clone, Copy, Debug)]
@@ -26,6 +26,7 @@ impl Clocks {
         Self { instant: Instant::now(), wall: SystemTime::now() }
     }
 
+    /// Returns the instant at which both clocks were read.
     pub(super) fn began(&self) -> Instant {
         self.instant
     }
@@ -34,8 +35,8 @@ impl Clocks {
     pub(super) fn wall(&self, at: Instant) -> SystemTime {
         let since = |later: Instant, earlier: Instant| later.saturating_duration_since(earlier);
         let before: Duration = since(self.instant, at);
-        let then = self.wall + since(at, self.instant);
-        then.checked_sub(before).unwrap_or(then)
+        let time = self.wall + since(at, self.instant);
+        time.checked_sub(before).unwrap_or(time)
     }
 }
 
@@ -47,18 +48,18 @@ pub(super) fn new_context(parent: Option<&SpanContext>) -> SpanContext {
     SpanContext::new(trace_id, ids.new_span_id(), TraceFlags::SAMPLED, false, state)
 }
 
-/// Returns the span that sent a message, if its headers name one.
-pub(super) fn sender(message: &RawMessage) -> Option<SpanContext> {
+/// Returns the context of the span that sent a message, if its headers name one.
+pub(super) fn sender_context(message: &RawMessage) -> Option<SpanContext> {
     let state = match message.headers.get("tracestate") {
         Some(HeaderValue::Text(bytes)) => std::str::from_utf8(bytes).ok(),
         _ => None,
     };
-    remote(message.trace_parent()?, state)
+    remote_context(message.trace_parent()?, state)
 }
 
-/// Returns a span of another process.
-pub(super) fn remote(parent: TraceParent<'_>, state: Option<&str>) -> Option<SpanContext> {
-    let state = state.filter(|text| text.len() <= LONGEST_STATE);
+/// Returns the context of a span of another process.
+pub(super) fn remote_context(parent: TraceParent<'_>, state: Option<&str>) -> Option<SpanContext> {
+    let state = state.filter(|text| text.len() <= MAX_STATE_BYTES);
     let flags = if parent.sampled { TraceFlags::SAMPLED } else { TraceFlags::NOT_SAMPLED };
     Some(SpanContext::new(
         TraceId::from_hex(parent.trace_id).ok()?,
@@ -69,18 +70,18 @@ pub(super) fn remote(parent: TraceParent<'_>, state: Option<&str>) -> Option<Spa
     ))
 }
 
-/// Returns a trace without a known span: a link to it has a zero span id.
-pub(super) fn whole_trace(trace_id: TraceId) -> SpanContext {
+/// Returns the context of a trace without a known span: a link to it has a zero span id.
+pub(super) fn trace_context(trace_id: TraceId) -> SpanContext {
     SpanContext::new(trace_id, SpanId::INVALID, TraceFlags::NOT_SAMPLED, true, TraceState::NONE)
 }
 
-/// Returns a link with its meaning.
-pub(super) fn link(to: SpanContext, what: &'static str) -> Link {
-    Link::new(to, vec![KeyValue::new("oncely.link", what)], 0)
+/// Creates a link to a span, with its relation to the span that has the link.
+pub(super) fn new_link(context: SpanContext, relation: &'static str) -> Link {
+    Link::new(context, vec![KeyValue::new("oncely.link", relation)], 0)
 }
 
 /// Creates a span without links, events and status.
-pub(super) fn span(
+pub(super) fn new_span(
     context: SpanContext,
     parent: Option<&SpanContext>,
     kind: SpanKind,
@@ -115,7 +116,7 @@ pub(super) fn set_error(span: &mut SpanData, kind: impl Into<Cow<'static, str>>)
 }
 
 /// Converts a number of messages or bytes to OTLP's type.
-pub(super) fn number(number: usize) -> i64 {
+pub(super) fn to_i64(number: usize) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
@@ -135,8 +136,8 @@ mod tests {
     #[test]
     fn a_trace_state_that_is_too_long_is_left_out() {
         let parent = TraceParent::parse("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01").unwrap();
-        let state = |text: &str| remote(parent, Some(text)).unwrap().trace_state().header();
+        let state = |text: &str| remote_context(parent, Some(text)).unwrap().trace_state().header();
         assert_eq!(state("vendor=value"), "vendor=value");
-        assert_eq!(state(&format!("vendor={}", "x".repeat(LONGEST_STATE))), "");
+        assert_eq!(state(&format!("vendor={}", "x".repeat(MAX_STATE_BYTES))), "");
     }
 }

@@ -9,14 +9,14 @@ use super::export::SpanQueue;
 use oncely_config::TraceSettings;
 
 /// Limit per second of messages and events that get spans although their sender records none: when everything fails, a sample is enough.
-const UNASKED: u64 = 100;
+const MAX_UNREQUESTED_PER_SECOND: u64 = 100;
 
 /// Common data of all creators of spans.
 #[derive(Debug)]
 pub(super) struct Tracer {
     pub(super) settings: TraceSettings,
     queue: SpanQueue,
-    unasked: UnrequestedSpans,
+    unrequested: UnrequestedSpans,
 }
 
 /// Number of spans in this second that no sender requested.
@@ -25,42 +25,43 @@ struct UnrequestedSpans {
     began: Instant,
     /// Seconds since `began`.
     second: AtomicU64,
-    made: AtomicU64,
+    count: AtomicU64,
 }
 
 impl UnrequestedSpans {
-    /// Counts one span, if the limit is not reached. Two callers at the beginning of a second may both be the first: one span too many does
-    /// no harm.
-    fn take(&self) -> bool {
+    /// Counts one span; returns false if the limit is reached. Two callers at the beginning of a second may both be the first: one span
+    /// too many does no harm.
+    fn try_count(&self) -> bool {
         let second = self.began.elapsed().as_secs();
         if self.second.swap(second, Ordering::Relaxed) != second {
-            self.made.store(0, Ordering::Relaxed);
+            self.count.store(0, Ordering::Relaxed);
         }
-        self.made.fetch_add(1, Ordering::Relaxed) < UNASKED
+        self.count.fetch_add(1, Ordering::Relaxed) < MAX_UNREQUESTED_PER_SECOND
     }
 }
 
 impl Tracer {
     pub(super) fn new(settings: TraceSettings, queue: SpanQueue) -> Self {
-        let unasked = UnrequestedSpans {
+        let unrequested = UnrequestedSpans {
             began: Instant::now(),
             second: AtomicU64::default(),
-            made: AtomicU64::default(),
+            count: AtomicU64::default(),
         };
-        Self { settings, queue, unasked }
+        Self { settings, queue, unrequested }
     }
 
     pub(super) fn push(&self, span: SpanData) {
         self.queue.push(span);
     }
 
-    /// Returns whether a message or an event gets a span. `sampled`: the sender's decision; `unusual`: it failed, or was slow.
-    pub(super) fn wants(&self, sampled: Option<bool>, unusual: impl FnOnce() -> bool) -> bool {
-        let asked = match sampled {
-            Some(sampled) => sampled,
+    /// Returns whether a message or an event gets a span. `is_sampled`: the sender's decision; `is_unusual`: it failed, or was slow. Counts
+    /// a span that no sender requested, and counts one as lost if the queue has no room for it.
+    pub(super) fn select(&self, is_sampled: Option<bool>, is_unusual: impl FnOnce() -> bool) -> bool {
+        let is_requested = match is_sampled {
+            Some(is_sampled) => is_sampled,
             None => self.settings.sample > 0.0 && fastrand::f64() < self.settings.sample,
         };
-        (asked || unusual() && self.unasked.take()) && self.queue.has_room()
+        (is_requested || is_unusual() && self.unrequested.try_count()) && self.queue.check_room()
     }
 }
 
@@ -73,12 +74,12 @@ mod tests {
     #[test]
     fn spans_that_nobody_asked_for_are_few_each_second() {
         let earlier = Instant::now().checked_sub(Duration::from_millis(1)).unwrap();
-        let unasked =
-            UnrequestedSpans { began: earlier, second: AtomicU64::default(), made: AtomicU64::default() };
-        let made = (0..UNASKED * 3).filter(|_| unasked.take()).count();
+        let unrequested =
+            UnrequestedSpans { began: earlier, second: AtomicU64::default(), count: AtomicU64::default() };
+        let made = (0..MAX_UNREQUESTED_PER_SECOND * 3).filter(|_| unrequested.try_count()).count();
         // A second may begin meanwhile.
         assert!((100..=200).contains(&made), "{made}");
-        unasked.second.store(u64::MAX, Ordering::Relaxed);
-        assert!(unasked.take(), "another second has begun");
+        unrequested.second.store(u64::MAX, Ordering::Relaxed);
+        assert!(unrequested.try_count(), "another second has begun");
     }
 }

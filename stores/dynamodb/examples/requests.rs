@@ -31,19 +31,19 @@ async fn main() -> anyhow::Result<()> {
     let client = Client::from_conf(config);
     match phase.as_str() {
         "first" => {
-            create(&client, table).await?;
-            ours(&client, table, count, false).await
+            create_table(&client, table).await?;
+            request_as_store(&client, table, count, false).await
         }
-        "again" => ours(&client, table, count, true).await,
+        "again" => request_as_store(&client, table, count, true).await,
         "article" => {
-            create(&client, table).await?;
-            article(&client, table, count).await
+            create_table(&client, table).await?;
+            request_as_article(&client, table, count).await
         }
         other => anyhow::bail!("no phase {other}"),
     }
 }
 
-async fn create(client: &Client, table: &str) -> anyhow::Result<()> {
+async fn create_table(client: &Client, table: &str) -> anyhow::Result<()> {
     let text = ScalarAttributeType::S;
     client
         .create_table()
@@ -58,8 +58,8 @@ async fn create(client: &Client, table: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Claims and completes, or is told that it was done.
-async fn ours(client: &Client, table: &str, count: u64, again: bool) -> anyhow::Result<()> {
+/// Claims keys by our store and completes them; `again`: all are known to be done.
+async fn request_as_store(client: &Client, table: &str, count: u64, again: bool) -> anyhow::Result<()> {
     let store = oncely_dynamodb::open(client.clone(), table).await?;
     for number in 0..count {
         let part = |text: &str| IdentityPart::new(text.as_bytes());
@@ -84,11 +84,12 @@ async fn ours(client: &Client, table: &str, count: u64, again: bool) -> anyhow::
             other => anyhow::bail!("{other:?}"),
         }
     }
-    small(client, table).await
+    check_item_sizes(client, table).await
 }
 
-/// As in "Idempotent Serverless Handlers via DynamoDB Conditional Writes": GetItem, PutItem under a condition, UpdateItem.
-async fn article(client: &Client, table: &str, count: u64) -> anyhow::Result<()> {
+/// Sends the requests of "Idempotent Serverless Handlers via DynamoDB Conditional Writes" for each key: GetItem, PutItem under a condition,
+/// UpdateItem.
+async fn request_as_article(client: &Client, table: &str, count: u64) -> anyhow::Result<()> {
     let text = |text: &str| AttributeValue::S(text.to_owned());
     let expiry = AttributeValue::N("1800000000".to_owned());
     for number in 0..count {
@@ -121,11 +122,11 @@ async fn article(client: &Client, table: &str, count: u64) -> anyhow::Result<()>
             .send()
             .await?;
     }
-    small(client, table).await
+    check_item_sizes(client, table).await
 }
 
-/// A write is one unit up to 1 KB, a read up to 4 KB.
-async fn small(client: &Client, table: &str) -> anyhow::Result<()> {
+/// Checks that no item is over 1 KB: a write is one unit up to 1 KB, a read up to 4 KB.
+async fn check_item_sizes(client: &Client, table: &str) -> anyhow::Result<()> {
     let found = client.scan().table_name(table).send().await?;
     let bytes = |value: &AttributeValue| match value {
         AttributeValue::S(text) | AttributeValue::N(text) => text.len(),

@@ -41,7 +41,8 @@ impl ServerDate {
         }
     }
 
-    /// Updates the offset from a `Date` header. `here`: the local time at which the answer arrived; `took`: the time since the request was sent.
+    /// Updates the offset from a `Date` header, unless the answer was too slow. `here`: the local time at which the answer arrived; `took`:
+    /// the time since the request was sent.
     fn update(&self, date: &str, here: SystemTime, took: Duration) {
         if took > CLOCK_ERROR {
             return;

@@ -68,7 +68,7 @@ impl Table {
     /// See [`open`].
     pub async fn open(client: Client, table: impl Into<String>) -> Result<Self, StoreError> {
         let (name, date) = (table.into(), ServerDate::default());
-        let described = describe(&client, &name, &date).await?;
+        let described = describe_table(&client, &name, &date).await?;
         let fits = described.table().is_some_and(has_our_key);
         if !fits {
             return Err(StoreError::Refused(format!(
@@ -79,7 +79,8 @@ impl Table {
     }
 }
 
-async fn describe(
+/// Queries the table's description; the answer's date sets the clock.
+async fn describe_table(
     client: &Client,
     table: &str,
     date: &ServerDate,
@@ -88,6 +89,7 @@ async fn describe(
     asked.send().await.map_err(unavailable)
 }
 
+/// Returns whether the table has the partition key `key`, a string, and no sort key.
 fn has_our_key(table: &TableDescription) -> bool {
     let is_text = table.attribute_definitions().iter().any(|attribute| {
         attribute.attribute_name() == "key" && *attribute.attribute_type() == ScalarAttributeType::S
@@ -97,7 +99,7 @@ fn has_our_key(table: &TableDescription) -> bool {
 }
 
 /// Returns the item key of an identity: each part after its length, so that different identities have different keys.
-fn key(identity: &Identity) -> AttributeValue {
+fn item_key(identity: &Identity) -> AttributeValue {
     let parts = [&identity.tenant, &identity.consumer, &identity.key].map(|part| part.as_str());
     AttributeValue::S(parts.map(|part| format!("{}:{part}", part.len())).concat())
 }
@@ -109,7 +111,8 @@ where
     StoreError::unavailable(anyhow::Error::from(error))
 }
 
-fn cell(item: &HashMap<String, AttributeValue>) -> Result<Cell, StoreError> {
+/// Parses an item.
+fn parse_cell(item: &HashMap<String, AttributeValue>) -> Result<Cell, StoreError> {
     let text = |name: &str| match item.get(name) {
         Some(AttributeValue::S(text)) => Ok(text),
         _ => Err(StoreError::Damaged(format!("the attribute {name} is no string"))),
@@ -131,16 +134,16 @@ impl Cells for Table {
             return Ok(now);
         }
         // No answer has arrived within [`CLOCK_ERROR`] yet, not even the first.
-        describe(&self.client, &self.name, &self.date).await?;
+        describe_table(&self.client, &self.name, &self.date).await?;
         let late = || anyhow::anyhow!("DynamoDB has not told in time what time it is");
         self.date.now(SystemTime::now()).ok_or_else(|| StoreError::unavailable(late()))
     }
 
     async fn read(&self, identity: &Identity) -> Result<Option<Cell>, StoreError> {
         let get =
-            self.client.get_item().table_name(&self.name).key("key", key(identity)).consistent_read(true);
+            self.client.get_item().table_name(&self.name).key("key", item_key(identity)).consistent_read(true);
         let got = get.customize().interceptor(self.date.clone()).send().await.map_err(unavailable)?;
-        got.item().map(cell).transpose()
+        got.item().map(parse_cell).transpose()
     }
 
     async fn replace(
@@ -162,7 +165,7 @@ impl Cells for Table {
             .client
             .put_item()
             .table_name(&self.name)
-            .item("key", key(identity))
+            .item("key", item_key(identity))
             .item("version", AttributeValue::S(new.version.to_string()))
             .item("record", AttributeValue::S(record))
             .item("expires", AttributeValue::N(expires.to_string()))
@@ -180,7 +183,7 @@ impl Cells for Table {
             Ok(_) => Ok(ReplaceOutcome::Done),
             Err(error) => match error.as_service_error() {
                 Some(PutItemError::ConditionalCheckFailedException(failed)) => {
-                    Ok(ReplaceOutcome::Other(failed.item().map(cell).transpose()?))
+                    Ok(ReplaceOutcome::Other(failed.item().map(parse_cell).transpose()?))
                 }
                 _ => Err(unavailable(error)),
             },

@@ -17,14 +17,14 @@ use oncely_core::reason::Reason;
 use oncely_lease::{
     BegunStep, Claim, ClaimOutcome, Facts, FailOutcome, Failover, Failure, Grant, KeySnapshot, LeaseId,
     LeaseStore, RefusedCall, RenewOutcome, Step, StepState, StepStore, StoreClock, StoreError, check_claim,
-    check_failure, check_json, check_lease, check_step, check_step_name, micros, step_key, stored_error,
+    check_failure, check_json, check_lease, check_step, check_step_name, micros, step_key, truncate_error,
 };
 use oncely_mirror::{Library, LibraryError, ReplyPart};
 
 const CODE: &str = include_str!("library.lua");
 
 /// Returns the name of the library. It holds a hash of the code, so that two builds running side by side each call their own.
-fn name() -> String {
+fn library_name() -> String {
     let digest: [u8; 32] = Sha256::digest(CODE).into();
     let short = digest[..4].iter().fold(String::new(), |text, byte| format!("{text}{byte:02x}"));
     format!("oncely_lease_{short}")
@@ -55,33 +55,37 @@ impl std::fmt::Debug for RedisStore {
 struct ReplyParts(std::vec::IntoIter<ReplyPart>);
 
 impl ReplyParts {
-    fn part(&mut self) -> Option<Vec<u8>> {
+    /// Takes the next part; `None` for nil, and at the end.
+    fn take_part(&mut self) -> Option<Vec<u8>> {
         self.0.next().flatten()
     }
 
-    fn text(&mut self) -> Result<String, StoreError> {
-        let part = self.part().ok_or_else(|| StoreError::Damaged("an answer is too short".to_owned()))?;
+    fn take_text(&mut self) -> Result<String, StoreError> {
+        let part =
+            self.take_part().ok_or_else(|| StoreError::Damaged("an answer is too short".to_owned()))?;
         String::from_utf8(part).map_err(|_| StoreError::Damaged("an answer is no text".to_owned()))
     }
 
-    fn number<T: std::str::FromStr>(&mut self) -> Result<T, StoreError> {
-        let text = self.text()?;
+    fn take_number<T: std::str::FromStr>(&mut self) -> Result<T, StoreError> {
+        let text = self.take_text()?;
         text.parse().map_err(|_| StoreError::Damaged("an answer has no number where one belongs".to_owned()))
     }
 
-    fn time(&mut self) -> Result<Duration, StoreError> {
-        Ok(Duration::from_micros(self.number()?))
+    fn take_time(&mut self) -> Result<Duration, StoreError> {
+        Ok(Duration::from_micros(self.take_number()?))
     }
 
-    fn json(&mut self) -> Result<Option<Value>, StoreError> {
-        let Some(part) = self.part() else { return Ok(None) };
+    /// Takes the next part as JSON; `None` for nil.
+    fn take_json(&mut self) -> Result<Option<Value>, StoreError> {
+        let Some(part) = self.take_part() else { return Ok(None) };
         serde_json::from_slice(&part)
             .map(Some)
             .map_err(|_| StoreError::Damaged("what is stored is no JSON".to_owned()))
     }
 
-    fn reason(&mut self) -> Result<Reason, StoreError> {
-        Ok(Reason::stored(&self.text()?))
+    /// Takes the next part as a reason code.
+    fn take_reason(&mut self) -> Result<Reason, StoreError> {
+        Ok(Reason::from_stored_code(&self.take_text()?))
     }
 }
 
@@ -93,7 +97,8 @@ fn store_error(error: LibraryError) -> StoreError {
     }
 }
 
-fn number(given: impl ToString) -> Vec<u8> {
+/// Converts a number or an id to an argument of a function.
+fn to_argument(given: impl ToString) -> Vec<u8> {
     given.to_string().into_bytes()
 }
 
@@ -123,7 +128,7 @@ impl RedisStore {
     /// if the server can't be reached.
     pub async fn open(settings: RedisSettings) -> Result<Self, StoreError> {
         let prefix = settings.prefix.clone();
-        let library = Library::new(settings.connection(), name(), Self::library());
+        let library = Library::new(settings.into_mirror_settings(), library_name(), Self::library());
         library.open().await.map_err(store_error)?;
         Ok(Self { library, prefix })
     }
@@ -131,7 +136,7 @@ impl RedisStore {
     /// Returns the code of the functions, for `FUNCTION LOAD`.
     #[must_use]
     pub fn library() -> String {
-        let name = name();
+        let name = library_name();
         format!("#!lua name={name}\n{}", CODE.replace("NAME_", &format!("{name}_")))
     }
 
@@ -158,11 +163,11 @@ impl RedisStore {
         let parts =
             self.library.call(function, &self.place(identity), arguments).await.map_err(store_error)?;
         let mut answer = ReplyParts(parts.into_iter());
-        let said = answer.text()?;
+        let said = answer.take_text()?;
         match said.as_str() {
             "lost" => Err(StoreError::Lost),
-            "refused" => Err(StoreError::Refused(answer.text()?)),
-            "damaged" => Err(StoreError::Damaged(format!("field {}", answer.text()?))),
+            "refused" => Err(StoreError::Refused(answer.take_text()?)),
+            "damaged" => Err(StoreError::Damaged(format!("field {}", answer.take_text()?))),
             _ => Ok((said, answer)),
         }
     }
@@ -175,10 +180,10 @@ fn unexpected_answer(said: &str) -> StoreError {
 impl StepStore for RedisStore {
     async fn renew(&self, held: &[LeaseId], lease: Duration) -> Result<Vec<RenewOutcome>, StoreError> {
         check_lease(lease)?;
-        let lease = number(micros(lease));
+        let lease = to_argument(micros(lease));
         let each = held.iter().map(async |held| {
-            match self.call("renew", &held.identity, &[&number(held.token), &lease]).await {
-                Ok((_, mut answer)) => Ok(RenewOutcome::Until(answer.time()?)),
+            match self.call("renew", &held.identity, &[&to_argument(held.token), &lease]).await {
+                Ok((_, mut answer)) => Ok(RenewOutcome::Until(answer.take_time()?)),
                 Err(StoreError::Lost) => Ok(RenewOutcome::Lost),
                 Err(error) => Err(error),
             }
@@ -197,15 +202,15 @@ impl StepStore for RedisStore {
         check_step(step)?;
         check_lease(lease)?;
         let (rule, window) = step.repeat().rule();
-        let window = window.map(|window| number(micros(window))).unwrap_or_default();
-        let (token, lease, call) = (number(held.token), number(micros(lease)), number(call));
+        let window = window.map(|window| to_argument(micros(window))).unwrap_or_default();
+        let (token, lease, call) = (to_argument(held.token), to_argument(micros(lease)), to_argument(call));
         let arguments: [&[u8]; 6] = [&token, &lease, step.name().as_bytes(), rule.as_bytes(), &window, &call];
         let (said, mut answer) = self.call("begin_step", &held.identity, &arguments).await?;
-        let round = answer.number()?;
+        let round = answer.take_number()?;
         let state = match said.as_str() {
             "run" => StepState::Run,
             "repeat" => StepState::Repeat,
-            "done" => StepState::Done(answer.json()?.unwrap_or_default()),
+            "done" => StepState::Done(answer.take_json()?.unwrap_or_default()),
             "unknown" => StepState::Unknown,
             other => return Err(unexpected_answer(other)),
         };
@@ -223,7 +228,7 @@ impl StepStore for RedisStore {
         check_lease(lease)?;
         let result = check_json("result", result)?;
         let arguments: [&[u8]; 4] =
-            [&number(held.token), &number(micros(lease)), step.as_bytes(), result.as_bytes()];
+            [&to_argument(held.token), &to_argument(micros(lease)), step.as_bytes(), result.as_bytes()];
         self.call("checkpoint", &held.identity, &arguments).await.map(drop)
     }
 
@@ -237,13 +242,13 @@ impl StepStore for RedisStore {
         check_step_name(step)?;
         check_lease(lease)?;
         let (round, call) = match refused {
-            RefusedCall::Round(round) => (number(round), Vec::new()),
-            RefusedCall::Begun(call) => (Vec::new(), number(call)),
+            RefusedCall::Round(round) => (to_argument(round), Vec::new()),
+            RefusedCall::Begun(call) => (Vec::new(), to_argument(call)),
         };
         let arguments: [&[u8]; 5] =
-            [&number(held.token), &number(micros(lease)), step.as_bytes(), &round, &call];
+            [&to_argument(held.token), &to_argument(micros(lease)), step.as_bytes(), &round, &call];
         let (_, mut answer) = self.call("refuse_step", &held.identity, &arguments).await?;
-        answer.number()
+        answer.take_number()
     }
 }
 
@@ -254,26 +259,26 @@ impl LeaseStore for RedisStore {
 
     async fn claim(&self, claim: &Claim<'_>) -> Result<ClaimOutcome, StoreError> {
         check_claim(claim)?;
-        let print = Fingerprint::of_digest(&claim.fingerprint);
-        let times = [claim.lease, claim.max_run, claim.retention].map(|time| number(micros(time)));
-        let crashes = number(claim.max_crashes);
+        let print = Fingerprint::from_digest(&claim.fingerprint);
+        let times = [claim.lease, claim.max_run, claim.retention].map(|time| to_argument(micros(time)));
+        let crashes = to_argument(claim.max_crashes);
         let arguments: [&[u8]; 6] =
             [&print.0, claim.owner.as_bytes(), &times[0], &times[1], &times[2], &crashes];
         let (said, mut answer) = self.call("claim", claim.identity, &arguments).await?;
         Ok(match said.as_str() {
             "granted" => ClaimOutcome::Granted(Grant {
-                token: answer.number()?,
-                attempt: answer.number()?,
-                is_takeover: answer.number::<u32>()? > 0,
+                token: answer.take_number()?,
+                attempt: answer.take_number()?,
+                is_takeover: answer.take_number::<u32>()? > 0,
             }),
-            "in_flight" => ClaimOutcome::InFlight(answer.time()?),
-            "wait" => ClaimOutcome::Wait(answer.time()?),
-            "done" => ClaimOutcome::Done(answer.json()?),
+            "in_flight" => ClaimOutcome::InFlight(answer.take_time()?),
+            "wait" => ClaimOutcome::Wait(answer.take_time()?),
+            "done" => ClaimOutcome::Done(answer.take_json()?),
             "conflict" => ClaimOutcome::Conflict,
-            "crashed" => ClaimOutcome::GivenUp { reason: answer.reason()?, detail: answer.text()? },
+            "crashed" => ClaimOutcome::GivenUp { reason: answer.take_reason()?, detail: answer.take_text()? },
             "given_up" => ClaimOutcome::GivenUp {
-                reason: answer.reason()?,
-                detail: format!("given up before: {}", answer.text()?),
+                reason: answer.take_reason()?,
+                detail: format!("given up before: {}", answer.take_text()?),
             },
             other => return Err(unexpected_answer(other)),
         })
@@ -281,7 +286,7 @@ impl LeaseStore for RedisStore {
 
     async fn complete(&self, held: &LeaseId, response: Option<&Value>) -> Result<(), StoreError> {
         let response = response.map(|response| check_json("response", response)).transpose()?;
-        let token = number(held.token);
+        let token = to_argument(held.token);
         let arguments: Vec<&[u8]> =
             std::iter::once(&token[..]).chain(response.as_ref().map(String::as_bytes)).collect();
         self.call("complete", &held.identity, &arguments).await.map(drop)
@@ -289,11 +294,11 @@ impl LeaseStore for RedisStore {
 
     async fn fail(&self, held: &LeaseId, failure: &Failure<'_>) -> Result<FailOutcome, StoreError> {
         check_failure(failure)?;
-        let error = stored_error(failure.error);
+        let error = truncate_error(failure.error);
         let arguments: [&[u8]; 5] = [
-            &number(held.token),
-            &number(failure.max_attempts),
-            &number(micros(failure.delay)),
+            &to_argument(held.token),
+            &to_argument(failure.max_attempts),
+            &to_argument(micros(failure.delay)),
             failure.reason.map_or("", Reason::as_str).as_bytes(),
             error.as_bytes(),
         ];
@@ -302,15 +307,17 @@ impl LeaseStore for RedisStore {
             answered => answered?,
         };
         Ok(match said.as_str() {
-            "retry" => FailOutcome::Retry { attempts: answer.number()? },
-            "given_up" => FailOutcome::GivenUp { attempts: answer.number()?, reason: answer.reason()? },
+            "retry" => FailOutcome::Retry { attempts: answer.take_number()? },
+            "given_up" => {
+                FailOutcome::GivenUp { attempts: answer.take_number()?, reason: answer.take_reason()? }
+            }
             "completed" => FailOutcome::Completed,
             other => return Err(unexpected_answer(other)),
         })
     }
 
     async fn release(&self, held: &LeaseId) -> Result<bool, StoreError> {
-        match self.call("release", &held.identity, &[&number(held.token)]).await {
+        match self.call("release", &held.identity, &[&to_argument(held.token)]).await {
             Err(StoreError::Lost) => Ok(false),
             released => released.map(|_| true),
         }
@@ -321,19 +328,20 @@ impl LeaseStore for RedisStore {
         if said == "none" {
             return Ok(None);
         }
-        let status = match answer.text()?.as_str() {
+        let status = match answer.take_text()?.as_str() {
             "P" => KeyStatus::InProgress,
             "C" => KeyStatus::Completed,
             "F" => KeyStatus::Failed,
             other => return Err(unexpected_answer(other)),
         };
-        let owner = answer.part().map(|owner| String::from_utf8_lossy(&owner).into_owned());
-        let (token, attempts, crashes) = (answer.number()?, answer.number()?, answer.number()?);
-        let reason = match answer.part() {
+        let owner = answer.take_part().map(|owner| String::from_utf8_lossy(&owner).into_owned());
+        let (token, attempts, crashes) =
+            (answer.take_number()?, answer.take_number()?, answer.take_number()?);
+        let reason = match answer.take_part() {
             None => None,
             Some(code) => Reason::from_code(&String::from_utf8_lossy(&code)),
         };
-        let response = answer.json()?;
+        let response = answer.take_json()?;
         Ok(Some(KeySnapshot { status, owner, token, attempts, crashes, reason, response }))
     }
 }

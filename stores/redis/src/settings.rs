@@ -21,7 +21,7 @@ pub struct RedisSettings {
 }
 
 impl RedisSettings {
-    /// Returns the default settings for a URL.
+    /// Creates the default settings for a URL.
     #[must_use]
     pub fn new(url: &str) -> Self {
         Self {
@@ -33,8 +33,9 @@ impl RedisSettings {
         }
     }
 
-    pub(super) fn connection(self) -> MirrorSettings {
-        let mut settings = MirrorSettings::at(self.url);
+    /// Converts to the settings of a connection.
+    pub(super) fn into_mirror_settings(self) -> MirrorSettings {
+        let mut settings = MirrorSettings::from_url(self.url);
         settings.sentinels = self.sentinels;
         settings.tls = self.tls;
         settings.allow_plaintext = self.allow_plaintext;

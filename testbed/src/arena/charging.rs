@@ -13,7 +13,7 @@ use super::doors::Doors;
 use super::member::Member;
 use super::publisher::{Address, Publisher};
 use super::{Arena, start::oncely_command};
-use crate::checker::{Call, Key, LEASED, Leases, Order, Sent, empty};
+use crate::checker::{Call, Key, LEASED, Leases, Order, Sent, drain_queue};
 use crate::{Provider, eventually_within};
 
 /// Processes.
@@ -87,7 +87,7 @@ impl Charging {
 
 impl Leases {
     /// A process that holds leases was struck: they may run out, or have been given back.
-    pub(super) fn note(&mut self, strike: Strike, now: f64) {
+    pub(super) fn note_strike(&mut self, strike: Strike, now: f64) {
         match strike {
             Strike::Kill(_) | Strike::Freeze(..) => self.interruptions.push(now),
             Strike::Stop(_) | Strike::Cut(_) => self.gave_back += 1,
@@ -170,18 +170,18 @@ impl Arena {
 
     /// Strikes a process that charges, in the middle of its calls. Nobody waits for what follows.
     pub async fn strike(&mut self, strike: Strike) -> anyhow::Result<()> {
-        self.until_at_work().await;
+        self.wait_for_calls().await;
         let now = self.moment();
         let Some(charging) = &mut self.charging else { return Ok(()) };
         if let Some(exits) = charging.crew.strike(strike).await? {
             self.exits.extend(exits);
-            self.evidence.leases.note(strike, now);
+            self.evidence.leases.note_strike(strike, now);
         }
         Ok(())
     }
 
     /// Waits, not for long, until some calls wait for their answers: where they do not, the strike meets fewer.
-    async fn until_at_work(&self) {
+    async fn wait_for_calls(&self) {
         let Some(charging) = &self.charging else { return };
         let _ = eventually_within(AT_WORK.1, "calls are made", || async {
             let open = charging.provider.open();
@@ -191,9 +191,9 @@ impl Arena {
     }
 
     /// Waits until everything that was ordered has come to its end; not for ever, because a bug may keep it from that.
-    pub async fn until_charged(&mut self) -> anyhow::Result<()> {
+    pub async fn wait_until_charged(&mut self) -> anyhow::Result<()> {
         let since = Instant::now();
-        while since.elapsed() < CHARGED && !matches!(self.uncharged().await, Ok(None)) {
+        while since.elapsed() < CHARGED && !matches!(self.find_uncharged().await, Ok(None)) {
             self.supervise()?;
             self.look_at_tenants().await?;
             self.publish_witnesses();
@@ -222,7 +222,7 @@ impl Arena {
     }
 
     /// Returns the orders that have no end yet, if any, as a text. Records the state of all.
-    pub(super) async fn uncharged(&mut self) -> anyhow::Result<Option<String>> {
+    pub(super) async fn find_uncharged(&mut self) -> anyhow::Result<Option<String>> {
         let mut connection = match self.charging {
             None => return Ok(None),
             Some(_) => self.connect().await?,
@@ -270,17 +270,17 @@ impl Arena {
         }
         // A letter may have been requeued before its copy came to the queue.
         let file = self.folder().join("charging.toml").display().to_string();
-        self.told(&["--config", &file, "failed", "sweep"], None).await?;
+        self.run_operator_verb(&["--config", &file, "failed", "sweep"], None).await?;
         let url = self.servers.urls().rabbitmq.clone();
         let queue = &charging.queue;
         let quiet = charging.config.quiet() / 2;
         let mut connection = self.connect().await?;
         let leases = &mut self.evidence.leases;
-        leases.dead.extend(empty(&url, &format!("{queue}.dead"), quiet / 2).await?);
+        leases.dead.extend(drain_queue(&url, &format!("{queue}.dead"), quiet / 2).await?);
         for rung in RUNGS {
-            leases.queued.extend(empty(&url, &format!("{queue}.retry.{rung}"), quiet / 2).await?);
+            leases.queued.extend(drain_queue(&url, &format!("{queue}.retry.{rung}"), quiet / 2).await?);
         }
-        leases.queued.extend(empty(&url, queue, quiet).await?);
+        leases.queued.extend(drain_queue(&url, queue, quiet).await?);
         leases.sent = charging.publisher.sent();
         leases.calls = charging.provider.calls();
         leases.read(&mut connection).await

@@ -71,14 +71,14 @@ impl Arena {
         Ok(Gate(connection))
     }
 
-    /// Waits until so many sessions wait for a lock, or for another transaction's end.
-    pub async fn until_waiting(&self, wanted: i64) -> anyhow::Result<()> {
+    /// Waits until this number of sessions waits for a lock, or for another transaction's end.
+    pub async fn wait_for_sessions(&self, wanted: i64) -> anyhow::Result<()> {
         let query = "select count(distinct pid) from pg_locks where not granted";
-        self.until("sessions that wait", query, wanted).await
+        self.wait_until("sessions that wait", query, wanted).await
     }
 
-    /// Do exactly so many sessions wait for a lock, now or soon?
-    pub async fn are_waiting(&self, wanted: i64, within: Duration) -> bool {
+    /// Waits until exactly this number of sessions waits for a lock; returns whether it came to that within the limit.
+    pub async fn wait_for_sessions_within(&self, wanted: i64, within: Duration) -> bool {
         let waits = async {
             let mut connection = self.connect().await.ok()?;
             loop {
@@ -94,7 +94,7 @@ impl Arena {
     }
 
     /// Waits until a query gives this number.
-    pub async fn until(&self, what: &str, query: &'static str, wanted: i64) -> anyhow::Result<()> {
+    pub async fn wait_until(&self, what: &str, query: &'static str, wanted: i64) -> anyhow::Result<()> {
         eventually_within(PATIENCE, what, || async {
             let mut connection = self.connect().await?;
             let found: i64 = sqlx::query(query).fetch_one(&mut connection).await?.get(0);
@@ -105,7 +105,7 @@ impl Arena {
     }
 
     /// Waits until at least this number of runs has taken effect.
-    pub async fn until_effects(&self, wanted: i64) -> anyhow::Result<()> {
+    pub async fn wait_for_effects(&self, wanted: i64) -> anyhow::Result<()> {
         eventually_within(PATIENCE, "effects", || async {
             let mut connection = self.connect().await?;
             let found: i64 =
@@ -117,12 +117,12 @@ impl Arena {
     }
 
     /// Waits until what has taken effect is in the mirror.
-    pub async fn until_mirrored(&self) -> anyhow::Result<()> {
-        self.until("an empty mirror queue", "select count(*) from oncely.mirror_queue", 0).await
+    pub async fn wait_until_mirrored(&self) -> anyhow::Result<()> {
+        self.wait_until("an empty mirror queue", "select count(*) from oncely.mirror_queue", 0).await
     }
 
-    /// Waits until a worker has said something so often.
-    pub async fn until_said(&self, worker: usize, text: &str, times: usize) -> anyhow::Result<()> {
+    /// Waits until the log of a worker has a text this number of times.
+    pub async fn wait_for_log(&self, worker: usize, text: &str, times: usize) -> anyhow::Result<()> {
         let member = self.workers.get(worker).context("no such worker")?;
         eventually_within(PATIENCE, text, || async {
             let said = member.process.output().matches(text).count();
@@ -165,7 +165,7 @@ impl Arena {
 
     /// Adds to the configuration file, declares what it names, and starts all processes again with it. `queue`: of the consumer that came
     /// with it, whose ladder is of the usual rungs.
-    pub async fn go_on_with(&mut self, more: &str, queue: &str) -> anyhow::Result<()> {
+    pub async fn restart_with(&mut self, more: &str, queue: &str) -> anyhow::Result<()> {
         let file = self.folder().join("oncely.toml");
         let text = std::fs::read_to_string(&file)? + more;
         std::fs::write(&file, text)?;
@@ -176,7 +176,7 @@ impl Arena {
 
     /// What the mirror holds now is of another epoch: the judge does not look at it.
     pub async fn forget_mirror(&mut self) -> anyhow::Result<()> {
-        let entries = mirror::entries(&self.servers.urls().redis).await?;
+        let entries = mirror::read_entries(&self.servers.urls().redis).await?;
         self.junk.extend(entries.into_iter().map(|entry| entry.field));
         Ok(())
     }

@@ -70,7 +70,7 @@ impl Crew {
                 self.frozen.push((number, clock(), Instant::now() + hold));
             }
             Strike::Stop(_) => {
-                exits.extend(ended(member, "after SIGTERM").await);
+                exits.extend(end_member(member, "after SIGTERM").await);
                 member.process.start_again()?;
             }
             Strike::Cut(_) => {
@@ -117,14 +117,14 @@ impl Crew {
         let stood = self.thaw()?;
         let mut exits = Vec::new();
         for member in &mut self.members {
-            exits.extend(ended(member, "at the end").await);
+            exits.extend(end_member(member, "at the end").await);
         }
         Ok((stood, exits))
     }
 }
 
 /// Ends it in order; says how it ended where it did not.
-async fn ended(member: &mut Member, when: &str) -> Option<String> {
+async fn end_member(member: &mut Member, when: &str) -> Option<String> {
     match member.process.terminate(ENDS).await {
         Ok(status) if status.success() => None,
         Ok(status) => Some(format!("{} {when}: {status}", member.name)),

@@ -90,7 +90,7 @@ impl Arena {
         let Some(doors) = &mut self.doors else { return Ok(()) };
         if let Some(exits) = doors.crew.strike(strike).await? {
             self.exits.extend(exits);
-            self.evidence.leases.note(strike, now);
+            self.evidence.leases.note_strike(strike, now);
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use sqlx::Row as _;
 
 use super::Arena;
 use super::config::RUNGS;
-use crate::checker::{Invariant, Letter, Violation, What, empty, judge};
+use crate::checker::{Invariant, Letter, Violation, What, drain_queue, judge};
 
 /// Longest wait for the end of all work.
 const LIMIT: Duration = Duration::from_secs(150);
@@ -56,14 +56,14 @@ impl Arena {
         loop {
             self.supervise()?;
             self.look_at_tenants().await?;
-            if let Ok(counts) = self.counts().await
+            if let Ok(counts) = self.read_counts().await
                 && counts != last.0
             {
                 last = (counts, Instant::now());
                 done = false;
             }
             if self.unpublished() == 0 && !done && last.1.elapsed() > quiet / 2 {
-                let found = self.undone().await?;
+                let found = self.find_undone().await?;
                 done = found.is_none();
                 undone = found.unwrap_or(undone);
                 if !done && start.elapsed() + WITNESSES < limit {
@@ -95,7 +95,7 @@ impl Arena {
         }
         // The work queue last, and not by its count: what waited for a retry may just be on its way back into it.
         let url = self.servers.urls().rabbitmq.clone();
-        self.evidence.queued.extend(empty(&url, &self.queue, quiet / 2).await?);
+        self.evidence.queued.extend(drain_queue(&url, &self.queue, quiet / 2).await?);
         if !self.config.plain {
             self.evidence.events.read(&mut self.connect().await?).await?;
             self.evidence.events.take(&url).await?;
@@ -104,7 +104,7 @@ impl Arena {
     }
 
     /// What moves while there is work.
-    async fn counts(&mut self) -> anyhow::Result<Vec<i64>> {
+    async fn read_counts(&mut self) -> anyhow::Result<Vec<i64>> {
         let mut connection = self.connect().await?;
         let row = sqlx::query(
             "select (select count(*) from judge.log), (select count(*) from oncely.audit),
@@ -117,12 +117,12 @@ impl Arena {
     }
 
     /// Returns the first kind of work that is left.
-    async fn undone(&mut self) -> anyhow::Result<Option<Undone>> {
+    async fn find_undone(&mut self) -> anyhow::Result<Option<Undone>> {
         let ready = self.broker().await?.ready(&self.queue).await?;
         if ready > 0 {
             return Ok(Some(Undone::Ready(ready)));
         }
-        if self.counts().await?.last().is_none_or(|events| *events > 0) {
+        if self.read_counts().await?.last().is_none_or(|events| *events > 0) {
             return Ok(Some(Undone::Events));
         }
         if self.config.watched {
@@ -130,7 +130,7 @@ impl Arena {
             self.oncely(&["failed", "sweep"]).await?;
         }
         self.take_dead_letters().await?;
-        if let Some(left) = self.uncharged().await? {
+        if let Some(left) = self.find_uncharged().await? {
             return Ok(Some(Undone::Charges(left)));
         }
         let mut connection = self.connect().await?;
@@ -155,7 +155,7 @@ impl Arena {
     async fn take_all(&self, queue: &str) -> anyhow::Result<Vec<Letter>> {
         match self.broker().await?.ready(queue).await? {
             0 => Ok(Vec::new()),
-            _ => empty(&self.servers.urls().rabbitmq, queue, Duration::from_millis(500)).await,
+            _ => drain_queue(&self.servers.urls().rabbitmq, queue, Duration::from_millis(500)).await,
         }
     }
 

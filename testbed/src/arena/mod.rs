@@ -9,7 +9,7 @@
 //!
 //! let mut arena = Arena::start(ArenaConfig::new("target/debug".into()).set("consumer", "batch", "10")).await?;
 //! arena.publish((0..1_000).map(|n| Intent::new("acme", &n.to_string(), Act::Work, 0)).collect());
-//! arena.fault(&Fault::of(Kind::KillWorker)).await?;
+//! arena.run_fault(&Fault::of(Kind::KillWorker)).await?;
 //! arena.drain().await?;
 //! assert_eq!(arena.check().await?, []);
 //! # Ok(())
@@ -266,7 +266,7 @@ impl Arena {
     }
 
     /// Nobody is owed anything for what was before.
-    pub fn begin_a_window(&mut self) {
+    pub fn begin_window(&mut self) {
         self.evidence.fairness.restart();
     }
 
@@ -275,21 +275,21 @@ impl Arena {
     }
 
     /// Waits, after a fault, until `more` effects are there than `before`; notes how long it took.
-    pub async fn recovered(
+    pub async fn wait_for_recovery(
         &mut self,
         fault: &str,
         before: u64,
         more: u64,
     ) -> anyhow::Result<Option<Duration>> {
-        self.work_goes_on(fault, |_, effects| effects >= before + more).await
+        self.wait_while_working(fault, |_, effects| effects >= before + more).await
     }
 
     /// Waits, after a fault, until all is done that was published; notes how long it took.
-    pub async fn settled(&mut self, fault: &str) -> anyhow::Result<Option<Duration>> {
+    pub async fn wait_until_settled(&mut self, fault: &str) -> anyhow::Result<Option<Duration>> {
         let mut due = None;
         let mut there = 0;
         let settled = self
-            .work_goes_on(fault, |arena, effects| {
+            .wait_while_working(fault, |arena, effects| {
                 if due.is_none() && arena.unpublished() == 0 {
                     due = Some(arena.sent().due());
                 }
@@ -303,7 +303,7 @@ impl Arena {
         Ok(settled)
     }
 
-    async fn work_goes_on(
+    async fn wait_while_working(
         &mut self,
         fault: &str,
         does: impl FnMut(&Self, u64) -> bool,
@@ -315,7 +315,7 @@ impl Arena {
 
     /// Waits until `most` messages at the most have no effect yet that must have one; `false` where that takes too long. What waits in a
     /// queue while days go by must not get as old as what is forgotten: it would run again, and rightly.
-    pub async fn caught_up(&mut self, most: u64) -> anyhow::Result<bool> {
+    pub async fn wait_until_caught_up(&mut self, most: u64) -> anyhow::Result<bool> {
         let few = |arena: &Self, effects: u64| {
             arena.unpublished() == 0 && effects + arena.missing + most >= arena.sent().due()
         };
@@ -354,7 +354,7 @@ impl Arena {
 
     /// The same in this Redis.
     pub async fn sample_mirror_at(&mut self, url: &str) -> anyhow::Result<()> {
-        let entries = mirror::entries(url).await?;
+        let entries = mirror::read_entries(url).await?;
         if let Some(neighbours) = &self.neighbours {
             self.junk.extend(neighbours.junk());
         }
@@ -362,7 +362,7 @@ impl Arena {
             entries.into_iter().filter(|entry| !self.junk.contains(&entry.field)).collect();
         self.evidence.mirrored += entries.len() as u64;
         let mut connection = self.connect().await?;
-        self.evidence.stale_mirror.extend(mirror::stale(&mut connection, None, entries).await?);
+        self.evidence.stale_mirror.extend(mirror::find_stale(&mut connection, None, entries).await?);
         Ok(())
     }
 
@@ -376,8 +376,8 @@ impl Arena {
                 .await?;
         }
         if self.complete_mirror {
-            let entries = mirror::entries(&self.servers.urls().redis).await?;
-            self.evidence.missing_mirror = mirror::missing(&mut connection, entries).await?;
+            let entries = mirror::read_entries(&self.servers.urls().redis).await?;
+            self.evidence.missing_mirror = mirror::find_missing(&mut connection, entries).await?;
         }
         Ok(checker::judge(&self.sent(), &self.evidence))
     }

@@ -36,27 +36,27 @@ pub enum Errand {
 impl Arena {
     /// What the schedule would do each day.
     pub async fn collect(&mut self) -> anyhow::Result<()> {
-        self.told(&["gc", "run"], None).await
+        self.run_operator_verb(&["gc", "run"], None).await
     }
 
     /// Does an errand. That the servers are away, or that there is nothing to do, is no reason to stop.
-    pub async fn errand(&mut self, errand: Errand) -> anyhow::Result<()> {
+    pub async fn run_errand(&mut self, errand: Errand) -> anyhow::Result<()> {
         match errand {
             Errand::Requeue => self.requeue(None).await,
             Errand::RequeueBrokenOff(after) => self.requeue(Some(Duration::from_millis(after))).await,
             Errand::Discard => {
                 let discard =
                     ["failed", "discard", "--reason", "handler_rejected", "--yes", "--max", "100000"];
-                self.told(&discard, None).await?;
+                self.run_operator_verb(&discard, None).await?;
                 self.run_sql("select judge.note()".to_owned()).await
             }
             Errand::Settle => self.settle().await,
             Errand::Erase { deletes_trail } => self.erase_returning(deletes_trail).await,
-            Errand::Sweep => self.told(&["failed", "sweep"], None).await,
+            Errand::Sweep => self.run_operator_verb(&["failed", "sweep"], None).await,
             Errand::CollectWithAnotherFile => {
                 let text = self.config.clone().set("consumer", "retention", "\"2d\"").toml(&self.queue);
                 std::fs::write(self.scratch.path().join("another.toml"), text)?;
-                self.told(
+                self.run_operator_verb(
                     &["--config", &self.scratch.path().join("another.toml").to_string_lossy(), "gc", "run"],
                     None,
                 )
@@ -69,13 +69,13 @@ impl Arena {
         for tenant in FRAGILE {
             let all = ["failed", "requeue", "--tenant", tenant, "--reason", "attempts_exhausted"];
             let arguments: Vec<&str> = all.into_iter().chain(["--yes", "--max", "100000"]).collect();
-            self.told(&arguments, break_off).await?;
+            self.run_operator_verb(&arguments, break_off).await?;
         }
         Ok(())
     }
 
     /// Runs `oncely`; its exit code is a matter of the servers' state. It must come to an end, and not by a panic.
-    pub(super) async fn told(
+    pub(super) async fn run_operator_verb(
         &mut self,
         arguments: &[&str],
         break_off: Option<Duration>,

@@ -269,7 +269,7 @@ impl Drop for RareStates {
     }
 }
 
-fn reach(reached: &Mutex<BTreeSet<&'static str>>, state: &Rare) {
+fn mark_reached(reached: &Mutex<BTreeSet<&'static str>>, state: &Rare) {
     reached.lock().unwrap_or_else(PoisonError::into_inner).insert(state.name);
 }
 
@@ -283,7 +283,7 @@ async fn scrape(port: u16, reached: Arc<Mutex<BTreeSet<&'static str>>>) {
         if let Ok(Ok(text)) = tokio::time::timeout(PATIENCE, read_metrics(port)).await {
             for state in unreached(&reached) {
                 if matches!(state.sign, Sign::Metrics(shows) if shows(&Metrics(&text))) {
-                    reach(&reached, &state);
+                    mark_reached(&reached, &state);
                 }
             }
         }
@@ -319,14 +319,14 @@ async fn ask_once(
         if let Sign::Query(query) = state.sign
             && sqlx::query_scalar(query).fetch_one(&mut *connection).await?
         {
-            reach(reached, &state);
+            mark_reached(reached, &state);
         }
     }
     Ok(())
 }
 
 /// Has a process whose name begins so said this, by its log?
-fn said(folder: &Path, program: &str, text: &str) -> std::io::Result<bool> {
+fn has_logged(folder: &Path, program: &str, text: &str) -> std::io::Result<bool> {
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -355,9 +355,9 @@ impl Arena {
         ask_once(&mut self.connect().await?, &rare.reached).await?;
         for state in unreached(&rare.reached) {
             if let Sign::Said(program, text) = state.sign
-                && said(self.folder(), program, text)?
+                && has_logged(self.folder(), program, text)?
             {
-                reach(&rare.reached, &state);
+                mark_reached(&rare.reached, &state);
             }
         }
         Ok(rare.reached.lock().unwrap_or_else(PoisonError::into_inner).clone())

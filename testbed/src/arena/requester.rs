@@ -149,11 +149,11 @@ impl Client {
         let mut class = match random.usize(0..ODD) {
             0 => {
                 let soon = Duration::from_millis(random.u64(0..30));
-                let _ = tokio::time::timeout(soon, self.once(server, intent)).await;
+                let _ = tokio::time::timeout(soon, self.ask_once(server, intent)).await;
                 None
             }
             1 => {
-                let both = tokio::join!(self.once(server, intent), self.once(server + 1, intent));
+                let both = tokio::join!(self.ask_once(server, intent), self.ask_once(server + 1, intent));
                 match both {
                     (Next::Known(class), _) | (_, Next::Known(class)) => Some(class),
                     _ => None,
@@ -162,7 +162,7 @@ impl Client {
             _ => None,
         };
         while class.is_none() && began.elapsed() < PATIENCE {
-            match self.once(server, intent).await {
+            match self.ask_once(server, intent).await {
                 Next::Known(known) => class = Some(known),
                 Next::Again(pause) => {
                     tokio::time::sleep(pause).await;
@@ -173,7 +173,7 @@ impl Client {
         lock(&self.sent).learn(intent, class.unwrap_or(Class::Unknown));
     }
 
-    async fn once(&self, server: usize, intent: &Intent) -> Next {
+    async fn ask_once(&self, server: usize, intent: &Intent) -> Next {
         lock(&self.answers).tries += 1;
         let server = self.target.servers[server % self.target.servers.len()];
         let Ok(Ok((answer, headers))) = tokio::time::timeout(TRY, self.exchange(server, intent)).await else {
@@ -182,7 +182,7 @@ impl Client {
         lock(&self.answers).learn(intent, &answer);
         let allows = headers.get("access-control-allow-origin");
         if self.asks_across() && !allows.is_some_and(|origin| origin == ORIGIN || origin == "*") {
-            lock(&self.answers).withheld(intent, answer.status);
+            lock(&self.answers).learn_withheld(intent, answer.status);
         }
         let pause = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
         let pause = pause.map_or(PAUSE, Duration::from_secs).min(LONGEST_PAUSE);

@@ -28,11 +28,11 @@ impl Arena {
 
     /// All workers die in the middle of a message, and once more when one of them is in the middle of it again. The third run is alone.
     pub async fn die_twice(&mut self, number: usize) -> anyhow::Result<()> {
-        self.evidence.fairness.fault();
+        self.evidence.fairness.begin_fault();
         let gate = self.shut_gates().await?;
         self.publish(vec![Intent::new("tenant-00", &format!("gate-{number}"), Act::Gate, 0)]);
         for _ in 0..2 {
-            let Some(sessions) = self.at_the_gate().await? else { break };
+            let Some(sessions) = self.wait_at_gate().await? else { break };
             self.note_deaths(self.workers.len());
             self.workers.iter_mut().try_for_each(|worker| worker.process.kill_and_restart())?;
             // As soon as the server sees that nobody is at the other end.
@@ -42,13 +42,13 @@ impl Arena {
                 .await?;
         }
         gate.open().await?;
-        self.evidence.fairness.healed();
+        self.evidence.fairness.end_fault();
         self.evidence.fairness.run_one_by_one(self.started.elapsed());
         Ok(())
     }
 
     /// Waits until the message is at work; not for ever, because a bug may keep it from that.
-    async fn at_the_gate(&mut self) -> anyhow::Result<Option<Vec<i32>>> {
+    async fn wait_at_gate(&mut self) -> anyhow::Result<Option<Vec<i32>>> {
         let since = Instant::now();
         while since.elapsed() < PATIENCE {
             self.supervise()?;

@@ -19,7 +19,7 @@ impl Arena {
         if self.returns == 0 {
             self.publish_returning();
         }
-        if !self.has_returned().await? {
+        if !self.wait_until_returned().await? {
             return Ok(());
         }
         let trail = if deletes_trail { "delete" } else { "pseudonym" };
@@ -42,7 +42,7 @@ impl Arena {
     }
 
     /// Waits until all that it has sent has taken effect, and has told its events; not for ever, because a bug may keep it from that.
-    async fn has_returned(&mut self) -> anyhow::Result<bool> {
+    async fn wait_until_returned(&mut self) -> anyhow::Result<bool> {
         let since = Instant::now();
         while since.elapsed() < PATIENCE {
             self.supervise()?;

@@ -56,9 +56,9 @@ impl Arena {
                 let settle = ["--config", &file, "keys", "settle", &key, "--tenant", &tenant];
                 let no = ["--consumer", LEASED, "--took-effect", "no", "--yes"];
                 let settle: Vec<&str> = settle.into_iter().chain(no).collect();
-                self.told(&settle, None).await?;
+                self.run_operator_verb(&settle, None).await?;
             }
-            self.told(&requeue, None).await?;
+            self.run_operator_verb(&requeue, None).await?;
         }
         self.settle_requests().await
     }
@@ -78,7 +78,7 @@ impl Arena {
             let settle = ["keys", "settle", &key, "--tenant", &tenant, "--consumer", PROXIED];
             let said = ["--took-effect", if happened { "yes" } else { "no" }, "--yes"];
             let settle: Vec<&str> = settle.into_iter().chain(said).collect();
-            self.told(&settle, None).await?;
+            self.run_operator_verb(&settle, None).await?;
             self.request_again(&of);
         }
         Ok(())

@@ -46,13 +46,13 @@ struct Standing {
 }
 
 impl Fairness {
-    /// A fault is there: as long as it holds nobody is owed anything.
-    pub fn fault(&mut self) {
+    /// Begins a fault: as long as it holds, a tenant that gets nothing is no violation.
+    pub fn begin_fault(&mut self) {
         self.faults += 1;
     }
 
-    /// A fault is healed: all begin to wait anew.
-    pub fn healed(&mut self) {
+    /// Ends a fault: all begin to wait anew.
+    pub fn end_fault(&mut self) {
         self.faults = self.faults.saturating_sub(1);
         self.restart();
     }

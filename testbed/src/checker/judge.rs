@@ -19,24 +19,24 @@ const MEMORY_LIMIT: u64 = 200_000_000;
 #[must_use]
 pub fn judge(sent: &Sent, evidence: &Evidence) -> Vec<Violation> {
     let mut found = Findings::default();
-    effects(sent, evidence, &mut found);
-    whereabouts(sent, evidence, &mut found);
-    dead_letters(sent, evidence, &mut found);
-    rows(evidence, &mut found);
+    judge_effects(sent, evidence, &mut found);
+    judge_whereabouts(sent, evidence, &mut found);
+    judge_dead_letters(sent, evidence, &mut found);
+    judge_rows(evidence, &mut found);
     verdicts::judge(sent, evidence, &mut found);
     evidence.events.judge(&mut found);
     evidence.watched.judge(&mut found);
     evidence.leases.judge(&mut found);
     evidence.proxied.judge(&mut found);
     evidence.observed.judge(&mut found);
-    requests(sent, evidence, &mut found);
-    bounds(evidence, &mut found);
+    judge_requests(sent, evidence, &mut found);
+    judge_bounds(evidence, &mut found);
     found.0.sort_by_key(|violation| (violation.invariant, violation.what));
     found.0
 }
 
 /// L10, for work in PostgreSQL.
-fn requests(sent: &Sent, evidence: &Evidence, found: &mut Findings) {
+fn judge_requests(sent: &Sent, evidence: &Evidence, found: &mut Findings) {
     let took = |key: &Key, digest: &str| evidence.ran(key, digest) || evidence.took_effect_alike(key);
     let may_conflict = |key: &Key, digest: &str| {
         sent.versions(key).len() > 1 && (!evidence.ran(key, digest) || evidence.alike)
@@ -45,7 +45,7 @@ fn requests(sent: &Sent, evidence: &Evidence, found: &mut Findings) {
 }
 
 /// I1, I8: how often each key took effect, and which of its payloads.
-fn effects(sent: &Sent, evidence: &Evidence, found: &mut Findings) {
+fn judge_effects(sent: &Sent, evidence: &Evidence, found: &mut Findings) {
     let none = Vec::new();
     for (key, sum) in &evidence.effects {
         let runs = evidence.runs.get(key).unwrap_or(&none);
@@ -87,7 +87,7 @@ fn effects(sent: &Sent, evidence: &Evidence, found: &mut Findings) {
 }
 
 /// I2: nothing confirmed is nowhere; I11: nothing is still under way.
-fn whereabouts(sent: &Sent, evidence: &Evidence, found: &mut Findings) {
+fn judge_whereabouts(sent: &Sent, evidence: &Evidence, found: &mut Findings) {
     let (dead, queued) = (pairs(&evidence.dead), pairs(&evidence.queued));
     for (key, versions) in sent.keys() {
         for version in versions.iter().filter(|version| version.class == Class::Confirmed) {
@@ -115,7 +115,7 @@ fn whereabouts(sent: &Sent, evidence: &Evidence, found: &mut Findings) {
 }
 
 /// I1, I3: why each dead letter is there.
-fn dead_letters(sent: &Sent, evidence: &Evidence, found: &mut Findings) {
+fn judge_dead_letters(sent: &Sent, evidence: &Evidence, found: &mut Findings) {
     for letter in &evidence.dead {
         let versions = sent.versions(&letter.key);
         let sent_as = versions.iter().find(|version| version.digest == letter.digest);
@@ -159,7 +159,7 @@ fn dead_letters(sent: &Sent, evidence: &Evidence, found: &mut Findings) {
 }
 
 /// I4: effects, keys and audit rows belong together.
-fn rows(evidence: &Evidence, found: &mut Findings) {
+fn judge_rows(evidence: &Evidence, found: &mut Findings) {
     let completed = |key: &Key| evidence.status.get(key).is_some_and(|status| status == "COMPLETED");
     // What is past its retention may be forgotten.
     let forgotten = |key: &Key| {
@@ -200,7 +200,7 @@ fn rows(evidence: &Evidence, found: &mut Findings) {
 }
 
 /// I10, I11, I12, I14.
-fn bounds(evidence: &Evidence, found: &mut Findings) {
+fn judge_bounds(evidence: &Evidence, found: &mut Findings) {
     for text in evidence.fairness.starved() {
         found.add(Invariant::I12, What::Starved, text);
     }

@@ -237,7 +237,7 @@ impl Leases {
             .any(|step| step.outcome == "fenced" && step.detail.contains("knows what became of its call"))
     }
 
-    fn counted(&self, key: &Key, outcome: &str) -> usize {
+    fn count_outcome(&self, key: &Key, outcome: &str) -> usize {
         self.steps(key).iter().filter(|step| step.outcome == outcome).count()
     }
 
@@ -248,7 +248,7 @@ impl Leases {
         for key in keys.into_iter().filter(|key| !self.is_forgotten(key)) {
             let is_completed = self.rows.get(key).is_some_and(|row| row.status == "COMPLETED");
             let (audited, finished) =
-                (self.counted(key, "completed"), self.finished.get(key).map_or(0, Vec::len));
+                (self.count_outcome(key, "completed"), self.finished.get(key).map_or(0, Vec::len));
             let by_request = self.rows.get(key).is_some_and(|row| row.by_request);
             if (audited, finished) != (usize::from(is_completed), usize::from(is_completed && !by_request)) {
                 let status = self.rows.get(key).map_or("no row", |row| row.status.as_str());
@@ -336,9 +336,9 @@ impl Leases {
             + self.gave_back
             + leaves
             + self.undecided.get(key).copied().unwrap_or(0)
-            + self.counted(key, "taken_over")
-            + self.counted(key, "retried")
-            + self.counted(key, "dead_lettered");
+            + self.count_outcome(key, "taken_over")
+            + self.count_outcome(key, "retried")
+            + self.count_outcome(key, "dead_lettered");
         if runs.len() > explained {
             let text = format!("{step}: {} runs called it, of {explained} that there may be", runs.len());
             found.add(Invariant::L4, What::CallRepeated, text);
@@ -435,13 +435,13 @@ impl Leases {
                 let doubt = match step.reason.as_str() {
                     "crash" => {
                         let before = self.interruptions.iter().filter(|at| **at <= step.at + 1.0).count();
-                        let taken = self.counted(key, "taken_over");
+                        let taken = self.count_outcome(key, "taken_over");
                         (before.min(taken) < self.max_crashes)
                             .then(|| format!("after {taken} takeovers and {before} deaths"))
                     }
                     "outcome_unknown" => {
                         let may = calls().any(|call| matches!(call.side, Side::Once | Side::Charge));
-                        let died = self.counted(key, "taken_over") > 0 || self.gave_back > 0;
+                        let died = self.count_outcome(key, "taken_over") > 0 || self.gave_back > 0;
                         (!may && !died).then(|| "of nothing that may be unknown".to_owned())
                     }
                     "attempts_exhausted" => None,

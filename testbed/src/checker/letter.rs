@@ -23,7 +23,7 @@ pub struct Letter {
 }
 
 /// Takes all messages out of a queue: what is ready, until nothing comes for `quiet`.
-pub async fn empty(url: &str, queue: &str, quiet: Duration) -> anyhow::Result<Vec<Letter>> {
+pub async fn drain_queue(url: &str, queue: &str, quiet: Duration) -> anyhow::Result<Vec<Letter>> {
     let connection = Connection::connect(url, ConnectionProperties::default())
         .await
         .context("cannot connect to RabbitMQ")?;

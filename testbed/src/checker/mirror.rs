@@ -22,8 +22,8 @@ impl std::fmt::Display for Entry {
     }
 }
 
-/// All entries of the mirror now.
-pub async fn entries(url: &str) -> anyhow::Result<Vec<Entry>> {
+/// Reads all entries of the mirror.
+pub async fn read_entries(url: &str) -> anyhow::Result<Vec<Entry>> {
     let client = redis::Client::open(url)?;
     let mut connection = client.get_multiplexed_async_connection().await?;
     let mut names = BTreeSet::new();
@@ -61,31 +61,34 @@ pub async fn entries(url: &str) -> anyhow::Result<Vec<Entry>> {
 /// A tag is the first 16 bytes of keyed BLAKE3 over epoch, tenant, consumer, key and fingerprint, each behind its length in
 /// eight bytes, big-endian; its bucket's number is the first four bytes modulo the buckets, in hexadecimal; its field is the last
 /// eight bytes. The value is the first eight bytes of BLAKE3, under another key, over the tag and the bucket's name.
-pub async fn stale(
+pub async fn find_stale(
     connection: &mut PgConnection,
     key: Option<&str>,
     entries: Vec<Entry>,
 ) -> anyhow::Result<Vec<Entry>> {
-    let (evidence, tags) = tags(connection, key).await?;
+    let (evidence, tags) = compute_tags(connection, key).await?;
     let known: BTreeMap<Vec<u8>, Tag> = tags.into_iter().map(|(tag, _)| (tag[8..].to_vec(), tag)).collect();
     let explained = |entry: &Entry| {
         known
             .get(&entry.field)
-            .is_some_and(|tag| in_its_bucket(tag, entry) && is_evidence(&evidence, tag, entry))
+            .is_some_and(|tag| is_in_its_bucket(tag, entry) && is_evidence(&evidence, tag, entry))
     };
     Ok(entries.into_iter().filter(|entry| !explained(entry)).collect())
 }
 
-/// Which completed keys have no entry.
-pub async fn missing(connection: &mut PgConnection, entries: Vec<Entry>) -> anyhow::Result<BTreeSet<String>> {
+/// Finds the completed keys that have no entry.
+pub async fn find_missing(
+    connection: &mut PgConnection,
+    entries: Vec<Entry>,
+) -> anyhow::Result<BTreeSet<String>> {
     let mut there: BTreeMap<&[u8], Vec<&Entry>> = BTreeMap::new();
     for entry in &entries {
         there.entry(&entry.field).or_default().push(entry);
     }
-    let (evidence, tags) = tags(connection, None).await?;
+    let (evidence, tags) = compute_tags(connection, None).await?;
     let is_there = |tag: &Tag| {
         let found = there.get(&tag[8..]).map_or(&[][..], Vec::as_slice);
-        found.iter().any(|entry| in_its_bucket(tag, entry) && is_evidence(&evidence, tag, entry))
+        found.iter().any(|entry| is_in_its_bucket(tag, entry) && is_evidence(&evidence, tag, entry))
     };
     Ok(tags.into_iter().filter(|(tag, _)| !is_there(tag)).map(|(_, name)| name).collect())
 }
@@ -96,7 +99,7 @@ pub const BALLAST: &str = "ballast";
 type Tag = [u8; 16];
 
 /// The key of the evidence, and the tags of all completed keys with the keys' names.
-async fn tags(
+async fn compute_tags(
     connection: &mut PgConnection,
     key: Option<&str>,
 ) -> anyhow::Result<([u8; 32], Vec<(Tag, String)>)> {
@@ -144,7 +147,7 @@ fn is_evidence(key: &[u8; 32], tag: &Tag, entry: &Entry) -> bool {
 }
 
 /// `oncely:2:<window in milliseconds>:<buckets>:<window>:<bucket>`.
-fn in_its_bucket(tag: &Tag, entry: &Entry) -> bool {
+fn is_in_its_bucket(tag: &Tag, entry: &Entry) -> bool {
     let parts: Vec<&str> = entry.bucket.split(':').collect();
     let [_, "2", _, buckets, _, bucket] = parts.as_slice() else { return false };
     let [a, b, c, d, ..] = *tag;

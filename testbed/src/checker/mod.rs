@@ -29,7 +29,7 @@ pub use ledger::{
     Act, Beside, Class, FORGOTTEN, FRAGILE, Intent, Key, RETURNING, SHOPS, Sent, UNCOUNTED, Version, WITNESS,
     digest,
 };
-pub use letter::{Letter, empty};
+pub use letter::{Letter, drain_queue};
 pub use observed::{OBSERVED, Observed};
 pub use proxied::{PROXIED, Proxied, ProxiedRow};
 pub use requests::{HttpAnswer, Requests};

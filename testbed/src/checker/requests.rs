@@ -73,7 +73,7 @@ impl Requests {
     }
 
     /// An answer has come that does not let the page read it which has asked.
-    pub fn withheld(&mut self, intent: &Intent, status: u16) {
+    pub fn learn_withheld(&mut self, intent: &Intent, status: u16) {
         self.unreadable.push(((intent.tenant.clone(), intent.key.clone()), status));
     }
 

@@ -29,7 +29,7 @@ pub struct Watched {
 
 impl Watched {
     /// An answer has come.
-    pub fn page(&mut self, status: u16, took: Duration, path: &str) {
+    pub fn record_page(&mut self, status: u16, took: Duration, path: &str) {
         *self.pages.entry(status).or_insert(0) += 1;
         if self.slowest.as_ref().is_none_or(|(most, _)| took > *most) {
             self.slowest = Some((took, path.to_owned()));
@@ -40,7 +40,7 @@ impl Watched {
     }
 
     /// A program has ended.
-    pub fn end(&mut self, how: &str) {
+    pub fn record_end(&mut self, how: &str) {
         *self.ends.entry(how.to_owned()).or_insert(0) += 1;
     }
 

@@ -42,7 +42,7 @@ impl Fault {
 
 impl Arena {
     /// Brings a fault about, holds it, heals it.
-    pub async fn fault(&mut self, fault: &Fault) -> anyhow::Result<()> {
+    pub async fn run_fault(&mut self, fault: &Fault) -> anyhow::Result<()> {
         self.inject(fault).await?;
         self.hold(fault).await;
         self.heal(fault).await
@@ -71,7 +71,7 @@ impl Arena {
 
     /// Brings a fault about.
     pub async fn inject(&mut self, fault: &Fault) -> anyhow::Result<()> {
-        self.evidence.fairness.fault();
+        self.evidence.fairness.begin_fault();
         self.note_interruption(false);
         match fault.kind.group() {
             kind::Group::Process => self.inject_process(fault).await,
@@ -91,7 +91,7 @@ impl Arena {
             kind::Group::Redis => self.heal_redis(fault).await,
             kind::Group::Network => self.heal_network(fault),
         };
-        self.evidence.fairness.healed();
+        self.evidence.fairness.end_fault();
         healed
     }
 }

@@ -73,7 +73,7 @@ impl Arena {
                 self.lock("lock table oncely.idempotency_keys in share row exclusive mode", fault.hold);
             }
             Kind::NoConnections => {
-                limit(&mut connection, 0).await?;
+                limit_sessions(&mut connection, 0).await?;
                 run(&mut connection, WORKERS).await?;
             }
             Kind::ReadOnly => {
@@ -96,7 +96,7 @@ impl Arena {
     }
 
     /// What every handler needs is there again, in a moment.
-    fn mended(&mut self) {
+    fn note_repair(&mut self) {
         let now = self.moment();
         if let Some((_, until)) = self.evidence.meanwhile.breaks.last_mut() {
             *until = now;
@@ -119,13 +119,13 @@ impl Arena {
                 }
             }
             Kind::RevokeGrant => {
-                self.mended();
+                self.note_repair();
                 let grant = "grant select, insert, update on judge.effects to oncely_worker";
                 run(&mut self.connect().await?, grant).await?;
             }
             Kind::NoConnections => {
                 let mut connection = self.connect().await?;
-                limit(&mut connection, -1).await?;
+                limit_sessions(&mut connection, -1).await?;
             }
             Kind::ReadOnly => {
                 let mut connection = self.connect().await?;
@@ -135,7 +135,7 @@ impl Arena {
                 run(&mut connection, WORKERS).await?;
             }
             Kind::DropFunction => {
-                self.mended();
+                self.note_repair();
                 let back = "alter function judge.taken(oncely.message) rename to take";
                 run(&mut self.connect().await?, back).await?;
             }
@@ -167,8 +167,8 @@ impl Arena {
     }
 }
 
-/// How many sessions programs may have; -1: as many as they like.
-async fn limit(connection: &mut PgConnection, sessions: i32) -> anyhow::Result<()> {
+/// Limits the sessions that programs may have; -1: no limit.
+async fn limit_sessions(connection: &mut PgConnection, sessions: i32) -> anyhow::Result<()> {
     for program in ["worker", "charging", "taking", "gateway", "observer"] {
         let limited = format!("alter role arena_{program} connection limit {sessions}");
         // Names and numbers of our own.

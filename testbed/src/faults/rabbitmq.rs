@@ -21,7 +21,7 @@ impl Arena {
                 self.ctl(&["close_all_connections", "no permission"]).await
             }
             Kind::ConsumerTimeout => {
-                self.consumer_timeout(2_000, 1_000).await?;
+                self.set_consumer_timeout(2_000, 1_000).await?;
                 self.lock("lock table judge.log in exclusive mode", fault.hold);
                 Ok(())
             }
@@ -53,13 +53,13 @@ impl Arena {
                 self.rabbitmq()?.flush().await
             }
             // The broker's defaults.
-            Kind::ConsumerTimeout => self.consumer_timeout(1_800_000, 60_000).await,
+            Kind::ConsumerTimeout => self.set_consumer_timeout(1_800_000, 60_000).await,
             _ => Ok(()),
         }
     }
 
     /// Both in milliseconds. A channel reads them when it is opened, so all are opened anew.
-    async fn consumer_timeout(&mut self, timeout: u32, tick: u32) -> anyhow::Result<()> {
+    async fn set_consumer_timeout(&mut self, timeout: u32, tick: u32) -> anyhow::Result<()> {
         let set = format!(
             "application:set_env(rabbit, consumer_timeout, {timeout}), \
              application:set_env(rabbit, channel_tick_interval, {tick})."

@@ -33,7 +33,7 @@ impl Arena {
                 command(&mut redis, &["CLIENT", "PAUSE", &millis, "ALL"]).await
             }
             Kind::KillRedisClients => command(&mut redis, &["CLIENT", "KILL", "TYPE", "normal"]).await,
-            Kind::JunkInRedis => self.junk(&mut redis, fault.target).await,
+            Kind::JunkInRedis => self.write_junk(&mut redis, fault.target).await,
             _ => Ok(()),
         }
     }
@@ -63,7 +63,7 @@ impl Arena {
     }
 
     /// A third of the buckets become lists, the others get fields that are nobody's tags.
-    async fn junk(&mut self, redis: &mut MultiplexedConnection, seed: usize) -> anyhow::Result<()> {
+    async fn write_junk(&mut self, redis: &mut MultiplexedConnection, seed: usize) -> anyhow::Result<()> {
         self.sample_mirror().await?;
         let names: Vec<String> = redis.keys("oncely:2:*").await?;
         for (number, name) in names.iter().enumerate().take(300) {

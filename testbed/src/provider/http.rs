@@ -54,12 +54,12 @@ pub(super) async fn serve(
         (answer, name, books.calls.len() - 1)
     };
     work(books, number("delay")).await;
-    answered(&mut stream, answer, &name, size).await?;
+    send_answer(&mut stream, answer, &name, size).await?;
     lock(books).calls[number_of_call].answered = Some(now());
     Ok(())
 }
 
-async fn answered(
+async fn send_answer(
     stream: &mut BufReader<TcpStream>,
     answer: Answer,
     call: &str,

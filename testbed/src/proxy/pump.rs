@@ -65,7 +65,7 @@ impl<'a> Pump<'a> {
             }
             let pieces = self.frames.push(bytes);
             for frame in pieces {
-                self.frame(&frame, now, writer).await?;
+                self.forward_frame(&frame, now, writer).await?;
             }
         }
     }
@@ -77,7 +77,7 @@ impl<'a> Pump<'a> {
         }
     }
 
-    async fn frame(&self, frame: &Frame, mode: Mode, writer: &mut OwnedWriteHalf) -> Result<(), Cut> {
+    async fn forward_frame(&self, frame: &Frame, mode: Mode, writer: &mut OwnedWriteHalf) -> Result<(), Cut> {
         match self.direction {
             Direction::Up => {
                 if frame.is_commit() {

@@ -125,7 +125,7 @@ impl RawConnection {
     }
 
     /// Waits until the broker has confirmed everything. Fails with a [`Refusal`] where it closes the channel instead.
-    pub fn confirmed(&mut self) -> anyhow::Result<()> {
+    pub fn wait_for_confirms(&mut self) -> anyhow::Result<()> {
         while !self.unconfirmed.is_empty() {
             let confirm = self.expect(60, 80)?;
             let mut fields = Cursor(&confirm);

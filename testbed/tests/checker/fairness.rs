@@ -34,8 +34,8 @@ fn a_stop_of_all_is_starvation_after_a_while_and_not_while_a_fault_holds() {
     let due = BTreeMap::from([("acme".to_owned(), 10)]);
     for second in 0..100 {
         match second {
-            5 => fairness.fault(),
-            75 => fairness.healed(),
+            5 => fairness.begin_fault(),
+            75 => fairness.end_fault(),
             _ => fairness.look(Duration::from_secs(second), &due, &BTreeMap::new()),
         }
     }
@@ -55,9 +55,9 @@ fn a_message_may_wait_for_a_while_from_the_last_fault_on() {
     let at = Duration::from_secs;
     let waiting = [(key("hot"), at(10))];
     fairness.look_at_waiting(at(11), &waiting);
-    fairness.fault();
+    fairness.begin_fault();
     fairness.look_at_waiting(at(40), &waiting);
-    fairness.healed();
+    fairness.end_fault();
     for second in 50..76 {
         fairness.look_at_waiting(at(second), &waiting);
     }

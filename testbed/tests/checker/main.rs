@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, PgConnection};
 use testbed::checker::events::{Arrival, Emitted, Events};
-use testbed::checker::mirror::{Entry, entries, stale};
+use testbed::checker::mirror::{Entry, find_stale, read_entries};
 use testbed::checker::{
     Act, Class, Evidence, Fairness, Intent, Invariant, Key, Ladder, Letter, PAGE_LIMIT, RETURNING, Sent,
     Step, What, count, digest, judge,

@@ -169,10 +169,10 @@ fn a_discarded_message_is_not_lost_and_a_trespass_is_named() {
 #[test]
 fn a_watcher_that_fails_is_named_and_a_page_that_comes_in_time_is_counted() {
     let (sent, mut evidence) = good();
-    evidence.watched.page(200, PAGE_LIMIT, "/failed");
-    evidence.watched.page(503, PAGE_LIMIT / 2, "/");
+    evidence.watched.record_page(200, PAGE_LIMIT, "/failed");
+    evidence.watched.record_page(503, PAGE_LIMIT / 2, "/");
     assert_eq!(found(&sent, &evidence), BTreeMap::new());
-    evidence.watched.page(200, PAGE_LIMIT + Duration::from_millis(1), "/keys");
+    evidence.watched.record_page(200, PAGE_LIMIT + Duration::from_millis(1), "/keys");
     evidence.watched.wrong.push((What::WatcherPanicked, "console-1".to_owned()));
     let named = [((Invariant::I15, What::WatcherPanicked), 1), ((Invariant::I15, What::WatcherSlow), 1)];
     assert_eq!(found(&sent, &evidence), named.into());

@@ -130,7 +130,7 @@ fn an_answer_is_the_same_each_time_and_says_what_happened() {
 
 #[test]
 fn an_answer_that_a_page_may_not_read_is_found() {
-    let withheld = |proxied: &mut Proxied| proxied.requests.withheld(&request("done"), 503);
+    let withheld = |proxied: &mut Proxied| proxied.requests.learn_withheld(&request("done"), 503);
     assert_eq!(after(withheld), only(Invariant::L10, What::AnswerWithheld));
 }
 

@@ -120,7 +120,7 @@ async fn an_entry_of_the_mirror_must_belong_to_a_completed_row_of_this_epoch() {
         misplaced,
         unproved,
     ] {
-        let found = stale(&mut connection, None, vec![good.clone(), wrong.clone()]).await.unwrap();
+        let found = find_stale(&mut connection, None, vec![good.clone(), wrong.clone()]).await.unwrap();
         assert_eq!(found, [wrong]);
     }
     // And as it comes out of Redis.
@@ -131,7 +131,7 @@ async fn an_entry_of_the_mirror_must_belong_to_a_completed_row_of_this_epoch() {
     let mut set = redis::cmd("HSET");
     set.arg(&bucket).arg(&foreign.field).arg(&foreign.value);
     let _: () = set.query_async(&mut redis).await.unwrap();
-    assert!(entries(&servers.urls().redis).await.unwrap().contains(&foreign));
+    assert!(read_entries(&servers.urls().redis).await.unwrap().contains(&foreign));
     let _: () = redis::cmd("DEL").arg(&bucket).query_async(&mut redis).await.unwrap();
     drop(connection);
     database.drop_now().await.unwrap();

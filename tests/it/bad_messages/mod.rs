@@ -136,7 +136,7 @@ fn publish(url: &str, script: &[Line]) -> Vec<Wrong> {
             Part::Good(_) => send(&mut connection).unwrap(),
             Part::Case(name) => {
                 // Each case is confirmed by itself, so that a refusal is its own.
-                let sent = send(&mut connection).and_then(|()| connection.confirmed());
+                let sent = send(&mut connection).and_then(|()| connection.wait_for_confirms());
                 if let Err(error) = sent {
                     wrongs.push(Wrong::of(name, "taken by the broker", &format!("{error:#}")));
                     connection = RawConnection::open(url).unwrap();
@@ -145,7 +145,7 @@ fn publish(url: &str, script: &[Line]) -> Vec<Wrong> {
             Part::Refused(name, code) => {
                 // A refusal may cost the connection.
                 let mut own = RawConnection::open(url).unwrap();
-                let found = match send(&mut own).and_then(|()| own.confirmed()) {
+                let found = match send(&mut own).and_then(|()| own.wait_for_confirms()) {
                     Ok(()) => "taken".to_owned(),
                     Err(error) => match error.downcast_ref::<Refusal>() {
                         Some(refusal) if refusal.code == *code => continue,
@@ -156,10 +156,10 @@ fn publish(url: &str, script: &[Line]) -> Vec<Wrong> {
             }
         }
         if number % 1_000 == 0 {
-            connection.confirmed().unwrap();
+            connection.wait_for_confirms().unwrap();
         }
     }
-    connection.confirmed().unwrap();
+    connection.wait_for_confirms().unwrap();
     wrongs
 }
 

@@ -135,7 +135,7 @@ impl Stage {
                         for (exchange, one) in good {
                             connection.publish(&exchange, &one.routing_key, &one.wire, &one.body).unwrap();
                         }
-                        connection.confirmed().unwrap();
+                        connection.wait_for_confirms().unwrap();
                     });
                     published.await.unwrap();
                     decided

@@ -98,7 +98,7 @@ async fn a_new_copy_of_a_message_that_was_at_work_when_a_process_died_is_counted
     world.publish("payments", one, "{}").await;
     let deadly = [("FAILPOINT", "worker.handle.before=key:kill".to_owned())];
     let mut worker = world.start_with("worker", "worker", &deadly);
-    worker.ended(std::time::Duration::from_secs(30)).await.unwrap();
+    worker.wait_for_end(std::time::Duration::from_secs(30)).await.unwrap();
     assert_eq!(world.count("select crash_attempts::bigint from oncely.idempotency_keys").await, 2);
 }
 

@@ -47,7 +47,7 @@ async fn no_heartbeat_ends_a_command_in_256_mib() {
     .await
     .unwrap();
     let mut status = world.start_verb("oncely", &["status", "--json"], "status", &[]);
-    status.ended(LONG).await.unwrap();
+    status.wait_for_end(LONG).await.unwrap();
     let output = status.output();
     assert!(output.contains("\"other\""), "{output}");
 }

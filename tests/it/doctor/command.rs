@@ -60,7 +60,7 @@ async fn a_section_with_problems_is_told_and_its_server_is_not_asked() {
     let scope = oncely_doctor::CheckSelection::default();
     let report = match config {
         Some(config) => oncely_doctor::examine(&config, &problems, &scope).await,
-        None => oncely_doctor::unusable(&problems, &scope),
+        None => oncely_doctor::report_problems(&problems, &scope),
     };
     for (check, verdict) in [("config", Verdict::Error), ("mq.reach", Verdict::Skipped)] {
         assert_eq!(of(&report, check).verdict, verdict, "{report:#?}");

@@ -101,9 +101,9 @@ async fn a_key_whose_event_has_failed_lets_others_go_first() {
     .await
     .unwrap();
     let mut transaction = world.sql.begin().await.unwrap();
-    let now = pg::database_time(&mut transaction).await.unwrap();
+    let now = pg::read_database_time(&mut transaction).await.unwrap();
     // Room for one of the two.
-    let limits = pg::TakeLimits { events: 2, bytes: 2, keys: 10, in_row: 1 };
+    let limits = pg::TakeLimits { events: 2, bytes: 2, keys: 10, per_key: 1 };
     let taken = pg::take_ordered(&mut transaction, now, limits, &mut None).await.unwrap();
     let keys: Vec<_> = taken.iter().map(|event| event.ordering_key.as_deref().unwrap()).collect();
     assert_eq!(keys, ["new"]);

@@ -92,7 +92,7 @@ async fn a_sweep_takes_no_route_that_a_dead_letter_has_hidden_behind_another() {
         for letter in letters {
             raw.publish(&exchange, b"k", &letter.encode(), b"{}").unwrap();
         }
-        raw.confirmed().unwrap();
+        raw.wait_for_confirms().unwrap();
     })
     .await
     .unwrap();

@@ -61,7 +61,7 @@ async fn a_gateway_that_dies_at_any_step_calls_once_or_says_that_nobody_knows() 
         let mut dying = start(&world, &upstream, &format!("dying-{step}"), &[("FAILPOINT", step.to_owned())]);
         let torn = reached(&dying).await.send(&request).await;
         assert!(torn.is_err(), "{step}: {torn:?}");
-        let status = dying.ended(Duration::from_secs(30)).await.unwrap();
+        let status = dying.wait_for_end(Duration::from_secs(30)).await.unwrap();
         assert_eq!(status.signal(), Some(6), "{step}: {}", dying.output());
         let reply = client.ask(&request).await;
         // The step's result is stored before the run ends: what the first one was answered is there.

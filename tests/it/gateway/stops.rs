@@ -40,10 +40,10 @@ async fn a_gateway_that_stops_answers_what_it_has_begun() {
         assert_eq!(reply.await.unwrap().status, 201);
     }
     // Nobody waits for the third answer, and the gateway does.
-    let ended = site.process.ended(Duration::from_secs(2)).await;
+    let ended = site.process.wait_for_end(Duration::from_secs(2)).await;
     assert!(ended.is_err(), "{ended:?}: {}", site.process.output());
     site.upstream.go_on();
-    let status = site.process.ended(Duration::from_secs(30)).await.unwrap();
+    let status = site.process.wait_for_end(Duration::from_secs(30)).await.unwrap();
     assert_eq!(status.code(), Some(0), "{}", site.process.output());
     drop(resting);
     for key in ["k", "left"] {
@@ -58,7 +58,7 @@ async fn what_takes_longer_than_a_stop_may_is_broken_off_and_held() {
     let asked = tokio::spawn(async move { client.send(&request).await });
     site.upstream.wait_for_calls(1).await;
     site.process.signal(Signal::TERM).unwrap();
-    let status = site.process.ended(Duration::from_secs(30)).await.unwrap();
+    let status = site.process.wait_for_end(Duration::from_secs(30)).await.unwrap();
     assert_eq!(status.code(), Some(70), "{}", site.process.output());
     assert!(asked.await.unwrap().is_err());
     let (next, client) = site.another("next").await;

@@ -23,7 +23,7 @@ async fn a_server_that_dies_at_any_step_takes_one_effect() {
         let ask = Ask::pay(step, "{}");
         let torn = client.send(&ask.bytes()).await;
         assert!(torn.is_err(), "{step}: {torn:?}");
-        let ended = dying.ended(Duration::from_secs(30)).await;
+        let ended = dying.wait_for_end(Duration::from_secs(30)).await;
         let status = ended.unwrap_or_else(|error| panic!("{step}: {error}: {}", dying.output()));
         assert_eq!(status.signal(), Some(6), "{step}: {status}: {}", dying.output());
         let reply = survivor.ask(&ask).await;

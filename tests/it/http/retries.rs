@@ -38,7 +38,7 @@ async fn takes_one_effect_each(command: &Path, script: Option<&Path>) {
     // Each time something was torn, the network is whole for one answer or two, and then not any more.
     let mut torn = 0;
     let status = loop {
-        if let Ok(status) = client.ended(Duration::from_millis(20)).await {
+        if let Ok(status) = client.wait_for_end(Duration::from_millis(20)).await {
             break status;
         }
         if proxy.struck() > torn {

@@ -195,7 +195,7 @@ async fn a_run_beyond_its_time_is_told_dropped_and_has_failed() {
     let told = AtomicUsize::new(0);
     let ran = runner
         .run(&key, fingerprint(PRINT), async |run| {
-            run.lost().await;
+            run.wait_until_lost().await;
             told.fetch_add(1, Ordering::Relaxed);
             std::future::pending().await
         })
@@ -219,7 +219,7 @@ async fn a_run_that_takes_too_long_each_time_is_given_up() {
         let ran = runner
             .run(&key, fingerprint(PRINT), async |run| {
                 assert_eq!(run.attempt(), attempt);
-                run.lost().await;
+                run.wait_until_lost().await;
                 Err(HandlerError::permanent("what it says then counts no more"))
             })
             .await

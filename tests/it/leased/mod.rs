@@ -94,7 +94,7 @@ impl LeasedHandler for Charges {
                 let declined = HandlerError::transient("declined");
                 let refused = lease.step(&CHARGE, async |_| Err::<(), _>(StepError::Refused(declined))).await;
                 self.hangs.notify_one();
-                lease.lost().await;
+                lease.wait_until_lost().await;
                 refused?;
             }
             "ask" => {
@@ -128,7 +128,7 @@ impl LeasedHandler for Charges {
                             "tear" if attempt == 1 => Err(StepError::Unknown(anyhow::anyhow!("torn"))),
                             "hang" if calls == 1 => {
                                 hangs.notify_one();
-                                lease.lost().await;
+                                lease.wait_until_lost().await;
                                 lost.notify_one();
                                 std::future::pending().await
                             }

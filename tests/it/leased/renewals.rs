@@ -16,7 +16,7 @@ struct Holds;
 
 impl LeasedHandler for Holds {
     async fn handle(&self, lease: &Lease, _: Message<'_>) -> Result<Finish, HandlerError> {
-        lease.lost().await;
+        lease.wait_until_lost().await;
         Err(HandlerError::transient("it ends"))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use oncely_postgres::{BlockedSessions, LockedWork, MIGRATOR, TableLock, migration_locks};
+use oncely_postgres::{BlockedSessions, LockedWork, MIGRATOR, TableLock, parse_migration_locks};
 use sqlx::migrate::Migration;
 use sqlx::{AssertSqlSafe, PgConnection, Row as _};
 use testbed::Database;
@@ -107,7 +107,7 @@ async fn done_by(connection: &mut PgConnection, statements: &str) -> Done {
 
 /// Why a migration may not run as it is.
 fn objections(migration: &Migration, done: &Done) -> Vec<String> {
-    let mut said = migration_locks(migration).unwrap();
+    let mut said = parse_migration_locks(migration).unwrap();
     said.sort_by(|one, other| one.table.cmp(&other.table));
     let lines: Vec<String> = said.iter().map(TableLock::to_string).collect();
     let mut objections = Vec::new();
@@ -135,7 +135,7 @@ async fn each_migration_says_which_tables_it_keeps_from_others_and_for_what() {
     let mut wrong = Vec::new();
     let mut lines = 0;
     for migration in up() {
-        lines += migration_locks(migration).unwrap().len();
+        lines += parse_migration_locks(migration).unwrap().len();
         if migration.no_tx {
             // It can't be taken back. What may run so keeps nobody who reads or writes waiting.
             let code = migration.sql.as_str().lines().filter(|line| !line.starts_with("--"));

@@ -86,7 +86,7 @@ async fn a_program_is_refused_where_a_newer_one_has_taken_away_what_it_uses() {
 
     later(&mut world, "drop something unused since 99980101000000").await;
     let mut worker = world.start("worker");
-    let status = worker.ended(Duration::from_secs(60)).await.unwrap();
+    let status = worker.wait_for_end(Duration::from_secs(60)).await.unwrap();
     assert_eq!(status.code(), Some(78), "{}", worker.output());
     let text = worker.output();
     assert!(

@@ -22,10 +22,10 @@ const OTHERS: &[&str] = &["erasure", "testing"];
 
 /// Functions that a program names and never calls with its role's login, by role.
 const ELSEWHERE: &[(&str, &[&str])] = &[
-    // `events_since` is for embedders' tests; `record_relay_stats` is the relay's.
-    ("worker", &["events_since", "record_relay_stats"]),
+    // `list_events_since` is for embedders' tests; `record_relay_stats` is the relay's.
+    ("worker", &["list_events_since", "record_relay_stats"]),
     // Workers' heartbeats and traces, and methods of iterators by the same names.
-    ("relay", &["count", "first_runs", "pauses", "record_stats", "signing_secrets"]),
+    ("relay", &["count", "list_pauses", "read_first_runs", "read_signing_secrets", "record_stats"]),
     // Only the schema's owner does it (`migrate`).
     ("operator", &["default_partition_has_rows"]),
 ];

@@ -1,10 +1,10 @@
 //! What is retried and given up, as the worker decides it.
 
 use oncely::reason::Reason;
-use oncely_core::decide::{KeyDecision, KeyRecord, KeyStatus, OnConflict, decide};
+use oncely_core::decide::{KeyDecision, KeyRecord, KeyStatus, OnConflict, decide_on_key};
 use oncely_core::fault::FaultClass;
 use oncely_core::fingerprint::{Fingerprint, FingerprintPolicy};
-use oncely_postgres::class_of;
+use oncely_postgres::classify_sqlstate;
 use sqlx::Connection as _;
 
 use crate::support::World;
@@ -39,7 +39,7 @@ async fn sql_decides_as_rust_does() {
                         is_running: false,
                         is_leased,
                     };
-                    let rust = match decide(&record, print(new).as_ref(), on_conflict) {
+                    let rust = match decide_on_key(&record, print(new).as_ref(), on_conflict) {
                         KeyDecision::Retake => "retake",
                         KeyDecision::Leased => "leased",
                         KeyDecision::Duplicate => "duplicate",
@@ -97,7 +97,7 @@ async fn sql_reads_errors_as_the_worker_does() {
     let ours = (1..=40).map(|number| format!("ONC{number:02}"));
     for code in known.into_iter().map(str::to_owned).chain(ours) {
         let code = code.as_str();
-        let rust = match class_of(code) {
+        let rust = match classify_sqlstate(code) {
             None | Some(FaultClass::Environment | FaultClass::Contention) => "environment",
             Some(FaultClass::Transient | FaultClass::Session) => "transient",
             Some(FaultClass::Poison) => "poison",

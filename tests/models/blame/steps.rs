@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use chrono::DateTime;
 use oncely_core::blame::{Blame, Circumstances, blame};
-use oncely_core::decide::{FailureDecision, KeyRecord, KeyStatus, after_failure, wait};
+use oncely_core::decide::{FailureDecision, KeyRecord, KeyStatus, decide_after_failure, remaining_wait};
 use oncely_core::fault::{Fault, FaultClass};
 use oncely_core::retry::RetryPolicy;
 
@@ -184,7 +184,7 @@ impl World {
             is_running: false,
             is_leased: false,
         };
-        if wait(&record, time(tick)).is_some() && self.policy != Policy::CopiesSpend {
+        if remaining_wait(&record, time(tick)).is_some() && self.policy != Policy::CopiesSpend {
             message.put(message.not_before);
             return;
         }
@@ -210,19 +210,19 @@ impl World {
         let retry = RetryPolicy { delays: vec![Duration::from_secs(1)], max_attempts: 3, max_crashes: 3 };
         let next = u32::from(message.attempts) + 1;
         let circumstances = Circumstances {
-            by_itself: true,
-            witness: match self.policy {
+            is_by_itself: true,
+            has_witness: match self.policy {
                 Policy::AnySuccess => message.witnessed,
                 _ => witness || message.answered,
             },
-            alone: false,
-            persists: false,
+            is_alone: false,
+            is_persistent: false,
         };
         let verdict = match self.policy {
             Policy::ChargesAll => Blame::Message(FaultClass::Transient),
             Policy::Pins => {
                 state.pinned = Some((m, at));
-                Blame::Nobody
+                Blame::Unknown
             }
             Policy::Right | Policy::CopiesSpend | Policy::AnySuccess => {
                 blame(FaultClass::Environment, circumstances)
@@ -234,7 +234,7 @@ impl World {
                 message.answered = true;
                 message.undecided = false;
                 message.witnessed = false;
-                match after_failure(&Fault::new(class, None, "model"), next, &retry) {
+                match decide_after_failure(&Fault::new(class, None, "model"), next, &retry) {
                     FailureDecision::Retry(_) => {
                         message.not_before = tick + 1;
                         message.put(tick + 1);
@@ -242,7 +242,7 @@ impl World {
                     _ => message.dead = true,
                 }
             }
-            Blame::Batch | Blame::Nobody => {
+            Blame::Batch | Blame::Unknown => {
                 message.undecided = true;
                 message.put(at);
             }

@@ -1,12 +1,12 @@
 //! What a lane does with a batch.
 
 use oncely_core::decide::KeyDecision;
-use oncely_core::decide::{Suspicion, leaders, suspicion};
+use oncely_core::decide::{Suspicion, decide_on_suspect, find_leaders};
 use oncely_core::fault::FaultClass;
 use oncely_core::identity::Identity;
 use oncely_core::outcome::Disposition;
 use oncely_core::settlement::Ack;
-use oncely_postgres::{PgFault, class_of, classify};
+use oncely_postgres::{PgFault, classify, classify_sqlstate};
 
 use super::broker::take;
 use super::policy::{Flaw, Isolation, MAX_CRASHES};
@@ -27,7 +27,7 @@ impl Claims {
                 Isolation::GroupAlways => group.push(delivery),
                 // As production decides; who is given up is found out when it would be marked.
                 Isolation::GroupThenAlone | Isolation::AloneInItsLane
-                    if suspicion(crashes.into(), MAX_CRASHES.into()) == Suspicion::Group =>
+                    if decide_on_suspect(crashes.into(), MAX_CRASHES.into()) == Suspicion::Group =>
                 {
                     group.push(delivery);
                 }
@@ -54,7 +54,7 @@ impl Claims {
         }
         let identities: Vec<Identity> =
             portion.items.iter().map(|item| identity(self.message(item).key)).collect();
-        let leader_of = leaders(&identities);
+        let leader_of = find_leaders(&identities);
         let mut fates: Vec<Option<Fate>> = vec![None; portion.items.len()];
         let mut running = Vec::new();
         for (index, item) in portion.items.iter().enumerate() {
@@ -81,7 +81,7 @@ impl Claims {
                 // In a short transaction of its own.
                 let message = *self.message(item);
                 let row = &mut state.rows[usize::from(message.key)];
-                if suspicion(row.crashes.into(), MAX_CRASHES.into()) == Suspicion::GiveUp {
+                if decide_on_suspect(row.crashes.into(), MAX_CRASHES.into()) == Suspicion::GiveUp {
                     fates[index] = Some(Fate::Dead { attempt, why: Why::Crash });
                     continue;
                 }
@@ -103,9 +103,9 @@ impl Claims {
             let failed = match self.message(item).kind {
                 Kind::Flaky if attempt == 1 => Some(FaultClass::Transient),
                 // Divided by zero.
-                Kind::Poison => class_of("22012"),
+                Kind::Poison => classify_sqlstate("22012"),
                 // Our own writes after the handler find the transaction aborted.
-                _ if swallows == Some(item.id) && self.flaw != Flaw::TagIgnored => class_of("25P02"),
+                _ if swallows == Some(item.id) && self.flaw != Flaw::TagIgnored => classify_sqlstate("25P02"),
                 _ => None,
             };
             aborted |= swallows == Some(item.id) && self.flaw == Flaw::TagIgnored;

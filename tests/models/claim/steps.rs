@@ -2,7 +2,7 @@
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
-use oncely_core::decide::{FailureDecision, KeyDecision, OnConflict, after_failure, decide};
+use oncely_core::decide::{FailureDecision, KeyDecision, OnConflict, decide_after_failure, decide_on_key};
 use oncely_core::fault::{Fault, FaultClass};
 use oncely_core::identity::{Identity, IdentityPart};
 use oncely_core::outcome::Disposition;
@@ -68,7 +68,7 @@ impl Claims {
     /// As production decides from what the table says; `None` where the key is nobody's.
     pub fn known(&self, state: &State, delivery: &Delivery) -> Option<KeyDecision> {
         let record = state.rows[usize::from(self.message(delivery).key)].record()?;
-        Some(decide(&record, Some(&self.fingerprint(delivery)), OnConflict::DeadLetter))
+        Some(decide_on_key(&record, Some(&self.fingerprint(delivery)), OnConflict::DeadLetter))
     }
 
     /// What follows from a failed run.
@@ -78,7 +78,7 @@ impl Claims {
             max_attempts: self.max_attempts.into(),
             max_crashes: MAX_CRASHES.into(),
         };
-        match after_failure(&Fault::new(class, None, "model"), attempt.into(), &retry) {
+        match decide_after_failure(&Fault::new(class, None, "model"), attempt.into(), &retry) {
             FailureDecision::Retry(_) => Fate::Retried { attempt },
             FailureDecision::GiveUp(_) => Fate::Dead { attempt, why: Why::Rejected },
             FailureDecision::Refuse(_) => Fate::Completed,
@@ -238,7 +238,7 @@ impl Claims {
                 let tag = process.next_tag;
                 process.next_tag += 1;
                 process.unacked.push((tag, queued));
-                process.settlement.delivered(tag.into());
+                process.settlement.add_delivery(tag.into());
                 let Queued { id, redelivered, .. } = queued;
                 process.intake.push(Delivery { id, redelivered, tag, stale: false });
             }

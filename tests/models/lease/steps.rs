@@ -1,7 +1,7 @@
 //! What happens: each statement is a step of its own, and so is each call.
 
 use chrono::{DateTime, Utc};
-use oncely_core::decide::{KeyDecision, KeyRecord, OnConflict, decide, wait};
+use oncely_core::decide::{KeyDecision, KeyRecord, OnConflict, decide_on_key, remaining_wait};
 
 use super::world::{
     At, Budget, Copy, LEASE, MAX_CRASHES, MAX_RUN, Policy, Row, Rule, Run, Seen, State, Status, Step, WINDOW,
@@ -59,7 +59,7 @@ pub enum Action {
 
 /// Is there nothing left to wait for?
 fn is_over(record: &KeyRecord, now: DateTime<Utc>) -> bool {
-    wait(record, now).is_none()
+    remaining_wait(record, now).is_none()
 }
 
 impl Leased {
@@ -271,7 +271,7 @@ impl Leased {
         let Some(record) = row.record(true) else {
             return self.grant(state, index, copy, is_heard);
         };
-        match decide(&record, None, OnConflict::DeadLetter) {
+        match decide_on_key(&record, None, OnConflict::DeadLetter) {
             KeyDecision::Duplicate => settle(state, copy, Copy::Acked),
             KeyDecision::Reject(_) => settle(state, copy, Copy::Dead),
             // No key here ran without a lease.
@@ -497,7 +497,7 @@ impl Leased {
     /// By the rules for consumers without leases.
     fn plain(&self, state: &mut State, copy: usize) {
         let Some(record) = state.row.record(self.policy != Policy::RetakeHeld) else { return };
-        match decide(&record, None, OnConflict::DeadLetter) {
+        match decide_on_key(&record, None, OnConflict::DeadLetter) {
             KeyDecision::Duplicate => settle(state, copy, Copy::Acked),
             KeyDecision::Reject(_) => settle(state, copy, Copy::Dead),
             KeyDecision::Leased if is_over(&record, moment(state.clock)) => settle(state, copy, Copy::Dead),

@@ -1,6 +1,8 @@
 //! What can happen next.
 
-use oncely_core::decide::{HitDecision, KeyDecision, OnConflict, PrecheckMode, confirms, decide, on_hit};
+use oncely_core::decide::{
+    HitDecision, KeyDecision, OnConflict, PrecheckMode, decide_on_hit, decide_on_key, is_hit_confirmed,
+};
 
 use super::world::{Entry, Proof, Relay, Row, Standing, State, Written};
 
@@ -373,9 +375,9 @@ impl Mirrored {
             state.shown(self.tagged(standing.epoch), key, None);
         }
         let decision = hit.map_or(HitDecision::Ignore, |standing| {
-            on_hit(self.mode, standing.may_lose_commits, standing.is_fresh || !self.with_freshness)
+            decide_on_hit(self.mode, standing.may_lose_commits, standing.is_fresh || !self.with_freshness)
         });
-        let confirmed = || state.is_up && confirms(record.as_ref(), None, OnConflict::DeadLetter);
+        let confirmed = || state.is_up && is_hit_confirmed(record.as_ref(), None, OnConflict::DeadLetter);
         if decision == HitDecision::Believe || (decision == HitDecision::Confirm && confirmed()) {
             state.hit = true;
             // While there is no primary, the history that goes on is the standby's.
@@ -384,9 +386,9 @@ impl Mirrored {
         } else if !state.is_up {
             // The lane waits.
             return false;
-        } else if !record
-            .is_some_and(|record| decide(&record, None, OnConflict::DeadLetter) == KeyDecision::Duplicate)
-        {
+        } else if !record.is_some_and(|record| {
+            decide_on_key(&record, None, OnConflict::DeadLetter) == KeyDecision::Duplicate
+        }) {
             state.open.push((key, state.next_id));
             state.open.sort_unstable();
             state.next_id += 1;

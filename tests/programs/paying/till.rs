@@ -114,7 +114,7 @@ async fn pay(
                 .await,
         ),
         "hang" => std::future::pending().await,
-        "late" => run.lost().await,
+        "late" => run.wait_until_lost().await,
         "sized" => {
             let bytes = order["bytes"].as_u64().and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(0);
             return Ok(

@@ -20,12 +20,12 @@ pub(crate) async fn backlog(rounds: &Rounds<'_>) -> anyhow::Result<Vec<Outcome>>
         Job::ours(Ours::full(Handler::Batch), QueueType::Classic, rounds.messages.saturating_mul(TIMES));
     let mut site = Site::prepare(rounds.stage, &job).await?;
     site.fill(7).await?;
-    let empty = used(rounds.stage).await?;
+    let empty = read_used_memory(rounds.stage).await?;
     let measured = effects(&mut site).await?;
-    let bytes = used(rounds.stage).await?.saturating_sub(empty) as f64 / job.messages as f64;
+    let bytes = read_used_memory(rounds.stage).await?.saturating_sub(empty) as f64 / job.messages as f64;
     site.clear().await?;
     rounds.stage.flush_redis().await?;
-    let json = json_layout(rounds.stage, rounds.messages).await?;
+    let json = measure_json_layout(rounds.stage, rounds.messages).await?;
     rounds.stage.flush_redis().await?;
     let memory = find("worker_rss").map(|case| {
         Outcome::new(case, vec![measured.memory as f64])
@@ -41,8 +41,8 @@ pub(crate) async fn backlog(rounds: &Rounds<'_>) -> anyhow::Result<Vec<Outcome>>
     Ok(memory.into_iter().chain(mirror).collect())
 }
 
-/// Leaves the tags of a run in Redis, and nothing else; returns of how many messages.
-pub(crate) async fn mirrored(rounds: &Rounds<'_>) -> anyhow::Result<u64> {
+/// Fills Redis with the tags of a run, and nothing else; returns the number of its messages.
+pub(crate) async fn fill_mirror(rounds: &Rounds<'_>) -> anyhow::Result<u64> {
     let job = Job::ours(Ours::full(Handler::Batch), QueueType::Classic, rounds.messages);
     let mut site = Site::prepare(rounds.stage, &job).await?;
     site.fill(7).await?;
@@ -52,7 +52,7 @@ pub(crate) async fn mirrored(rounds: &Rounds<'_>) -> anyhow::Result<u64> {
 }
 
 /// Bytes that Redis uses.
-async fn used(stage: &Stage) -> anyhow::Result<u64> {
+async fn read_used_memory(stage: &Stage) -> anyhow::Result<u64> {
     let mut connection = stage.redis().await?;
     let info: String = redis::cmd("INFO").arg("memory").query_async(&mut connection).await?;
     let line = info.lines().find_map(|line| line.strip_prefix("used_memory:"));
@@ -60,10 +60,10 @@ async fn used(stage: &Stage) -> anyhow::Result<u64> {
 }
 
 /// Bytes a key of the usual layout: a JSON object per message, with a TTL of its own.
-async fn json_layout(stage: &Stage, keys: u64) -> anyhow::Result<f64> {
+async fn measure_json_layout(stage: &Stage, keys: u64) -> anyhow::Result<f64> {
     const PIPELINE: u64 = 500;
     let mut connection = stage.redis().await?;
-    let before = used(stage).await?;
+    let before = read_used_memory(stage).await?;
     let mut left = keys;
     while left > 0 {
         let count = left.min(PIPELINE);
@@ -87,5 +87,5 @@ async fn json_layout(stage: &Stage, keys: u64) -> anyhow::Result<f64> {
         }
         pipeline.query_async::<()>(&mut connection).await?;
     }
-    Ok((used(stage).await?.saturating_sub(before)) as f64 / keys as f64)
+    Ok((read_used_memory(stage).await?.saturating_sub(before)) as f64 / keys as f64)
 }

@@ -11,7 +11,7 @@ use super::measured::{LOOK, STUCK, check};
 use super::meter::Reading;
 use super::outcome::{Figure, Outcome, rounded};
 use super::round::Rounds;
-use super::run::{drawn, effects, until};
+use super::run::{count_drawn, effects, until};
 use super::site::{Member, Site};
 use super::verify::verify;
 
@@ -123,7 +123,7 @@ pub(crate) async fn interference(rounds: &Rounds<'_>) -> anyhow::Result<Vec<Outc
             rounds.stage.flush_redis().await?;
             site.fill(u64::from(round)).await?;
             if collects {
-                let (rate, seconds) = collected(&mut site).await?;
+                let (rate, seconds) = measure_collection(&mut site).await?;
                 us.push(rate);
                 spans.push(seconds);
             } else {
@@ -144,7 +144,7 @@ pub(crate) async fn interference(rounds: &Rounds<'_>) -> anyhow::Result<Vec<Outc
 }
 
 /// The rate from the start of the collection to its end, or to the last message, and how long that was.
-async fn collected(site: &mut Site<'_>) -> anyhow::Result<(f64, f64)> {
+async fn measure_collection(site: &mut Site<'_>) -> anyhow::Result<(f64, f64)> {
     let due = site.job.messages;
     let mut watch = site.connect().await?;
     let mut members = site.start()?;
@@ -160,7 +160,7 @@ async fn collected(site: &mut Site<'_>) -> anyhow::Result<(f64, f64)> {
                 done = &mut gc, if !over => { done?; over = true; }
                 () = tokio::time::sleep(LOOK) => {}
             }
-            let now = drawn(&mut watch).await?;
+            let now = count_drawn(&mut watch).await?;
             if over || now >= due {
                 break ((now - first) as f64, started.elapsed().as_secs_f64());
             }
@@ -171,8 +171,8 @@ async fn collected(site: &mut Site<'_>) -> anyhow::Result<(f64, f64)> {
         }
         (both.0 / both.1, both.1)
     };
-    rest(site, &mut members).await?;
-    site.drained().await?;
+    wait_for_rest(site, &mut members).await?;
+    site.wait_until_drained().await?;
     site.finish(members).await?;
     site.prefilled = 0;
     verify(site, &mut watch, due).await?;
@@ -180,7 +180,7 @@ async fn collected(site: &mut Site<'_>) -> anyhow::Result<(f64, f64)> {
 }
 
 /// Until all has taken effect.
-async fn rest(site: &Site<'_>, members: &mut [Member]) -> anyhow::Result<()> {
+async fn wait_for_rest(site: &Site<'_>, members: &mut [Member]) -> anyhow::Result<()> {
     let broker = site.broker().await?;
     let mut watch = site.connect().await?;
     let start = Instant::now();

@@ -107,7 +107,7 @@ async fn bursts(site: &mut Site<'_>, seed: u64) -> anyhow::Result<Duration> {
     let mut watch = site.connect().await?;
     let before = (site.job.messages, site.job.messages - site.job.refused());
     let mut members = site.start()?;
-    site.consumed_by(members.iter().filter(|member| member.role != "relay").count()).await?;
+    site.wait_for_consumers(members.iter().filter(|member| member.role != "relay").count()).await?;
     let mut longest = Duration::ZERO;
     let mut due = before.1;
     site.job.messages = BURST;
@@ -130,7 +130,7 @@ async fn bursts(site: &mut Site<'_>, seed: u64) -> anyhow::Result<Duration> {
         }
         longest = longest.max(started.elapsed());
     }
-    site.drained().await?;
+    site.wait_until_drained().await?;
     site.finish(members).await?;
     site.job.messages = before.0 + BURSTS * BURST;
     verify(site, &mut watch, due).await?;

@@ -44,7 +44,7 @@ pub(crate) async fn latency(rounds: &Rounds<'_>, rate: u64) -> anyhow::Result<Ve
             jobs.reverse();
         }
         for job in jobs {
-            let latency = paced(rounds, job, rate, u64::from(round)).await?;
+            let latency = measure_paced(rounds, job, rate, u64::from(round)).await?;
             match job.consumer {
                 Consumer::Naive(_) => them.push(latency),
                 _ => us.push(latency),
@@ -65,7 +65,7 @@ pub(crate) async fn latency(rounds: &Rounds<'_>, rate: u64) -> anyhow::Result<Ve
     Ok(outcome.into_iter().collect())
 }
 
-async fn paced(rounds: &Rounds<'_>, job: &Job, rate: u64, seed: u64) -> anyhow::Result<Latency> {
+async fn measure_paced(rounds: &Rounds<'_>, job: &Job, rate: u64, seed: u64) -> anyhow::Result<Latency> {
     let mut site = Site::prepare(rounds.stage, job).await?;
     site.settle().await?;
     let members = site.start()?;
@@ -85,7 +85,7 @@ async fn paced(rounds: &Rounds<'_>, job: &Job, rate: u64, seed: u64) -> anyhow::
         Ok(())
     })
     .await?;
-    site.drained().await?;
+    site.wait_until_drained().await?;
     site.finish(members).await?;
     let mut connection = site.connect().await?;
     verify(&site, &mut connection, job.messages).await?;

@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use serde_json::{Value, json};
 use testbed::cpu_time;
 
-use super::backlog::mirrored;
+use super::backlog::fill_mirror;
 use super::case::find;
 use super::measured::Measured;
 use super::outcome::{Outcome, Side, rounded};
@@ -82,7 +82,7 @@ pub(crate) async fn bytes(rounds: &Rounds<'_>) -> anyhow::Result<Vec<Outcome>> {
         claims(rounds.stage, way, rounds.messages).await?;
         bytes.insert(way, usage(rounds.stage).await? / rounds.messages as f64);
     }
-    let tag = match mirrored(rounds).await {
+    let tag = match fill_mirror(rounds).await {
         Ok(messages) => usage(rounds.stage).await? / messages as f64,
         Err(error) => return Err(error.context("the mirror's tags")),
     };

@@ -88,7 +88,7 @@ pub(crate) async fn idle(rounds: &Rounds<'_>) -> anyhow::Result<Vec<Outcome>> {
         let mut members = site.start()?;
         const HELD_KEYS: &str = "select count(*) from oncely.idempotency_keys where owner is not null";
         until(&mut watch, &mut members, HELD_KEYS, u64::from(LEASES)).await?;
-        let (updates, begin) = (updates(&mut watch).await?, Instant::now());
+        let (updates, begin) = (count_updates(&mut watch).await?, Instant::now());
         let before = Reading::take(site.stage, &members, &mut watch).await?;
         tokio::time::sleep(HELD).await;
         let after = Reading::take(site.stage, &members, &mut watch).await?;
@@ -99,7 +99,7 @@ pub(crate) async fn idle(rounds: &Rounds<'_>) -> anyhow::Result<Vec<Outcome>> {
         postgres.push(of("postgres"));
         // The statistics of a session that is at work come late.
         tokio::time::sleep(Duration::from_secs(2)).await;
-        let now = self::updates(&mut watch).await?;
+        let now = count_updates(&mut watch).await?;
         hot.push((now.1 - updates.1) / (now.0 - updates.0).max(1.0));
         anyhow::ensure!(count(&mut watch, HELD_KEYS).await? == u64::from(LEASES), "leases were lost");
         // It would give its keys back one by one, and take its time.
@@ -119,7 +119,7 @@ pub(crate) async fn idle(rounds: &Rounds<'_>) -> anyhow::Result<Vec<Outcome>> {
 }
 
 /// Updates of keys, and those among them that touched no index.
-async fn updates(watch: &mut PgConnection) -> anyhow::Result<(f64, f64)> {
+async fn count_updates(watch: &mut PgConnection) -> anyhow::Result<(f64, f64)> {
     let row = sqlx::query(
         "select n_tup_upd::float8, n_tup_hot_upd::float8 from pg_stat_user_tables where relid = 'oncely.idempotency_keys'::regclass",
     )

@@ -35,7 +35,7 @@ pub(crate) async fn lag(rounds: &Rounds<'_>) -> anyhow::Result<Vec<Outcome>> {
     let mut lags = Vec::new();
     for round in 0..rounds.rounds {
         rounds.say("mirror_lag", round);
-        lags.push(one(rounds, u64::from(round)).await?);
+        lags.push(measure_lag(rounds, u64::from(round)).await?);
     }
     let median = |of: fn(&Lag) -> f64| json!(rounded(Figure(lags.iter().map(of).collect()).median()));
     let outcome = find("mirror_lag").map(|case| {
@@ -47,13 +47,13 @@ pub(crate) async fn lag(rounds: &Rounds<'_>) -> anyhow::Result<Vec<Outcome>> {
     Ok(outcome.into_iter().collect())
 }
 
-async fn one(rounds: &Rounds<'_>, seed: u64) -> anyhow::Result<Lag> {
+async fn measure_lag(rounds: &Rounds<'_>, seed: u64) -> anyhow::Result<Lag> {
     let job = Job::ours(Ours::full(Handler::Batch), QueueType::Classic, rounds.messages);
     let mut site = Site::prepare(rounds.stage, &job).await?;
     site.fill(seed).await?;
     let watch = site.connect().await?;
     let (stop, stopped) = tokio::sync::oneshot::channel();
-    let looking = tokio::spawn(look(watch, stopped));
+    let looking = tokio::spawn(watch_queue(watch, stopped));
     let measured = effects(&mut site).await?;
     let _ = stop.send(());
     let (mut lags, pause) = looking.await??;
@@ -75,7 +75,7 @@ async fn one(rounds: &Rounds<'_>, seed: u64) -> anyhow::Result<Lag> {
 }
 
 /// Looks at the mirror queue until told to stop: the lags in milliseconds, and the longest pause between two looks.
-async fn look(
+async fn watch_queue(
     mut watch: PgConnection,
     mut stopped: tokio::sync::oneshot::Receiver<()>,
 ) -> anyhow::Result<(Vec<f64>, f64)> {

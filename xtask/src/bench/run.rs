@@ -40,7 +40,7 @@ pub(crate) async fn effects(site: &mut Site<'_>) -> anyhow::Result<Measured> {
     let mut members = site.start()?;
     let _scraping = site.scrape();
 
-    let sequence = drawn(&mut watch).await?;
+    let sequence = count_drawn(&mut watch).await?;
     let mut first = until(&mut watch, &mut members, sequence + 1).await? - sequence;
     let started = Instant::now();
     let begin = Reading::take(site.stage, &members, &mut watch).await?;
@@ -70,7 +70,7 @@ pub(crate) async fn effects(site: &mut Site<'_>) -> anyhow::Result<Measured> {
     }
     let seconds = started.elapsed().as_secs_f64();
     let last = Instant::now();
-    site.drained().await?;
+    site.wait_until_drained().await?;
     let drained_after = last.elapsed().as_secs_f64();
     let end = Reading::take(site.stage, &members, &mut watch).await?;
 
@@ -102,7 +102,7 @@ pub(crate) async fn until(
 ) -> anyhow::Result<u64> {
     let mut progress = (0, Instant::now());
     loop {
-        let now = drawn(watch).await?;
+        let now = count_drawn(watch).await?;
         if now >= wanted {
             return Ok(now);
         }
@@ -115,7 +115,7 @@ pub(crate) async fn until(
     }
 }
 
-pub(crate) async fn drawn(watch: &mut PgConnection) -> anyhow::Result<u64> {
+pub(crate) async fn count_drawn(watch: &mut PgConnection) -> anyhow::Result<u64> {
     let row = sqlx::query("select case when is_called then last_value else 0 end from bench.payments_id_seq")
         .fetch_one(watch)
         .await?;

@@ -230,8 +230,8 @@ impl<'s> Site<'s> {
         .await
     }
 
-    /// Waits until that many consumers read the queue.
-    pub(crate) async fn consumed_by(&self, processes: usize) -> anyhow::Result<()> {
+    /// Waits until this number of consumers reads the queue.
+    pub(crate) async fn wait_for_consumers(&self, processes: usize) -> anyhow::Result<()> {
         let broker = self.broker().await?;
         eventually_within(Duration::from_secs(60), "all consume", || async {
             let (_, consumers) = broker.depth(&self.queue).await?;
@@ -394,7 +394,7 @@ impl<'s> Site<'s> {
     }
 
     /// Waits until the relay has emptied the mirror queue, where there is one.
-    pub(crate) async fn drained(&self) -> anyhow::Result<()> {
+    pub(crate) async fn wait_until_drained(&self) -> anyhow::Result<()> {
         if !matches!(&self.job.consumer, Consumer::Ours(ours) if ours.relay) {
             return Ok(());
         }
@@ -415,7 +415,7 @@ impl<'s> Site<'s> {
     }
 
     /// Waits until each message that was handed out is acknowledged: the broker tells only its own tool.
-    pub(crate) async fn acknowledged(&self) -> anyhow::Result<()> {
+    pub(crate) async fn wait_until_acknowledged(&self) -> anyhow::Result<()> {
         let rabbitmq = self.stage.servers.rabbitmq.as_ref().context("no RabbitMQ of our own")?;
         eventually_within(Duration::from_secs(60), "all is acknowledged", || async {
             let queues = rabbitmq.ctl(&["--quiet", "list_queues", "name", "messages"]).await?;
@@ -434,7 +434,7 @@ impl<'s> Site<'s> {
             }
             if member.role == "naive" {
                 // It has no orderly end: what it has committed and not yet acknowledged would come back.
-                self.acknowledged().await?;
+                self.wait_until_acknowledged().await?;
             }
             let status = member.process.terminate(Duration::from_secs(40)).await?;
             anyhow::ensure!(

@@ -54,7 +54,7 @@ impl Stage {
             pids: arguments.pids,
             queue_version: arguments.queue_version,
         }
-        .prepared()
+        .prepare()
         .await
     }
 
@@ -63,11 +63,11 @@ impl Stage {
         // Never six servers at once.
         drop(self.servers);
         let servers = start(&["track_commit_timestamp=on"]).await?;
-        Self { servers, ..self }.prepared().await
+        Self { servers, ..self }.prepare().await
     }
 
     /// With servers that are as the readers of the figures will think they are.
-    async fn prepared(self) -> anyhow::Result<Self> {
+    async fn prepare(self) -> anyhow::Result<Self> {
         let mut connection = PgConnection::connect(&self.servers.urls().postgres).await?;
         for setting in DURABLE {
             let value: String = sqlx::query("select current_setting($1)")

@@ -51,7 +51,7 @@ pub(crate) async fn storm(rounds: &Rounds<'_>, known: KnownTo) -> anyhow::Result
             jobs.reverse();
         }
         for job in jobs {
-            let storm = again(rounds, job, seed).await?;
+            let storm = run_twice(rounds, job, seed).await?;
             match job.consumer {
                 Consumer::Naive(_) => them.0.push(storm.measured),
                 _ => {
@@ -88,15 +88,15 @@ pub(crate) async fn storm_limit(rounds: &Rounds<'_>) -> anyhow::Result<Vec<Outco
         site.fill(seed).await?;
         us.0.push(drain(&mut site).await?.measured);
         site.clear().await?;
-        them.0.push(again(rounds, &naive, seed).await?.measured);
+        them.0.push(run_twice(rounds, &naive, seed).await?.measured);
     }
     let outcome =
         find("storm_limit").map(|case| Outcome::new(case, ratios(&us, &them, |run| run.rate)).of(&us, &them));
     Ok(outcome.into_iter().collect())
 }
 
-/// All messages once, then the same ones again.
-async fn again(rounds: &Rounds<'_>, job: &Job, seed: u64) -> anyhow::Result<Storm> {
+/// Sends all messages once, then the same ones again.
+async fn run_twice(rounds: &Rounds<'_>, job: &Job, seed: u64) -> anyhow::Result<Storm> {
     let mut site = Site::prepare(rounds.stage, job).await?;
     site.fill(seed).await?;
     effects(&mut site).await?;
@@ -143,7 +143,7 @@ async fn drain(site: &mut Site<'_>) -> anyhow::Result<Storm> {
         ..Measured::default()
     };
     if !matches!(site.job.consumer, Consumer::Bare) {
-        site.acknowledged().await?;
+        site.wait_until_acknowledged().await?;
     }
     site.finish(members).await?;
     // Sessions report what they did when they end.

@@ -71,6 +71,6 @@ impl Loss {
             Self::LeaderCutOff => cluster.join(leader).await?,
             _ => cluster.signal_node(leader, Signal::CONT)?,
         }
-        cluster.whole(leader, queue).await
+        cluster.wait_until_whole(leader, queue).await
     }
 }

@@ -116,10 +116,10 @@ impl Trial {
             watch.begin();
             loss.happen(cluster, &queue).await
         };
-        self.under_load(arena, losing).await?;
+        self.run_under_load(arena, losing).await?;
         let pause = self.watch.longest();
-        arena.begin_a_window();
-        let even = arena.settled(loss.name()).await?;
+        arena.begin_window();
+        let even = arena.wait_until_settled(loss.name()).await?;
         if loss != Loss::PrimaryKilled {
             arena.sample_mirror_at(&redis).await.context("looking at the mirror")?;
         }
@@ -127,7 +127,7 @@ impl Trial {
         Ok(())
     }
 
-    async fn under_load(
+    async fn run_under_load(
         &mut self,
         arena: &mut Arena,
         losing: impl Future<Output = anyhow::Result<()>>,

@@ -25,7 +25,7 @@ pub(crate) async fn hold(arena: &mut Arena, good: bool, json: bool) -> anyhow::R
         tell(&scene.text, json)?;
     }
     serve::print_exports(&arena.environment())?;
-    let mut ended = std::pin::pin!(serve::until_interrupted());
+    let mut ended = std::pin::pin!(serve::wait_for_interrupt());
     let mut told = scene.as_ref().map_or(0, Scene::printed);
     loop {
         tokio::select! {

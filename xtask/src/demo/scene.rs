@@ -64,17 +64,17 @@ impl Scene {
     /// Brings it about. Takes as long as a payment that fails is tried again, and a link is renewed.
     pub(crate) async fn set(arena: &mut Arena) -> anyhow::Result<Self> {
         let refunds = arena.queue().replacen("payments", "refunds", 1);
-        arena.go_on_with(&MORE.replace("QUEUE", &refunds), &refunds).await?;
+        arena.restart_with(&MORE.replace("QUEUE", &refunds), &refunds).await?;
         arena.sql(CLOSE).await?;
         arena.publish(payments(arena)?);
         arena.sql(EVENT).await?;
         let console = arena.start_oncely(&["console", "--listen", "127.0.0.1:0"], "console")?;
         pause(arena).await?;
-        until(arena, OBEYED, arena.workers.len()).await?;
+        wait_until(arena, OBEYED, arena.workers.len()).await?;
         publish_refunds(arena, &refunds).await?;
-        until(arena, PARKED, 1).await?;
-        until(arena, DONE, USUAL as usize).await?;
-        until_given_up(arena).await?;
+        wait_until(arena, PARKED, 1).await?;
+        wait_until(arena, DONE, USUAL as usize).await?;
+        wait_until_given_up(arena).await?;
         arena.sql("drop trigger closed on judge.log").await?;
         let (link, operation) = operate(&console).await?;
         let site = link.split("/login").next().unwrap_or_default();
@@ -147,7 +147,7 @@ async fn publish_refunds(arena: &Arena, queue: &str) -> anyhow::Result<()> {
     arena.broker().await?.publish_all("", (0..REFUNDS).map(refund).collect()).await
 }
 
-async fn until(arena: &Arena, query: &'static str, wanted: usize) -> anyhow::Result<()> {
+async fn wait_until(arena: &Arena, query: &'static str, wanted: usize) -> anyhow::Result<()> {
     eventually(query, || async {
         let mut connection = arena.connect().await?;
         let found: i64 = sqlx::query_scalar(query).fetch_one(&mut connection).await?;
@@ -159,7 +159,7 @@ async fn until(arena: &Arena, query: &'static str, wanted: usize) -> anyhow::Res
 }
 
 /// Waits until all that fails is given up. A failure counts only while other payments succeed, so some go on.
-async fn until_given_up(arena: &Arena) -> anyhow::Result<()> {
+async fn wait_until_given_up(arena: &Arena) -> anyhow::Result<()> {
     let goes_on = async {
         let mut pause = tokio::time::interval(Duration::from_millis(250));
         for round in 0.. {
@@ -173,7 +173,7 @@ async fn until_given_up(arena: &Arena) -> anyhow::Result<()> {
     };
     tokio::select! {
         () = goes_on => Ok(()),
-        done = until(arena, FAILED, (CLOSED + WRONG + 1) as usize) => done,
+        done = wait_until(arena, FAILED, (CLOSED + WRONG + 1) as usize) => done,
     }
 }
 

@@ -40,11 +40,11 @@ impl Strikes {
         let what = match fault.kind {
             Kind::KillRedis if !arena.owns_redis() => "Redis is not ours: not killed".to_owned(),
             Kind::KillRedis => {
-                arena.fault(&fault).await?;
+                arena.run_fault(&fault).await?;
                 format!("Redis killed with -9 after {effects} effects, started again empty")
             }
             _ => {
-                arena.fault(&fault).await?;
+                arena.run_fault(&fault).await?;
                 let number = fault.target + 1;
                 format!("worker {number} killed with -9 after {effects} effects, started again")
             }

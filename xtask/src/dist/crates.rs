@@ -38,7 +38,7 @@ pub(super) struct Crates(BTreeMap<Key, Crate>);
 impl Crates {
     /// As the lock file of these sources has them, for the released features.
     pub(super) fn read(source: &Source) -> anyhow::Result<Self> {
-        let linked = linked(source)?;
+        let linked = find_linked(source)?;
         let metadata: Metadata = serde_json::from_str(&cargo(
             source,
             &[
@@ -107,7 +107,7 @@ impl Crates {
 }
 
 /// What `cargo tree` finds: it knows which features the programs alone turn on, which `cargo metadata` does not.
-fn linked(source: &Source) -> anyhow::Result<BTreeSet<Key>> {
+fn find_linked(source: &Source) -> anyhow::Result<BTreeSet<Key>> {
     let triple = target();
     let arguments = ["tree", "--locked", "--package", "oncely", "--features", FEATURES, "--target", &triple];
     let output = ["--edges", "normal", "--prefix", "none", "--format", "{p}"];

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use testbed::{BareRoot, Database, Process, Servers, Service};
 
-use super::trial::{grant, processed, publish};
+use super::trial::{grant, publish, wait_until_processed};
 use crate::process;
 
 /// How long a program may take to end.
@@ -33,7 +33,7 @@ pub(crate) async fn run() -> anyhow::Result<()> {
     let database = Database::create(&servers.urls().postgres).await?;
     for verb in [["oncely", "migrate"].as_slice(), &["oncely", "topology", "apply"]] {
         let mut process = image.start(verb, &servers, &database, "postgres")?;
-        let ended = process.ended(LIMIT).await?;
+        let ended = process.wait_for_end(LIMIT).await?;
         anyhow::ensure!(ended.success(), "{}: {ended}\n{}", verb.join(" "), process.output());
     }
     told("migrated, queues declared");
@@ -42,8 +42,9 @@ pub(crate) async fn run() -> anyhow::Result<()> {
     let mut worker = image.start(&command, &servers, &database, "trial_worker")?;
     let mut relay = image.start(&["relay"], &servers, &database, "trial_relay")?;
     publish(&servers).await?;
-    processed(&database, "select 1 from app.payments where tenant = 'acme' and order_id = '1182'").await?;
-    processed(&database, "select 1 where not exists (select from oncely.mirror_queue)").await?;
+    wait_until_processed(&database, "select 1 from app.payments where tenant = 'acme' and order_id = '1182'")
+        .await?;
+    wait_until_processed(&database, "select 1 where not exists (select from oncely.mirror_queue)").await?;
     told("a message has taken effect, and its key is in the mirror");
     for (name, process) in [("worker", &mut worker), ("relay", &mut relay)] {
         let ended = process.terminate(LIMIT).await?;

@@ -135,8 +135,8 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A folder that is empty.
-fn emptied(folder: &Path) -> anyhow::Result<PathBuf> {
+/// Makes a folder, or empties it; returns its path.
+fn make_empty(folder: &Path) -> anyhow::Result<PathBuf> {
     if folder.exists() {
         std::fs::remove_dir_all(folder).with_context(|| format!("cannot remove {}", folder.display()))?;
     }

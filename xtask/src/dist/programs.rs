@@ -38,7 +38,7 @@ pub(super) fn build(
     profile: &str,
 ) -> anyhow::Result<BTreeMap<&'static str, PathBuf>> {
     eprintln!("building {} for a release, in {}", NAMES.join(", "), build.display());
-    let moved = moved(source, build)?;
+    let moved = renamed_folders(source, build)?;
     let mut cargo = process::cargo(&source.folder);
     let triple = target();
     match compiler {
@@ -67,17 +67,16 @@ pub(super) fn build(
     let folder = build.join(&triple).join(folder);
     let programs: BTreeMap<_, _> = NAMES.iter().map(|name| (*name, folder.join(name))).collect();
     for (name, program) in &programs {
-        names_no_path(&std::fs::read(program)?, &moved)
-            .with_context(|| format!("{name} is not for others"))?;
+        check_paths(&std::fs::read(program)?, &moved).with_context(|| format!("{name} is not for others"))?;
         if matches!(compiler, Compiler::Zig(_)) {
-            asks_for_old(program)?;
+            check_libc_version(program)?;
         }
     }
     Ok(programs)
 }
 
 /// Folders of this machine, and under what names the programs know them.
-fn moved(source: &Source, build: &Path) -> anyhow::Result<Vec<(PathBuf, String)>> {
+fn renamed_folders(source: &Source, build: &Path) -> anyhow::Result<Vec<(PathBuf, String)>> {
     let home = |name: &str| std::env::var_os(name).map(PathBuf::from);
     let cargo = home("CARGO_HOME").or_else(|| Some(home("HOME")?.join(".cargo"))).context("no CARGO_HOME")?;
     let sysroot = rustc(&["--print", "sysroot"])?;
@@ -104,7 +103,7 @@ fn flags(moved: &[(PathBuf, String)], flag: &str) -> Vec<String> {
 }
 
 /// Fails where one of these folders is named in a program.
-fn names_no_path(program: &[u8], moved: &[(PathBuf, String)]) -> anyhow::Result<()> {
+fn check_paths(program: &[u8], moved: &[(PathBuf, String)]) -> anyhow::Result<()> {
     for (folder, _) in moved {
         let wanted = folder.display().to_string();
         if let Some(at) = program.windows(wanted.len()).position(|part| part == wanted.as_bytes()) {
@@ -120,7 +119,7 @@ fn names_no_path(program: &[u8], moved: &[(PathBuf, String)]) -> anyhow::Result<
 }
 
 /// Fails where a program asks for a younger C library than [`zig::GLIBC`].
-fn asks_for_old(program: &Path) -> anyhow::Result<()> {
+fn check_libc_version(program: &Path) -> anyhow::Result<()> {
     let output = Command::new("objdump")
         .arg("--dynamic-syms")
         .arg(program)
@@ -158,8 +157,8 @@ mod tests {
     #[test]
     fn a_path_that_is_left_is_found() {
         let moved = [(PathBuf::from("/home/ana/oncely"), "/oncely".to_owned())];
-        names_no_path(b"\0/oncely/src/lib.rs\0", &moved).unwrap();
-        let error = names_no_path(b"\0/home/ana/oncely/src/lib.rs\0more", &moved).unwrap_err();
+        check_paths(b"\0/oncely/src/lib.rs\0", &moved).unwrap();
+        let error = check_paths(b"\0/home/ana/oncely/src/lib.rs\0more", &moved).unwrap_err();
         assert!(error.to_string().ends_with("/home/ana/oncely/src/lib.rs"), "{error}");
     }
 }

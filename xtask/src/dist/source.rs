@@ -21,7 +21,7 @@ impl Source {
     /// The files of a commit.
     pub(super) fn export(root: &Path, commit: &str, folder: &Path) -> anyhow::Result<Self> {
         let time = git(root, &["log", "-1", "--format=%ct", commit])?.trim().parse()?;
-        super::emptied(folder)?;
+        super::make_empty(folder)?;
         let mut archive = Command::new("git")
             .args(["archive", "--format=tar", commit])
             .current_dir(root)

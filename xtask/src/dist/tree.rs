@@ -72,7 +72,7 @@ pub(super) fn collect(
     for (shell, path) in COMPLETIONS {
         add(&mut tree, path.into(), 0o644, output(oncely, &["completions", shell])?);
     }
-    let pages = super::emptied(&source.folder.with_file_name("man"))?;
+    let pages = super::make_empty(&source.folder.with_file_name("man"))?;
     output(oncely, &["man", "--dir", &pages.display().to_string()])?;
     add_folder(&mut tree, &pages, Path::new("usr/share/man/man1"))?;
     add(&mut tree, Path::new(DOCUMENTS).join("oncely.cdx.json"), 0o644, sbom.into());

@@ -36,7 +36,7 @@ pub(super) async fn run(folder: &Path, tarball: &str) -> anyhow::Result<()> {
     let database = Database::create(&site.servers.urls().postgres).await?;
     let port = testbed::free_port()?;
     site.configure(&database, port)?;
-    site.run_out("oncely-migrate.service").await?;
+    site.run_unit("oncely-migrate.service").await?;
     told("migrated, queues declared");
     grant(&database).await?;
     let mut running = Vec::new();
@@ -45,11 +45,12 @@ pub(super) async fn run(folder: &Path, tarball: &str) -> anyhow::Result<()> {
     }
     told("worker, relay and console are running");
     publish(&site.servers).await?;
-    processed(&database, "select 1 from app.payments where tenant = 'acme' and order_id = '1182'").await?;
+    wait_until_processed(&database, "select 1 from app.payments where tenant = 'acme' and order_id = '1182'")
+        .await?;
     told("a message has taken effect");
-    processed(&database, "select 1 where not exists (select from oncely.mirror_queue)").await?;
+    wait_until_processed(&database, "select 1 where not exists (select from oncely.mirror_queue)").await?;
     told("its key is in the mirror");
-    looked_at(port).await?;
+    check_console(port).await?;
     told("the console shows it to an operator");
     for (name, mut service) in running {
         let ended = service.terminate(LIMIT).await?;
@@ -120,11 +121,11 @@ impl Site {
     }
 
     /// Runs a unit that does something once.
-    async fn run_out(&mut self, name: &str) -> anyhow::Result<()> {
+    async fn run_unit(&mut self, name: &str) -> anyhow::Result<()> {
         let unit = Unit::read(&self.root.path(), name)?;
         for command in &unit.commands {
             let mut process = self.spawn(&unit, command, None)?;
-            let ended = process.ended(LIMIT).await?;
+            let ended = process.wait_for_end(LIMIT).await?;
             anyhow::ensure!(ended.success(), "{name}: {}: {ended}\n{}", command.join(" "), process.output());
         }
         Ok(())
@@ -156,7 +157,7 @@ impl Site {
                 Ok(ready) => ready?,
                 Err(_) => anyhow::bail!("{name} is not ready within {LIMIT:?}:\n{}", process.output()),
             },
-            ended = process.ended(2 * LIMIT) => anyhow::bail!("{name}: {}\n{}", ended?, process.output()),
+            ended = process.wait_for_end(2 * LIMIT) => anyhow::bail!("{name}: {}\n{}", ended?, process.output()),
         }
         Ok(process)
     }
@@ -212,7 +213,7 @@ pub(super) async fn publish(servers: &Servers) -> anyhow::Result<()> {
 }
 
 /// Waits until a question has a row for an answer.
-pub(super) async fn processed(database: &Database, question: &'static str) -> anyhow::Result<()> {
+pub(super) async fn wait_until_processed(database: &Database, question: &'static str) -> anyhow::Result<()> {
     let mut connection = database.connect().await?;
     let began = Instant::now();
     loop {
@@ -225,7 +226,7 @@ pub(super) async fn processed(database: &Database, question: &'static str) -> an
 }
 
 /// An operator comes in with a token and sees what was done.
-async fn looked_at(port: u16) -> anyhow::Result<()> {
+async fn check_console(port: u16) -> anyhow::Result<()> {
     let link = format!("http://127.0.0.1:{port}/login?token={TOKEN}");
     let mut browser = eventually("the console lets an operator in", || Browser::follow(&link)).await?;
     let page = browser.get("/keys?q=key%3Aorder-1182").await?;

@@ -96,8 +96,10 @@ struct Right {
 
 /// Migrates a database of its own and reads its catalogue.
 pub(super) async fn catalogue(root: &Path) -> anyhow::Result<Catalogue> {
-    prepare::in_database(async |database| read(&mut database.migrate(&root.join("migrations")).await?).await)
-        .await
+    prepare::run_in_database(async |database| {
+        read(&mut database.migrate(&root.join("migrations")).await?).await
+    })
+    .await
 }
 
 async fn read(connection: &mut PgConnection) -> anyhow::Result<Catalogue> {

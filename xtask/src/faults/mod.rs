@@ -197,7 +197,7 @@ async fn trial(arguments: &Arguments, binaries: PathBuf, seed: u64) -> anyhow::R
 }
 
 /// What goes on between two slices.
-async fn between(
+async fn run_day(
     arena: &mut Arena,
     day: &Day,
     behind: u64,
@@ -212,33 +212,33 @@ async fn between(
         let (intents, fresh) = traffic.take_tail(WAKE);
         let before = arena.effects().await.unwrap_or(0);
         arena.publish(intents);
-        arena.recovered("a rest", before, (fresh / 2).max(1)).await?;
+        arena.wait_for_recovery("a rest", before, (fresh / 2).max(1)).await?;
     }
     if day.twice {
         arena.die_twice(done.dead).await.context("dying twice")?;
         done.dead += 1;
         // What was under way runs one by one: the next fault is not judged by that.
-        arena.caught_up(0).await?;
+        arena.wait_until_caught_up(0).await?;
     }
     if let Some(missing) = day.take {
         arena.take_away(missing).await.context("taking away")?;
     }
     if let Some(errand) = day.errand {
-        arena.errand(errand).await?;
+        arena.run_errand(errand).await?;
     }
     if let Some(change) = &day.change {
         arena.change(change).await?;
         done.changes.push(change.name());
     }
     // A busy machine's worker may be at work on what it was given slices ago: that is days.
-    if day.days > 0 && arena.caught_up(behind).await? {
+    if day.days > 0 && arena.wait_until_caught_up(behind).await? {
         arena.let_days_pass(day.days).await.context("letting days pass")?;
         arena.age_apart(day.days).await.context("letting days pass")?;
         (0..day.days).for_each(|_| traffic.end_of_day());
         arena.collect().await?;
         arena.send_what_is_forgotten().await.context("sending what is forgotten")?;
     }
-    arena.begin_a_window();
+    arena.begin_window();
     Ok(())
 }
 
@@ -331,7 +331,7 @@ impl Trial {
             let (asked_during, during) = beside.requests.split(during);
             arena.request(asked);
             beside.ask(arena, self.slice / SHARE);
-            self.lead(arena, slice, ends).await?;
+            self.publish_lead(arena, slice, ends).await?;
             beside.strike(arena, number).await?;
 
             let before = arena.struck();
@@ -355,7 +355,7 @@ impl Trial {
             }
             self.recover(arena, planned, tail, fresh).await?;
             if let Some(day) = self.days.get(number) {
-                between(arena, day, (self.slice / BEHIND) as u64, &mut traffic, &mut done)
+                run_day(arena, day, (self.slice / BEHIND) as u64, &mut traffic, &mut done)
                     .await
                     .with_context(|| format!("after {name}: {day:?}"))?;
             }
@@ -366,14 +366,19 @@ impl Trial {
         }
         if self.days.iter().any(|day| day.take.is_some()) {
             // What was given up meanwhile takes effect now; what was broken off is brought to its end.
-            arena.errand(Errand::Requeue).await?;
-            arena.errand(Errand::Settle).await?;
+            arena.run_errand(Errand::Requeue).await?;
+            arena.run_errand(Errand::Settle).await?;
         }
         Ok(done)
     }
 
     /// Publishes what comes before the fault; where time is given, spread over the slot.
-    async fn lead(&self, arena: &mut Arena, slice: Vec<Intent>, ends: Option<Instant>) -> anyhow::Result<()> {
+    async fn publish_lead(
+        &self,
+        arena: &mut Arena,
+        slice: Vec<Intent>,
+        ends: Option<Instant>,
+    ) -> anyhow::Result<()> {
         /// About what a fault and its recovery take.
         const FAULT: Duration = Duration::from_secs(6);
         arena.supervise()?;
@@ -411,9 +416,9 @@ impl Trial {
         let before = arena.effects().await.unwrap_or(0);
         arena.publish(tail);
         if planned.settle {
-            arena.settled(&name).await?;
+            arena.wait_until_settled(&name).await?;
         } else {
-            arena.recovered(&name, before, (fresh / 2).max(1)).await?;
+            arena.wait_for_recovery(&name, before, (fresh / 2).max(1)).await?;
         }
         Ok(())
     }

@@ -72,10 +72,10 @@ pub(super) async fn play(script: Script, arena: &mut Arena) -> anyhow::Result<()
             let mut shut = gate.begin().await?;
             sqlx::query("lock table judge.reserved in exclusive mode").execute(&mut *shut).await?;
             arena.order(&orders("pay", 24, &[Side::Pay], 0, 100));
-            arena.until_waiting(SESSIONS).await?;
-            arena.fault(&Fault::of(Kind::TerminateBackends)).await?;
+            arena.wait_for_sessions(SESSIONS).await?;
+            arena.run_fault(&Fault::of(Kind::TerminateBackends)).await?;
             shut.rollback().await?;
         }
     }
-    arena.until_charged().await
+    arena.wait_until_charged().await
 }

@@ -80,7 +80,7 @@ pub(super) async fn partition_under_load(arena: &mut Arena) -> anyhow::Result<()
     arena.sql(SLOW_TRAIL).await?;
     publish(arena, some(150, Act::Work, "k")).await?;
     for round in 1..=5 {
-        arena.until_effects(10 * round).await?;
+        arena.wait_for_effects(10 * round).await?;
         // With the bug it says that it can't.
         let _ = arena.oncely(&["gc", "run"]).await;
     }
@@ -158,7 +158,7 @@ pub(super) async fn copies_redelivered(arena: &mut Arena) -> anyhow::Result<()> 
         }
     })
     .await?;
-    arena.fault(&Fault::of(Kind::CloseConnections)).await?;
+    arena.run_fault(&Fault::of(Kind::CloseConnections)).await?;
     arena.workers[0].process.signal(Signal::CONT)
 }
 
@@ -189,9 +189,9 @@ pub(super) async fn usual_work(arena: &mut Arena) -> anyhow::Result<()> {
     publish(arena, some(2, Act::FailOnce, "f")).await?;
     // They succeed: what fails beside them is charged, and tried again.
     go_on(arena, Duration::from_secs(2)).await?;
-    arena.until("effects", "select count(*) from judge.effects where tenant = 'acme'", 12).await?;
+    arena.wait_until("effects", "select count(*) from judge.effects where tenant = 'acme'", 12).await?;
     publish(arena, some(1, Act::Reject, "r")).await?;
-    arena.until("dead letters", "select count(*) from oncely.dead_letters", 1).await?;
+    arena.wait_until("dead letters", "select count(*) from oncely.dead_letters", 1).await?;
     arena.oncely(&["explain", "k-1"]).await?;
     // Compares hashes of keys, which functions of another schema may claim to make.
     arena.oncely(&["failed", "requeue", "--key", "r-0", "--dry-run"]).await?;
@@ -217,10 +217,10 @@ pub(super) async fn requeue_broken_off(arena: &mut Arena) -> anyhow::Result<()> 
     publish(arena, some(2, Act::Reject, "r")).await?;
     // They succeed: what fails beside them answers for itself.
     go_on(arena, Duration::from_secs(8)).await?;
-    arena.until("dead letters", "select count(*) from oncely.dead_letters", 7).await?;
+    arena.wait_until("dead letters", "select count(*) from oncely.dead_letters", 7).await?;
     arena.give_back(missing).await?;
-    arena.errand(Errand::Requeue).await?;
-    arena.until("effects", "select count(*) from judge.log where tenant = 'branch_0'", 5).await?;
+    arena.run_errand(Errand::Requeue).await?;
+    arena.wait_until("effects", "select count(*) from judge.log where tenant = 'branch_0'", 5).await?;
     days_pass(arena, 10).await?;
     // As a requeue leaves them whose second commit failed, and a collection that looked at nothing but their age.
     arena
@@ -229,8 +229,8 @@ pub(super) async fn requeue_broken_off(arena: &mut Arena) -> anyhow::Result<()> 
              update oncely.dead_letters set state = 'requeueing', swept_at = null where state = 'requeued'",
         )
         .await?;
-    arena.errand(Errand::Requeue).await?;
-    arena.errand(Errand::Discard).await
+    arena.run_errand(Errand::Requeue).await?;
+    arena.run_errand(Errand::Discard).await
 }
 
 /// The worker stands still while the key of identities is replaced and signs; what it signed waits for it then.
@@ -240,24 +240,24 @@ pub(super) async fn key_is_replaced(arena: &mut Arena) -> anyhow::Result<()> {
     let branch = |key: &str| Intent::new("branch_0", key, Act::Branch, 0);
     publish(arena, (0..5).map(|number| branch(&format!("b-{number}"))).collect()).await?;
     go_on(arena, Duration::from_secs(8)).await?;
-    arena.until("dead letters", "select count(*) from oncely.dead_letters", 5).await?;
+    arena.wait_until("dead letters", "select count(*) from oncely.dead_letters", 5).await?;
     arena.give_back(missing).await?;
     arena.workers[0].process.signal(Signal::STOP)?;
     arena.sql("select oncely.rotate_secret('identity', '5 seconds', null, null, 'a script')").await?;
     let signs =
         "select count(*) from oncely.secrets where purpose = 'identity' and signs_from <= clock_timestamp()";
-    arena.until("the new key signs", signs, 2).await?;
-    arena.errand(Errand::Requeue).await?;
+    arena.wait_until("the new key signs", signs, 2).await?;
+    arena.run_errand(Errand::Requeue).await?;
     arena.workers[0].process.signal(Signal::CONT)
 }
 
 /// The collection runs with a file that knows a shorter retention; then copies come.
 pub(super) async fn another_file(arena: &mut Arena) -> anyhow::Result<()> {
     publish(arena, some(10, Act::Work, "k")).await?;
-    arena.until_effects(10).await?;
-    arena.until_mirrored().await?;
+    arena.wait_for_effects(10).await?;
+    arena.wait_until_mirrored().await?;
     days_pass(arena, 4).await?;
-    arena.errand(Errand::CollectWithAnotherFile).await?;
+    arena.run_errand(Errand::CollectWithAnotherFile).await?;
     publish(arena, some(10, Act::Work, "k")).await?;
     tokio::time::sleep(Duration::from_secs(1)).await;
     Ok(())
@@ -266,8 +266,8 @@ pub(super) async fn another_file(arena: &mut Arena) -> anyhow::Result<()> {
 /// The consumer is paused for longer than it remembers, and somebody collects; copies of what is done wait meanwhile.
 pub(super) async fn paused_for_long(arena: &mut Arena) -> anyhow::Result<()> {
     publish(arena, some(10, Act::Work, "k")).await?;
-    arena.until_effects(10).await?;
-    arena.until_mirrored().await?;
+    arena.wait_for_effects(10).await?;
+    arena.wait_until_mirrored().await?;
     let pause = Fault::of(Kind::PauseConsumer);
     arena.inject(&pause).await?;
     publish(arena, some(10, Act::Work, "k")).await?;
@@ -278,8 +278,8 @@ pub(super) async fn paused_for_long(arena: &mut Arena) -> anyhow::Result<()> {
 /// The database's clock jumps far ahead, somebody collects, and copies come.
 pub(super) async fn clock_jumps(arena: &mut Arena) -> anyhow::Result<()> {
     publish(arena, some(10, Act::Work, "k")).await?;
-    arena.until_effects(10).await?;
-    arena.until_mirrored().await?;
+    arena.wait_for_effects(10).await?;
+    arena.wait_until_mirrored().await?;
     // To whoever looks at the clock a jump of the clock and an ageing of all but the last look at it are one and the same.
     arena.let_days_pass(40).await?;
     arena.collect().await?;
@@ -291,7 +291,7 @@ pub(super) async fn clock_jumps(arena: &mut Arena) -> anyhow::Result<()> {
 /// The login of a relay asks for the trail to be dropped.
 pub(super) async fn trail_dropped(arena: &mut Arena) -> anyhow::Result<()> {
     publish(arena, some(10, Act::Work, "k")).await?;
-    arena.until_effects(10).await?;
+    arena.wait_for_effects(10).await?;
     // Refused, without the bug.
     let _ = arena
         .sql("set role oncely_relay; select oncely.drop_audit_partition(now() + interval '100 years')")
@@ -315,12 +315,12 @@ pub(super) async fn suspect_is_slow(arena: &mut Arena) -> anyhow::Result<()> {
     let gate = arena.shut_gates().await?;
     publish(arena, vec![Intent::new("branch_0", "slow", Act::Gate, 0)]).await?;
     for _ in 0..2 {
-        arena.until_waiting(1).await?;
-        arena.fault(&Fault::of(Kind::KillWorker)).await?;
+        arena.wait_for_sessions(1).await?;
+        arena.run_fault(&Fault::of(Kind::KillWorker)).await?;
         end_sessions(arena).await?;
-        arena.until_waiting(0).await?;
+        arena.wait_for_sessions(0).await?;
     }
-    arena.until_waiting(1).await?;
+    arena.wait_for_sessions(1).await?;
     go_on(arena, A_LONG_WHILE).await?;
     gate.open().await
 }
@@ -329,7 +329,7 @@ pub(super) async fn suspect_is_slow(arena: &mut Arena) -> anyhow::Result<()> {
 pub(super) async fn handler_is_slow(arena: &mut Arena) -> anyhow::Result<()> {
     let gate = arena.shut_gates().await?;
     publish(arena, vec![Intent::new("acme", "slow", Act::Gate, 0)]).await?;
-    arena.until_waiting(1).await?;
+    arena.wait_for_sessions(1).await?;
     // Nobody looks who is served: this one is at work for longer than the judge lets anybody wait. Cut off, it runs once more by itself.
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(64) {
@@ -373,7 +373,7 @@ pub(super) async fn policy_changes(arena: &mut Arena) -> anyhow::Result<()> {
     // They succeed: what fails beside them is charged.
     go_on(arena, Duration::from_secs(2)).await?;
     arena
-        .until("a failure", "select least(count(*), 5) from oncely.audit where outcome = 'retried'", 5)
+        .wait_until("a failure", "select least(count(*), 5) from oncely.audit where outcome = 'retried'", 5)
         .await?;
     arena.change(&testbed::Change::Fingerprint("canonical_json")).await
 }

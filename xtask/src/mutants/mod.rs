@@ -104,7 +104,7 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
         ProgressBar::new(count as u64).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     let mut verdicts = match judged.is_empty() {
         true => Vec::new(),
-        false => by_the_judge(&patches, &judged, &bar).await?,
+        false => judge_mutants(&patches, &judged, &bar).await?,
     };
     if !tested.is_empty() {
         verdicts.extend(suites::run(&patches, &tested, &bar).await?);
@@ -114,7 +114,7 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 /// Lets the judge of the fault runs find them.
-async fn by_the_judge(
+async fn judge_mutants(
     patches: &[Patch],
     chosen: &[&'static Mutant],
     bar: &ProgressBar,
@@ -226,7 +226,7 @@ async fn attempt(
         None => Servers::start_private().await?,
     };
     let mut arena = Arena::start_on(free, config).await?;
-    let violations = judged(mutant, planted, &mut arena).await;
+    let violations = judge_arena(mutant, planted, &mut arena).await;
     if violations.as_ref().map_or(true, |found| !planted && !found.is_empty()) {
         eprintln!("logs of {name}: {}", arena.keep_logs()?.display());
     }
@@ -235,7 +235,7 @@ async fn attempt(
     Ok(violations)
 }
 
-async fn judged(mutant: &Mutant, planted: bool, arena: &mut Arena) -> anyhow::Result<Vec<Finding>> {
+async fn judge_arena(mutant: &Mutant, planted: bool, arena: &mut Arena) -> anyhow::Result<Vec<Finding>> {
     scripts::play(mutant, arena).await?;
     arena.drain_within(if planted { LIMIT } else { CLEAN_LIMIT }).await?;
     let violations = arena.check().await?;

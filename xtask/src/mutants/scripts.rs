@@ -154,7 +154,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
 /// Plays a script up to the moment from which the work may end by itself.
 pub(crate) async fn play(mutant: &Mutant, arena: &mut Arena) -> anyhow::Result<()> {
     for worker in 0..arena.workers.len() {
-        arena.until_said(worker, "subscribed", 1).await?;
+        arena.wait_for_log(worker, "subscribed", 1).await?;
     }
     match mutant.script {
         Script::KillInHandler => kill_in_handler(arena).await,
@@ -195,14 +195,14 @@ pub(crate) async fn play(mutant: &Mutant, arena: &mut Arena) -> anyhow::Result<(
         }
         Script::OtherPayload => {
             publish(arena, some(3, Act::Work, "k")).await?;
-            arena.until_effects(3).await?;
+            arena.wait_for_effects(3).await?;
             let other = (0..3).map(|n| Intent::new("acme", &format!("k-{n}"), Act::Work, 1)).collect();
             publish(arena, other).await
         }
         Script::Terminate => {
             publish(arena, some(20, Act::Slow, "slow")).await?;
-            arena.until("a handler at work", BUSY, 1).await?;
-            arena.fault(&Fault::of(Kind::TerminateBackends)).await
+            arena.wait_until("a handler at work", BUSY, 1).await?;
+            arena.run_fault(&Fault::of(Kind::TerminateBackends)).await
         }
         Script::Revoke => {
             let fault = Fault::of(Kind::RevokeGrant);
@@ -249,8 +249,8 @@ pub(super) const BUSY: &str = "select least(count(*), 1) from pg_stat_activity w
 async fn kill_in_handler(arena: &mut Arena) -> anyhow::Result<()> {
     let gate = arena.shut_gates().await?;
     publish(arena, some(3, Act::Gate, "k")).await?;
-    arena.until_waiting(1).await?;
-    arena.fault(&Fault::of(Kind::KillWorker)).await?;
+    arena.wait_for_sessions(1).await?;
+    arena.run_fault(&Fault::of(Kind::KillWorker)).await?;
     end_sessions(arena).await?;
     gate.open().await
 }
@@ -264,9 +264,9 @@ async fn copies_at_once(arena: &mut Arena) -> anyhow::Result<()> {
         publish(arena, vec![copy.clone(), copy]).await?;
         // One in its handler, the other one behind the first one's claim, which waits half a second; or, without claims, both in the
         // handler. Both may have gone to one worker, one after another: then only one waits.
-        arena.are_waiting(2, Duration::from_secs(3)).await;
+        arena.wait_for_sessions_within(2, Duration::from_secs(3)).await;
         gate.open().await?;
-        arena.until("nobody waits", "select count(*) from pg_locks where not granted", 0).await?;
+        arena.wait_until("nobody waits", "select count(*) from pg_locks where not granted", 0).await?;
     }
     Ok(())
 }
@@ -274,19 +274,19 @@ async fn copies_at_once(arena: &mut Arena) -> anyhow::Result<()> {
 /// The channel goes while a handler works; its successor's deliveries have the same numbers. Then the process dies.
 async fn cut_in_handler(arena: &mut Arena) -> anyhow::Result<()> {
     publish(arena, some(4, Act::Work, "before")).await?;
-    arena.until_effects(4).await?;
+    arena.wait_for_effects(4).await?;
     let mut gate = arena.shut_gates().await?;
     let mut all = some(1, Act::Gate, "first");
     all.extend(some(5, Act::SecondGate, "then"));
     publish(arena, all).await?;
-    arena.until_waiting(1).await?;
-    arena.fault(&Fault::of(Kind::CloseConnections)).await?;
-    arena.until_said(0, "subscribed", 2).await?;
+    arena.wait_for_sessions(1).await?;
+    arena.run_fault(&Fault::of(Kind::CloseConnections)).await?;
+    arena.wait_for_log(0, "subscribed", 2).await?;
     gate.open_first().await?;
-    arena.until_effects(5).await?;
+    arena.wait_for_effects(5).await?;
     // The acknowledgement that nobody may send is sent before the lane takes its next batch.
-    arena.until_waiting(1).await?;
-    arena.fault(&Fault::of(Kind::KillWorker)).await?;
+    arena.wait_for_sessions(1).await?;
+    arena.run_fault(&Fault::of(Kind::KillWorker)).await?;
     end_sessions(arena).await?;
     gate.open().await
 }
@@ -295,10 +295,10 @@ async fn cut_in_handler(arena: &mut Arena) -> anyhow::Result<()> {
 async fn kill_behind_finished(arena: &mut Arena) -> anyhow::Result<()> {
     let gate = arena.shut_gates().await?;
     publish(arena, some(1, Act::Gate, "first")).await?;
-    arena.until_waiting(1).await?;
+    arena.wait_for_sessions(1).await?;
     publish(arena, some(4, Act::Work, "later")).await?;
-    arena.until_effects(4).await?;
-    arena.fault(&Fault::of(Kind::KillWorker)).await?;
+    arena.wait_for_effects(4).await?;
+    arena.run_fault(&Fault::of(Kind::KillWorker)).await?;
     end_sessions(arena).await?;
     gate.open().await
 }
@@ -309,10 +309,10 @@ async fn kill_relay_in_mirror(arena: &mut Arena) -> anyhow::Result<()> {
     let frozen = Fault::of(Kind::FreezeRedis);
     arena.inject(&frozen).await?;
     publish(arena, some(10, Act::Work, "k")).await?;
-    arena.until_effects(10).await?;
+    arena.wait_for_effects(10).await?;
     // Long enough for a relay to be in the middle of it: it looks every 100 ms.
     tokio::time::sleep(Duration::from_millis(500)).await;
-    arena.fault(&Fault::of(Kind::KillRelay)).await?;
+    arena.run_fault(&Fault::of(Kind::KillRelay)).await?;
     arena.heal(&frozen).await
 }
 
@@ -320,7 +320,9 @@ async fn kill_relay_in_mirror(arena: &mut Arena) -> anyhow::Result<()> {
 async fn rejected_without_a_way(arena: &mut Arena) -> anyhow::Result<()> {
     // No more than there are lanes: each waits with its batch, which may be a single message.
     publish(arena, some(2, Act::Reject, "k")).await?;
-    arena.until("decided", "select count(*) from oncely.idempotency_keys where status = 'FAILED'", 2).await?;
+    arena
+        .wait_until("decided", "select count(*) from oncely.idempotency_keys where status = 'FAILED'", 2)
+        .await?;
     tokio::time::sleep(Duration::from_millis(500)).await;
     arena.oncely(&["topology", "apply"]).await
 }
@@ -331,12 +333,12 @@ async fn late_commit(arena: &mut Arena) -> anyhow::Result<()> {
     let mut holds = other.begin().await?;
     sqlx::query("insert into judge.late values (7)").execute(&mut *holds).await?;
     publish(arena, some(1, Act::Late, "late")).await?;
-    arena.until_waiting(1).await?;
+    arena.wait_for_sessions(1).await?;
     publish(arena, some(5, Act::Work, "k")).await?;
-    arena.until_effects(5).await?;
-    arena.until_mirrored().await?;
+    arena.wait_for_effects(5).await?;
+    arena.wait_until_mirrored().await?;
     holds.rollback().await?;
-    arena.until_effects(6).await
+    arena.wait_for_effects(6).await
 }
 
 /// Everything is lost but what Redis remembers.
@@ -347,8 +349,8 @@ const LOSE: &str =
 /// The database comes back from a backup that is older than the mirror; then the messages come again.
 async fn restore(arena: &mut Arena) -> anyhow::Result<()> {
     publish(arena, some(10, Act::Work, "k")).await?;
-    arena.until_effects(10).await?;
-    arena.until_mirrored().await?;
+    arena.wait_for_effects(10).await?;
+    arena.wait_until_mirrored().await?;
     arena.forget_mirror().await?;
     arena.sql("update oncely.cell set history_id = gen_random_uuid()").await?;
     arena.sql(LOSE).await?;
@@ -366,8 +368,8 @@ async fn lost_commits(arena: &mut Arena) -> anyhow::Result<()> {
     // The workers ask every quarter of a second how durable commits are.
     tokio::time::sleep(Duration::from_millis(1_500)).await;
     publish(arena, some(10, Act::Work, "k")).await?;
-    arena.until_effects(10).await?;
-    arena.until_mirrored().await?;
+    arena.wait_for_effects(10).await?;
+    arena.wait_until_mirrored().await?;
     arena.sql(LOSE).await?;
     publish(arena, some(10, Act::Work, "k")).await?;
     tokio::time::sleep(Duration::from_millis(500)).await;
@@ -381,7 +383,7 @@ async fn collect_pending(arena: &mut Arena) -> anyhow::Result<()> {
         relay.process.signal(Signal::STOP)?;
     }
     publish(arena, some(10, Act::Work, "k")).await?;
-    arena.until_effects(10).await?;
+    arena.wait_for_effects(10).await?;
     arena
         .sql(
             "update oncely.idempotency_keys
@@ -406,7 +408,7 @@ const UNTRIED: &str = "select count(*) from oncely.events where reason is null";
 async fn kill_relay_in_publish(arena: &mut Arena) -> anyhow::Result<()> {
     // The relay opens its connections for the first event.
     arena.sql("select judge.tell('script', null), judge.tell('script', 'a')").await?;
-    arena.until("an empty outbox", EVENTS, 0).await?;
+    arena.wait_until("an empty outbox", EVENTS, 0).await?;
     let way = arena.relays.first().and_then(|relay| relay.link(Server::RabbitMq)).context("no relay")?;
     way.set(Mode::BlackHole);
     arena
@@ -414,7 +416,7 @@ async fn kill_relay_in_publish(arena: &mut Arena) -> anyhow::Result<()> {
         .await?;
     // Long enough for a relay to be in the middle of it: it looks every 100 ms.
     tokio::time::sleep(Duration::from_millis(500)).await;
-    arena.fault(&Fault::of(Kind::KillRelay)).await?;
+    arena.run_fault(&Fault::of(Kind::KillRelay)).await?;
     let way = arena.relays.first().and_then(|relay| relay.link(Server::RabbitMq)).context("no relay")?;
     // What was under way is lost with the connection.
     way.cut();
@@ -425,7 +427,7 @@ async fn kill_relay_in_publish(arena: &mut Arena) -> anyhow::Result<()> {
 /// The first of three events finds no queue; then there is one.
 async fn first_is_unroutable(arena: &mut Arena) -> anyhow::Result<()> {
     arena.sql("select judge.tell('script', 'a', 'nowhere'), judge.tell('script', 'a'), judge.tell('script', 'a')").await?;
-    arena.until("a failure", "select count(*) from oncely.events where attempts > 0", 1).await?;
+    arena.wait_until("a failure", "select count(*) from oncely.events where attempts > 0", 1).await?;
     arena.broker().await?.bind(ORDERED.0, EXCHANGE, "nowhere").await
 }
 
@@ -434,6 +436,6 @@ async fn unroutable(arena: &mut Arena) -> anyhow::Result<()> {
     let fault = Fault::of(Kind::UnbindEvents);
     arena.inject(&fault).await?;
     arena.sql("select judge.tell('script', null) from generate_series(1, 10)").await?;
-    arena.until("events that were tried", UNTRIED, 0).await?;
+    arena.wait_until("events that were tried", UNTRIED, 0).await?;
     arena.heal(&fault).await
 }

@@ -20,7 +20,7 @@ pub(super) struct Cell {
 }
 
 /// Asks until one sentence has the words, or until `limit` has passed since `begin`.
-pub(super) async fn until_told(
+pub(super) async fn wait_until_told(
     observers: &Observers,
     (trouble, observer): (Trouble, Observer),
     begin: Instant,
@@ -28,7 +28,7 @@ pub(super) async fn until_told(
 ) -> Cell {
     let mut cell = Cell { observer, told: None, sentence: String::new(), healed: None };
     while begin.elapsed() < limit {
-        if let Some(sentence) = found(observers, trouble, observer).await.flatten() {
+        if let Some(sentence) = find_sentence(observers, trouble, observer).await.flatten() {
             cell.told = Some(begin.elapsed());
             cell.sentence = sentence;
             break;
@@ -39,14 +39,14 @@ pub(super) async fn until_told(
 }
 
 /// Asks until no sentence has them.
-pub(super) async fn until_silent(
+pub(super) async fn wait_until_silent(
     observers: &Observers,
     (trouble, observer): (Trouble, Observer),
     begin: Instant,
     limit: Duration,
 ) -> Option<Duration> {
     while begin.elapsed() < limit {
-        if let Some(None) = found(observers, trouble, observer).await {
+        if let Some(None) = find_sentence(observers, trouble, observer).await {
             return Some(begin.elapsed());
         }
         tokio::time::sleep(PAUSE).await;
@@ -54,8 +54,12 @@ pub(super) async fn until_silent(
     None
 }
 
-/// The sentence that has the words; `None` where it gave no answer.
-async fn found(observers: &Observers, trouble: Trouble, observer: Observer) -> Option<Option<String>> {
+/// Finds the sentence that has the words; `None` where the observer gave no answer.
+async fn find_sentence(
+    observers: &Observers,
+    trouble: Trouble,
+    observer: Observer,
+) -> Option<Option<String>> {
     let said = observers.ask(observer).await.ok()?;
     let all = trouble.words(observer);
     Some(

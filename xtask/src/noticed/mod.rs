@@ -98,17 +98,19 @@ async fn one(
         Observer::ALL.into_iter().filter(|observer| !trouble.words(*observer).is_empty()).collect();
     let quiet = asked
         .iter()
-        .map(|observer| cell::until_silent(observers, (trouble, *observer), Instant::now(), QUIET));
+        .map(|observer| cell::wait_until_silent(observers, (trouble, *observer), Instant::now(), QUIET));
     for (observer, silent) in asked.iter().zip(futures::future::join_all(quiet).await) {
         anyhow::ensure!(silent.is_some(), "{} says it before it happens", observer.name());
     }
     trouble.begin(shop).await?;
     let begin = Instant::now();
-    let told = asked.iter().map(|observer| cell::until_told(observers, (trouble, *observer), begin, limit));
+    let told =
+        asked.iter().map(|observer| cell::wait_until_told(observers, (trouble, *observer), begin, limit));
     let mut cells = futures::future::join_all(told).await;
     trouble.end(shop).await?;
     let end = Instant::now();
-    let healed = asked.iter().map(|observer| cell::until_silent(observers, (trouble, *observer), end, limit));
+    let healed =
+        asked.iter().map(|observer| cell::wait_until_silent(observers, (trouble, *observer), end, limit));
     for (cell, healed) in cells.iter_mut().zip(futures::future::join_all(healed).await) {
         cell.healed = healed.filter(|_| cell.told.is_some());
     }

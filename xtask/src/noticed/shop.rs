@@ -119,7 +119,7 @@ fn configuration([worker, relay]: &[String; 2]) -> String {
 }
 
 async fn run(mut process: Process) -> anyhow::Result<()> {
-    let status = process.ended(Duration::from_secs(60)).await?;
+    let status = process.wait_for_end(Duration::from_secs(60)).await?;
     anyhow::ensure!(status.success(), "{}: {status}: {}", process.program().display(), process.output());
     Ok(())
 }

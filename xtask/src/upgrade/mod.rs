@@ -166,12 +166,12 @@ impl Trial {
         let before = arena.effects().await?;
         let slice = self.slice as u64;
         arena.publish(self.traffic.take(self.slice));
-        arena.recovered(name, before, slice / 20).await?;
+        arena.wait_for_recovery(name, before, slice / 20).await?;
         let start = Instant::now();
         does(arena).await.with_context(|| name.to_owned())?;
         let took = start.elapsed();
         // Half of it has an effect, whatever there is of duplicates and of what fails.
-        arena.recovered(name, before, slice / 2).await?;
+        arena.wait_for_recovery(name, before, slice / 2).await?;
         self.steps.push(Step { name, from, took });
         Ok(())
     }
@@ -180,7 +180,7 @@ impl Trial {
 /// Shows what the migrations lock.
 async fn plan(arena: &Arena) -> anyhow::Result<()> {
     let mut plan = arena.start_oncely(&["migrate", "plan"], "plan")?;
-    let status = plan.ended(LIMIT).await?;
+    let status = plan.wait_for_end(LIMIT).await?;
     eprintln!("{}", plan.output().trim_end());
     anyhow::ensure!(status.code() == Some(1), "oncely migrate plan: {status}");
     Ok(())

@@ -10,16 +10,16 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::super::connection::connect;
-use super::super::output::{self, List, Output, Row, Times, counted, safe};
+use super::super::output::{self, List, Output, Row, Times, escape, format_count};
 use super::super::{completions, since};
-use oncely_config::OBSERVER;
+use oncely_config::OBSERVER_SUFFIX;
 use oncely_ops::exit;
 use oncely_postgres::{self as pg, ConflictingKey, ObservedCount};
 
 #[derive(Debug, Args)]
 pub(crate) struct AdoptReportArguments {
     /// Observed consumer, with or without ".observe"
-    #[arg(long, add = ArgValueCompleter::new(completions::consumers))]
+    #[arg(long, add = ArgValueCompleter::new(completions::complete_consumers))]
     consumer: String,
     /// Only from this time on: 15m, 2h, 7d, yesterday, 2026-09-01, 2026-09-01T10:00Z
     #[arg(long, value_parser = since::parse)]
@@ -67,7 +67,7 @@ impl Row for ObservedGroup {
     const HEADS: &'static [&'static str] = &["RESULT", "MESSAGES", "FIRST", "LAST", "MEANING"];
 
     fn cells(&self, times: Times) -> Vec<String> {
-        let show = |at: Option<DateTime<Utc>>| at.map(|at| times.show(at)).unwrap_or_default();
+        let show = |at: Option<DateTime<Utc>>| at.map(|at| times.format_time(at)).unwrap_or_default();
         vec![
             self.result.clone(),
             self.messages.to_string(),
@@ -95,25 +95,26 @@ struct ObservedTotals {
 }
 
 impl ObservedTotals {
+    /// Adds the numbers of messages up by result.
     fn from_rows(rows: &[ObservedGroup]) -> Self {
-        let mut sums = Self::default();
+        let mut totals = Self::default();
         for row in rows {
-            sums.messages += row.messages;
+            totals.messages += row.messages;
             match row.result.as_str() {
-                FIRST => sums.keys += row.messages,
-                DUPLICATE => sums.duplicates += row.messages,
-                UNSURE => sums.unsure += row.messages,
-                CONFLICT => sums.conflicts += row.messages,
-                _ => sums.unidentified += row.messages,
+                FIRST => totals.keys += row.messages,
+                DUPLICATE => totals.duplicates += row.messages,
+                UNSURE => totals.unsure += row.messages,
+                CONFLICT => totals.conflicts += row.messages,
+                _ => totals.unidentified += row.messages,
             }
         }
-        sums
+        totals
     }
 
-    /// Returns the verdict about the key in one word, and its consequence.
+    /// Returns the verdict on the key as one word, and its explanation for the operator.
     fn verdict(&self) -> (&'static str, String) {
         if self.unidentified > 0 {
-            let what = counted(self.unidentified, "message");
+            let what = format_count(self.unidentified, "message");
             return (
                 "incomplete",
                 format!(
@@ -122,7 +123,7 @@ impl ObservedTotals {
             );
         }
         if self.conflicts > 0 {
-            let what = counted(self.conflicts, "message");
+            let what = format_count(self.conflicts, "message");
             return (
                 "conflicting",
                 format!(
@@ -141,47 +142,48 @@ impl ObservedTotals {
 }
 
 pub(super) async fn run(file: &Path, arguments: AdoptReportArguments, times: Times) -> crate::VerbResult {
-    let name = match arguments.consumer.ends_with(OBSERVER) {
+    let name = match arguments.consumer.ends_with(OBSERVER_SUFFIX) {
         true => arguments.consumer.clone(),
-        false => format!("{}{OBSERVER}", arguments.consumer),
+        false => format!("{}{OBSERVER_SUFFIX}", arguments.consumer),
     };
     let mut connection = connect(file, "oncely adopt report").await?;
     let since = arguments.since.unwrap_or(DateTime::UNIX_EPOCH);
-    let counts = pg::observed_counts(&mut connection, &name, since).await?;
+    let counts = pg::count_observed(&mut connection, &name, since).await?;
     let conflicting: Vec<ConflictingKey> =
-        pg::conflicting_keys(&mut connection, &name, since, EXAMPLES).await?;
+        pg::list_conflicting_keys(&mut connection, &name, since, EXAMPLES).await?;
     let rows: Vec<ObservedGroup> = counts.into_iter().map(ObservedGroup::from).collect();
-    let sums = ObservedTotals::from_rows(&rows);
-    let (verdict, advice) = sums.verdict();
+    let totals = ObservedTotals::from_rows(&rows);
+    let (verdict, advice) = totals.verdict();
     let none = match arguments.since {
-        Some(since) => format!("{} has observed nothing since {}", safe(&name), times.show(since)),
-        None => format!("{} has observed nothing", safe(&name)),
+        Some(since) => format!("{} has observed nothing since {}", escape(&name), times.format_time(since)),
+        None => format!("{} has observed nothing", escape(&name)),
     };
     let list = List { schema: "oncely.adopt.report/1", field: "results", rows: &rows, none: &none };
     let code = list.print_with(
         arguments.output,
         times,
         json!({
-            "consumer": name, "since": arguments.since, "messages": sums.messages, "keys": sums.keys, "doubles_stopped": sums.duplicates,
-            "unsure": sums.unsure, "conflicts": sums.conflicts, "unidentified": sums.unidentified,
-            "verdict": (sums.messages > 0).then_some(verdict), "conflicting_keys": conflicting,
+            "consumer": name, "since": arguments.since, "messages": totals.messages, "keys": totals.keys,
+            "doubles_stopped": totals.duplicates, "unsure": totals.unsure, "conflicts": totals.conflicts,
+            "unidentified": totals.unidentified,
+            "verdict": (totals.messages > 0).then_some(verdict), "conflicting_keys": conflicting,
         }),
     )?;
     if rows.is_empty() {
         return Ok(code);
     }
     if !arguments.output.is_for_programs() {
-        output::note(&format!("key: {verdict}: {advice}"));
-        output::note(&format!(
+        output::print_note(&format!("key: {verdict}: {advice}"));
+        output::print_note(&format!(
             "of {} with {}, {} would have been stopped ({} more may be copies)",
-            counted(sums.messages, "message"),
-            counted(sums.keys, "key"),
-            counted(sums.duplicates, "double"),
-            sums.unsure
+            format_count(totals.messages, "message"),
+            format_count(totals.keys, "key"),
+            format_count(totals.duplicates, "double"),
+            totals.unsure
         ));
         for ConflictingKey { tenant, key, messages } in &conflicting {
-            let (tenant, key) = (safe(tenant), safe(key));
-            output::note(&format!("  tenant {tenant} key {key}: another payload {messages} times"));
+            let (tenant, key) = (escape(tenant), escape(key));
+            output::print_note(&format!("  tenant {tenant} key {key}: another payload {messages} times"));
         }
     }
     Ok(if ["right", "unproven"].contains(&verdict) { ExitCode::SUCCESS } else { ExitCode::from(exit::NO) })

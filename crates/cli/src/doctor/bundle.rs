@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use chrono::{TimeDelta, Utc};
 use serde_json::{Value, json};
 
-use super::mask::{Mask, settings};
+use super::mask::{Mask, mask_settings};
 use oncely_config::Config;
 use oncely_doctor::Report;
 use oncely_postgres::{self as pg, LetterFilter, Session};
@@ -32,12 +32,12 @@ anybody.
 ";
 
 /// Time range of the counters.
-const SPAN: TimeDelta = TimeDelta::hours(2);
+const COUNTER_RANGE: TimeDelta = TimeDelta::hours(2);
 const MINUTE: std::time::Duration = std::time::Duration::from_secs(60);
 /// Maximum number of groups of dead letters.
-const GROUPS: i64 = 200;
+const MAX_GROUPS: i64 = 200;
 
-/// Writes the archive to a new file that only its owner can read.
+/// Queries the database, and writes the masked archive to a new file that only its owner can read.
 ///
 /// # Errors
 /// If the file exists, or can't be written.
@@ -50,17 +50,17 @@ pub(super) async fn write(
     let mut mask = Mask::new(config);
     for quoted in &report.quoted {
         match quoted {
-            QuotedText::Name(name) => mask.hide(name),
-            QuotedText::Words(words) => mask.silence(words),
+            QuotedText::Name(name) => mask.add_name(name),
+            QuotedText::Words(words) => mask.add_text(words),
         }
     }
     let mut entries = vec![
         ("doctor", serde_json::to_value(report)?),
-        ("configuration", Config::written(file).map_or(Value::Null, settings)),
-        ("versions", versions()),
+        ("configuration", Config::read_unchecked(file).map_or(Value::Null, mask_settings)),
+        ("versions", collect_versions()),
     ];
     entries.extend(match config {
-        Some(config) => database(config, &mask).await,
+        Some(config) => query_sections(config, &mask).await,
         None => Vec::new(),
     });
     let out = std::fs::OpenOptions::new()
@@ -87,7 +87,8 @@ pub(super) async fn write(
     Ok(())
 }
 
-fn versions() -> Value {
+/// Collects version, features and operating system.
+fn collect_versions() -> Value {
     let system = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
     let system = system.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="));
     json!({
@@ -103,19 +104,19 @@ fn versions() -> Value {
     })
 }
 
-/// Returns the database's part, each section by itself, because a login may be able to read one and not another.
-async fn database(config: &Config, mask: &Mask) -> Vec<(&'static str, Value)> {
-    let found = preflight(config).await;
-    let Some(mut session) = found.session else {
-        return vec![("migrations", migrations(config).await)];
+/// Queries the sections from the database; each has its own error, because a login may be able to read one and not another.
+async fn query_sections(config: &Config, mask: &Mask) -> Vec<(&'static str, Value)> {
+    let preflight = preflight(config).await;
+    let Some(mut session) = preflight.session else {
+        return vec![("migrations", query_migrations(config).await)];
     };
     let limit = config.postgres.client_timeout();
-    let mut entries = vec![("migrations", migrations(config).await)];
-    match pg::within(limit, pg::read_only(&mut session.connection)).await {
+    let mut entries = vec![("migrations", query_migrations(config).await)];
+    match pg::wait_for_answer(limit, pg::set_read_only(&mut session.connection)).await {
         Ok(()) => entries.extend([
-            ("processes", value_or_error(processes(config, &mut session, mask).await)),
-            ("stats", value_or_error(stats(config, &mut session).await)),
-            ("dead_letter_groups", value_or_error(groups(config, &mut session).await)),
+            ("processes", value_or_error(query_processes(config, &mut session, mask).await)),
+            ("stats", value_or_error(query_stats(config, &mut session).await)),
+            ("dead_letter_groups", value_or_error(query_groups(config, &mut session).await)),
         ]),
         Err(error) => entries.push(("database", value_or_error(Err(error)))),
     }
@@ -123,17 +124,18 @@ async fn database(config: &Config, mask: &Mask) -> Vec<(&'static str, Value)> {
     entries
 }
 
-/// Returns the value that was read, or the reason why it could not be.
-fn value_or_error(read: Result<Value, sqlx::Error>) -> Value {
-    read.unwrap_or_else(|error| json!({ "skipped": pg::describe(&error) }))
+/// Returns the value that was read, otherwise the reason for its absence.
+fn value_or_error(result: Result<Value, sqlx::Error>) -> Value {
+    result.unwrap_or_else(|error| json!({ "skipped": pg::describe(&error) }))
 }
 
-async fn migrations(config: &Config) -> Value {
-    let asked = async {
+/// Queries the state of the migrations, on a connection of its own.
+async fn query_migrations(config: &Config) -> Value {
+    let query = async {
         let mut connection = config.postgres.connect("oncely doctor").await?;
-        pg::within(config.postgres.client_timeout(), pg::migration_state(&mut connection)).await
+        pg::wait_for_answer(config.postgres.client_timeout(), pg::read_migration_state(&mut connection)).await
     };
-    value_or_error(asked.await.map(|state| {
+    value_or_error(query.await.map(|state| {
         json!({
             "known": pg::MIGRATOR.iter().filter(|migration| migration.migration_type.is_up_migration()).count(),
             "pending": state.pending,
@@ -144,17 +146,19 @@ async fn migrations(config: &Config) -> Value {
     }))
 }
 
-async fn processes(config: &Config, session: &mut Session, mask: &Mask) -> Result<Value, sqlx::Error> {
-    let since = session.clock.now() - SPAN;
-    let asked = pg::processes(&mut session.connection, since);
-    let rows = pg::within(config.postgres.client_timeout(), asked).await?;
-    let shown = rows.into_iter().map(|row| {
-        let consumers: Vec<Value> = row.consumers.as_array().into_iter().flatten().map(consumer).collect();
+/// Queries the registered processes, with masked names.
+async fn query_processes(config: &Config, session: &mut Session, mask: &Mask) -> Result<Value, sqlx::Error> {
+    let since = session.clock.now() - COUNTER_RANGE;
+    let query = pg::list_processes(&mut session.connection, since);
+    let rows = pg::wait_for_answer(config.postgres.client_timeout(), query).await?;
+    let values = rows.into_iter().map(|row| {
+        let consumers: Vec<Value> =
+            row.consumers.as_array().into_iter().flatten().map(select_heartbeat_fields).collect();
         json!({
             "kind": row.kind,
-            "name": mask.name(&row.name),
-            "host": mask.name(&row.host),
-            "login": mask.name(&row.login),
+            "name": mask.hash_name(&row.name),
+            "host": mask.hash_name(&row.host),
+            "login": mask.hash_name(&row.login),
             "version": row.version,
             "config_digest": row.config_digest,
             "state": row.state,
@@ -163,40 +167,44 @@ async fn processes(config: &Config, session: &mut Session, mask: &Mask) -> Resul
             "consumers": consumers,
         })
     });
-    Ok(shown.collect())
+    Ok(values.collect())
 }
 
-/// Returns the fields of a consumer's heartbeat that hold no tenant, key or error text.
-fn consumer(beat: &Value) -> Value {
-    let trouble = |name: &str| {
-        let trouble = beat.get(name).filter(|trouble| trouble.is_object())?;
-        Some(json!({ "since": trouble.get("since"), "code": trouble.get("code") }))
+/// Selects the fields of a consumer's heartbeat that hold no tenant, key or error text.
+fn select_heartbeat_fields(heartbeat: &Value) -> Value {
+    let failure = |name: &str| {
+        let failure = heartbeat.get(name).filter(|failure| failure.is_object())?;
+        Some(json!({ "since": failure.get("since"), "code": failure.get("code") }))
     };
     json!({
-        "consumer": beat.get("consumer"),
-        "counts": beat.get("counts"),
-        "unsettled": beat.get("unsettled"),
-        "completed_at": beat.get("completed_at"),
-        "unacknowledged": beat.get("unacknowledged").and_then(Value::as_object).map(|queues| queues.values().collect::<Vec<_>>()),
-        "stalled": trouble("stalled"),
-        "failed": trouble("failed"),
-        "paused": beat.get("paused").is_some_and(|paused| !paused.is_null()),
+        "consumer": heartbeat.get("consumer"),
+        "counts": heartbeat.get("counts"),
+        "unsettled": heartbeat.get("unsettled"),
+        "completed_at": heartbeat.get("completed_at"),
+        "unacknowledged": heartbeat.get("unacknowledged").and_then(Value::as_object).map(|queues| queues.values().collect::<Vec<_>>()),
+        "stalled": failure("stalled"),
+        "failed": failure("failed"),
+        "paused": heartbeat.get("paused").is_some_and(|paused| !paused.is_null()),
     })
 }
 
-async fn stats(config: &Config, session: &mut Session) -> Result<Value, sqlx::Error> {
-    let since = session.clock.now() - SPAN;
+/// Queries the counters of consumers and relays.
+async fn query_stats(config: &Config, session: &mut Session) -> Result<Value, sqlx::Error> {
+    let since = session.clock.now() - COUNTER_RANGE;
     let limit = config.postgres.client_timeout();
-    let consumers = pg::within(limit, pg::consumer_stats(&mut session.connection, since, MINUTE)).await?;
-    let relays = pg::within(limit, pg::relay_stats(&mut session.connection, since, MINUTE)).await?;
+    let consumers =
+        pg::wait_for_answer(limit, pg::read_consumer_stats(&mut session.connection, since, MINUTE)).await?;
+    let relays =
+        pg::wait_for_answer(limit, pg::read_relay_stats(&mut session.connection, since, MINUTE)).await?;
     Ok(json!({ "consumers": consumers, "relays": relays }))
 }
 
-async fn groups(config: &Config, session: &mut Session) -> Result<Value, sqlx::Error> {
-    let filter = LetterFilter { limit: GROUPS, ..LetterFilter::default() };
-    let asked = pg::letter_groups(&mut session.connection, &filter);
-    let groups = pg::within(config.postgres.client_timeout(), asked).await?;
-    let shown = groups.into_iter().map(|group| {
+/// Queries the groups of dead letters, without details of messages.
+async fn query_groups(config: &Config, session: &mut Session) -> Result<Value, sqlx::Error> {
+    let filter = LetterFilter { limit: MAX_GROUPS, ..LetterFilter::default() };
+    let query = pg::list_letter_groups(&mut session.connection, &filter);
+    let groups = pg::wait_for_answer(config.postgres.client_timeout(), query).await?;
+    let values = groups.into_iter().map(|group| {
         json!({
             "consumer": group.consumer,
             "group": group.failure_group,
@@ -211,5 +219,5 @@ async fn groups(config: &Config, session: &mut Session) -> Result<Value, sqlx::E
             "last_at": group.last_at,
         })
     });
-    Ok(shown.collect())
+    Ok(values.collect())
 }

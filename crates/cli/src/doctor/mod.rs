@@ -28,7 +28,7 @@ pub(super) struct DoctorArguments {
         long,
         value_name = "ID,..",
         value_delimiter = ',',
-        value_parser = PossibleValuesParser::new(names()),
+        value_parser = PossibleValuesParser::new(only_values()),
         hide_possible_values = true
     )]
     only: Vec<String>,
@@ -49,8 +49,8 @@ pub(super) struct DoctorArguments {
     list: bool,
 }
 
-/// Returns the values of `--only`.
-fn names() -> Vec<&'static str> {
+/// Returns the valid values of `--only`.
+fn only_values() -> Vec<&'static str> {
     let mut names: Vec<&str> = CHECKS.iter().flat_map(|check| [check.id, check.group()]).collect();
     names.sort_unstable();
     names.dedup();
@@ -61,7 +61,7 @@ pub(super) async fn run(file: &Path, arguments: DoctorArguments) -> crate::VerbR
     if arguments.list {
         match arguments.json {
             true => output::print_json("oncely.doctor.checks/1", json!({ "checks": CHECKS }))?,
-            false => output::print(&screen::list())?,
+            false => output::print(&screen::format_checks())?,
         }
         return Ok(ExitCode::SUCCESS);
     }
@@ -73,22 +73,23 @@ pub(super) async fn run(file: &Path, arguments: DoctorArguments) -> crate::VerbR
     let (config, problems) = Config::examine(file);
     let report = match &config {
         Some(config) => doctor::examine(config, &problems, &scope).await,
-        None => doctor::unusable(&problems, &scope),
+        None => doctor::report_problems(&problems, &scope),
     };
-    let code = code(&report);
+    let code = exit_code(&report);
     if let Some(path) = &arguments.bundle {
         bundle::write(path, file, config.as_ref(), &report).await?;
-        output::note(&format!("wrote {}: check it before you send it", path.display()));
+        output::print_note(&format!("wrote {}: check it before you send it", path.display()));
     }
     if arguments.json {
-        output::print_json("oncely.doctor/1", as_json(&report, code))?;
+        output::print_json("oncely.doctor/1", to_json(&report, code))?;
     } else {
-        output::print(&screen::show(&report, arguments.verbose))?;
+        output::print(&screen::format_report(&report, arguments.verbose))?;
     }
     Ok(ExitCode::from(code))
 }
 
-fn code(report: &Report) -> u8 {
+/// Returns the exit code of a report.
+fn exit_code(report: &Report) -> u8 {
     match report.verdict() {
         _ if !report.unreachable.is_empty() => exit::UNREACHABLE,
         Verdict::Error => exit::DANGER,
@@ -97,7 +98,8 @@ fn code(report: &Report) -> u8 {
     }
 }
 
-fn as_json(report: &Report, code: u8) -> serde_json::Value {
+/// Formats a report as JSON.
+fn to_json(report: &Report, code: u8) -> serde_json::Value {
     json!({
         "version": env!("CARGO_PKG_VERSION"),
         "role": report.role,

@@ -1,9 +1,9 @@
 //! The doctor's report as text.
 
-use super::super::output::safe;
+use super::super::output::escape;
 use oncely_doctor::{CHECKS, CheckResult, Report, Verdict};
 
-/// Returns the sign of a verdict, which differs without colours, too.
+/// Returns the sign of a verdict; signs differ without colours, too.
 fn sign(verdict: Verdict) -> &'static str {
     match verdict {
         Verdict::Ok => "✓",
@@ -15,57 +15,59 @@ fn sign(verdict: Verdict) -> &'static str {
 }
 
 /// Formats the findings, the worst check first; then the skipped checks, and the number of checks without findings.
-pub(super) fn show(report: &Report, verbose: bool) -> String {
+pub(super) fn format_report(report: &Report, verbose: bool) -> String {
     let mut lines = Vec::new();
     for verdict in [Verdict::Error, Verdict::Warning, Verdict::Info, Verdict::Skipped] {
-        for examined in report.checks.iter().filter(|examined| examined.verdict == verdict) {
-            check(examined, verbose, &mut lines);
+        for result in report.checks.iter().filter(|result| result.verdict == verdict) {
+            push_check(result, verbose, &mut lines);
         }
     }
     if verbose {
-        for examined in report.checks.iter().filter(|examined| examined.verdict == Verdict::Ok) {
-            check(examined, verbose, &mut lines);
+        for result in report.checks.iter().filter(|result| result.verdict == Verdict::Ok) {
+            push_check(result, verbose, &mut lines);
         }
     }
-    let count = |verdict| report.checks.iter().filter(|examined| examined.verdict == verdict).count();
+    let count = |verdict| report.checks.iter().filter(|result| result.verdict == verdict).count();
     let counts = Verdict::ALL.map(|verdict| format!("{} {}", count(verdict), verdict.as_str()));
     lines.push(format!("{} checks as {}: {}", report.checks.len(), report.role, counts.join(", ")));
     lines.join("\n")
 }
 
-fn check(examined: &CheckResult, verbose: bool, lines: &mut Vec<String>) {
-    let mark = sign(examined.verdict);
-    let id = examined.check.id;
-    if examined.verdict == Verdict::Skipped && !verbose {
+/// Adds the lines of a check. A skipped check has one line, unless `verbose`.
+fn push_check(result: &CheckResult, verbose: bool, lines: &mut Vec<String>) {
+    let mark = sign(result.verdict);
+    let id = result.check.id;
+    if result.verdict == Verdict::Skipped && !verbose {
         // One line each: no action is needed.
-        let whys: Vec<String> =
-            examined.findings.iter().map(|finding| finding_lines(&finding.about, &finding.text)).collect();
-        lines.push(format!("{mark} {id}: skipped: {}", whys.join("; ")));
+        let reasons: Vec<String> =
+            result.findings.iter().map(|finding| format_finding(&finding.about, &finding.text)).collect();
+        lines.push(format!("{mark} {id}: skipped: {}", reasons.join("; ")));
         return;
     }
-    lines.push(format!("{mark} {id}: {}", examined.check.title));
-    for finding in &examined.findings {
-        let text = finding_lines(&finding.about, &finding.text);
+    lines.push(format!("{mark} {id}: {}", result.check.title));
+    for finding in &result.findings {
+        let text = format_finding(&finding.about, &finding.text);
         lines.push(format!("    {} {text}", sign(finding.verdict)));
     }
-    if matches!(examined.verdict, Verdict::Warning | Verdict::Error) {
-        lines.push(format!("    fix: {}", examined.check.fix));
-        lines.push(format!("    see: {}", examined.page));
+    if matches!(result.verdict, Verdict::Warning | Verdict::Error) {
+        lines.push(format!("    fix: {}", result.check.fix));
+        lines.push(format!("    see: {}", result.page));
     }
     if verbose {
-        lines.extend(examined.read.iter().map(|what| format!("    read: {}", safe(what))));
+        lines.extend(result.read.iter().map(|what| format!("    read: {}", escape(what))));
     }
 }
 
-fn finding_lines(about: &str, text: &str) -> String {
+/// Formats the text of a finding with its subject, if it has one.
+fn format_finding(about: &str, text: &str) -> String {
     match about {
-        "" => safe(text),
-        about => format!("{}: {}", safe(about), safe(text)),
+        "" => escape(text),
+        about => format!("{}: {}", escape(about), escape(text)),
     }
 }
 
 /// Formats the list of all checks.
-pub(super) fn list() -> String {
+pub(super) fn format_checks() -> String {
     let of = |check: &oncely_doctor::Check| {
         format!(
             "{}: {}\n    reads: {}\n    bad: {}\n    fix: {}\n    see: {}",

@@ -5,20 +5,20 @@ use std::path::Path;
 use clap::Args;
 
 use super::super::output::{List, Output, Row, Times};
-use super::{LetterFilterArguments, SCHEMA, reader};
-use oncely_postgres::{LetterGroup, letter_groups};
+use super::{LetterFilterArguments, SCHEMA, connect_to_read};
+use oncely_postgres::{LetterGroup, list_letter_groups};
 
 #[derive(Debug, Args)]
 pub(crate) struct LetterGroupsArguments {
     #[command(flatten)]
-    which: LetterFilterArguments,
+    selection: LetterFilterArguments,
     #[command(flatten)]
     output: Output,
 }
 
 pub(super) async fn run(file: &Path, arguments: LetterGroupsArguments, times: Times) -> crate::VerbResult {
-    let mut connection = reader(file).await?;
-    let groups = letter_groups(&mut connection, &arguments.which.filter(50)).await?;
+    let mut connection = connect_to_read(file).await?;
+    let groups = list_letter_groups(&mut connection, &arguments.selection.into_filter(50)).await?;
     List { schema: SCHEMA, field: "groups", rows: &groups, none: "no dead letter matches" }
         .print(arguments.output, times)
 }
@@ -33,16 +33,16 @@ impl Row for LetterGroup {
             self.failure_group.clone(),
             self.consumer.clone(),
             (self.waiting + self.requeueing).to_string(),
-            times.show(self.first_at),
-            times.show(self.last_at),
-            requeued(self),
+            times.format_time(self.first_at),
+            times.format_time(self.last_at),
+            describe_requeued(self),
             self.detail.clone().unwrap_or_default(),
         ]
     }
 }
 
 /// Describes how many requeued letters came back.
-fn requeued(group: &LetterGroup) -> String {
+fn describe_requeued(group: &LetterGroup) -> String {
     let decided = group.requeued + group.came_back;
     let mut text = match decided {
         0 => String::new(),

@@ -6,15 +6,15 @@ use clap::Args;
 use uuid::Uuid;
 
 use super::super::output::{List, Output, Row, Times};
-use super::{LetterFilterArguments, SCHEMA, reader};
-use oncely_postgres::{LetterRow, letters};
+use super::{LetterFilterArguments, SCHEMA, connect_to_read};
+use oncely_postgres::{LetterRow, list_letters};
 
 #[derive(Debug, Args)]
 pub(crate) struct LetterListArguments {
     /// Ids of dead letters
     ids: Vec<Uuid>,
     #[command(flatten)]
-    which: LetterFilterArguments,
+    selection: LetterFilterArguments,
     /// State of the dead letters [default: waiting and requeueing]
     #[arg(long, value_parser = ["waiting", "requeueing", "requeued", "discarded", "any"])]
     state: Option<String>,
@@ -23,7 +23,7 @@ pub(crate) struct LetterListArguments {
 }
 
 pub(super) async fn run(file: &Path, arguments: LetterListArguments, times: Times) -> crate::VerbResult {
-    let mut filter = arguments.which.filter(50);
+    let mut filter = arguments.selection.into_filter(50);
     filter.states = match arguments.state.as_deref() {
         Some("any") => None,
         Some(state) => Some(vec![state.to_owned()]),
@@ -32,8 +32,8 @@ pub(super) async fn run(file: &Path, arguments: LetterListArguments, times: Time
         None => Some(vec!["waiting".to_owned(), "requeueing".to_owned()]),
     };
     filter.ids = (!arguments.ids.is_empty()).then_some(arguments.ids);
-    let mut connection = reader(file).await?;
-    let rows = letters(&mut connection, &filter).await?;
+    let mut connection = connect_to_read(file).await?;
+    let rows = list_letters(&mut connection, &filter).await?;
     List { schema: SCHEMA, field: "letters", rows: &rows, none: "no dead letter matches" }
         .print(arguments.output, times)
 }
@@ -46,7 +46,7 @@ impl Row for LetterRow {
     fn cells(&self, times: Times) -> Vec<String> {
         vec![
             self.id.to_string(),
-            times.show(self.dead_lettered_at),
+            times.format_time(self.dead_lettered_at),
             self.tenant.clone(),
             self.consumer.clone(),
             self.key.clone(),

@@ -63,13 +63,13 @@ struct LetterFilterArguments {
     #[arg(long)]
     tenant: Option<String>,
     /// Consumer of the messages
-    #[arg(long, add = ArgValueCompleter::new(completions::consumers))]
+    #[arg(long, add = ArgValueCompleter::new(completions::complete_consumers))]
     consumer: Option<String>,
     /// Queue that the messages came from
-    #[arg(long, add = ArgValueCompleter::new(completions::queues))]
+    #[arg(long, add = ArgValueCompleter::new(completions::complete_queues))]
     queue: Option<String>,
     /// Reason code, such as attempts_exhausted
-    #[arg(long, add = ArgValueCompleter::new(completions::reasons))]
+    #[arg(long, add = ArgValueCompleter::new(completions::complete_reasons))]
     reason: Option<String>,
     /// Group, from `oncely failed groups`
     #[arg(long)]
@@ -90,17 +90,18 @@ struct LetterFilterArguments {
 
 impl LetterFilterArguments {
     /// Returns whether no filter is set.
-    fn is_any(&self) -> bool {
+    fn is_unfiltered(&self) -> bool {
         let texts = [&self.tenant, &self.consumer, &self.queue, &self.reason, &self.group, &self.key];
         texts.iter().all(|text| text.is_none()) && self.since.is_none() && self.until.is_none()
     }
 
     /// Returns whether a filter selects letters by their failure or key, and not only by origin and time.
-    fn tells_which(&self) -> bool {
+    fn names_letters(&self) -> bool {
         self.reason.is_some() || self.group.is_some() || self.key.is_some()
     }
 
-    fn filter(self, default_limit: i64) -> LetterFilter {
+    /// Converts the options to the filter of a query.
+    fn into_filter(self, default_limit: i64) -> LetterFilter {
         LetterFilter {
             tenant: self.tenant,
             consumer: self.consumer,
@@ -119,8 +120,8 @@ impl LetterFilterArguments {
 }
 
 /// Opens a connection for a verb that only reads.
-async fn reader(file: &Path) -> anyhow::Result<PgConnection> {
+async fn connect_to_read(file: &Path) -> anyhow::Result<PgConnection> {
     let mut connection = connect(file, "oncely failed").await?;
-    pg::read_by_index(&mut connection).await?;
+    pg::prefer_indexes(&mut connection).await?;
     Ok(connection)
 }

@@ -12,7 +12,7 @@ use super::super::confirmation::{ChangePlan as _, Confirmation};
 use super::super::operator;
 use super::super::output;
 use super::plan::LetterChangeArguments;
-use super::sweep::report_passes;
+use super::sweep::print_sweeps;
 use oncely_config::Config;
 use oncely_ops::exit;
 use oncely_ops::letters::{
@@ -57,46 +57,48 @@ pub(super) async fn discard(file: &Path, arguments: DiscardArguments) -> crate::
     run(file, &arguments.change, letters::Change::Discard, Overrides::default()).await
 }
 
+/// Plans a change of dead letters, asks for confirmation, carries the change out, and prints the outcomes.
 async fn run(
     file: &Path,
-    asked: &LetterChangeArguments,
+    arguments: &LetterChangeArguments,
     change: letters::Change,
     overrides: Overrides,
 ) -> crate::VerbResult {
     let config = Config::load(file)?;
     let mut session = open_session(&config).await?;
     let refuse = |letter: &PlannedLetter| match change {
-        letters::Change::Requeue => requeue_refusal(letter, asked.names_letters(), overrides),
+        letters::Change::Requeue => requeue_refusal(letter, arguments.names_letters(), overrides),
         letters::Change::Discard => None,
     };
     let now = session.clock.now();
-    let plan = LetterChangePlan::make(&mut session.connection, now, change, asked.filter(), refuse).await?;
-    if let Confirmation::Exit(code) = asked.agree(&plan)? {
+    let plan =
+        LetterChangePlan::make(&mut session.connection, now, change, arguments.to_filter(), refuse).await?;
+    if let Confirmation::Exit(code) = arguments.confirm(&plan)? {
         return Ok(code);
     }
     let order = Order {
         plan: plan.clone(),
         actor: operator::name(),
-        reason: asked.options.note.clone(),
+        reason: arguments.options.note.clone(),
         rate: None,
         overrides,
         application: "oncely failed requeue",
     };
     let operation = Operation::new(order, CancellationToken::new());
-    let ended = operation.run(&config, &mut session).await;
+    let result = operation.run(&config, &mut session).await;
     let progress = operation.progress();
     let is_untouched = progress.count(|outcome| *outcome != LetterOutcome::Waits) == 0;
-    let ended = match ended {
+    let result = match result {
         Err(error) if is_untouched => return Err(error),
-        ended => ended,
+        result => result,
     };
-    let done = match change {
+    let outcomes = match change {
         letters::Change::Requeue => report_requeue(&progress),
         letters::Change::Discard => report_discard(&progress),
     };
-    ended?;
-    if asked.options.json {
-        plan.print_json(false, done)?;
+    result?;
+    if arguments.options.json {
+        plan.print_json(false, outcomes)?;
     }
     session.close().await;
     Ok(match progress.count(LetterOutcome::is_failure) {
@@ -105,13 +107,15 @@ async fn run(
     })
 }
 
+/// Prints the outcomes of a discard; returns them as JSON.
 fn report_discard(progress: &OperationProgress) -> Value {
     let done = progress.count(|outcome| *outcome == LetterOutcome::Discarded);
-    output::note(&format!("discarded {done}"));
-    let swept: Vec<&SweepReport> = report_passes(&progress.swept);
+    output::print_note(&format!("discarded {done}"));
+    let swept: Vec<&SweepReport> = print_sweeps(&progress.swept);
     json!({ "done": done, "swept": swept })
 }
 
+/// Prints the outcomes of a requeue; returns them as JSON.
 fn report_requeue(progress: &OperationProgress) -> Value {
     let mut unread = BTreeMap::<String, usize>::new();
     for item in &progress.items {
@@ -120,24 +124,24 @@ fn report_requeue(progress: &OperationProgress) -> Value {
         }
     }
     for (why, letters) in unread {
-        output::note(&format!(
+        output::print_note(&format!(
             "! {letters} published from the dead-letter queue, not from the row: the body is {why}"
         ));
     }
-    let swept = report_passes(&progress.swept);
-    let of = |wanted: LetterOutcome| progress.count(|outcome| *outcome == wanted);
-    let (done, closed) = (of(LetterOutcome::Published), of(LetterOutcome::TookEffect));
-    let (discarded, by_another) = (of(LetterOutcome::GivenUp), of(LetterOutcome::ByAnother));
+    let swept = print_sweeps(&progress.swept);
+    let count_of = |counted: LetterOutcome| progress.count(|outcome| *outcome == counted);
+    let (done, closed) = (count_of(LetterOutcome::Published), count_of(LetterOutcome::TookEffect));
+    let (discarded, by_another) = (count_of(LetterOutcome::GivenUp), count_of(LetterOutcome::ByAnother));
     let failed = progress.count(LetterOutcome::is_failure);
-    let taken = done + discarded + by_another + failed + progress.count(LetterOutcome::is_from_queue);
-    output::note(&format!("requeued {done} of {taken}"));
-    for (number, told) in [
+    let total = done + discarded + by_another + failed + progress.count(LetterOutcome::is_from_queue);
+    output::print_note(&format!("requeued {done} of {total}"));
+    for (number, outcome) in [
         (closed, "had taken effect: nothing was published"),
         (discarded, "were discarded meanwhile: not published"),
         (by_another, "were published by another requeue or by a sweep"),
     ] {
         if number > 0 {
-            output::note(&format!("{number} {told}"));
+            output::print_note(&format!("{number} {outcome}"));
         }
     }
     let first = progress.items.iter().find_map(|item| match &item.outcome {
@@ -145,7 +149,7 @@ fn report_requeue(progress: &OperationProgress) -> Value {
         _ => None,
     });
     if let Some(first) = first {
-        output::note(&format!(
+        output::print_note(&format!(
             "{failed} could not be published and stay in state requeueing; fix the cause and run it again: {first}"
         ));
     }

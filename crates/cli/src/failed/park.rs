@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::super::confirmation::{ChangeOptions, ChangePlan, Confirmation};
 use super::super::operator;
-use super::super::output::{self, Times, age, counted, safe};
+use super::super::output::{self, Times, escape, format_age, format_count};
 use super::SCHEMA;
 use oncely_config::Config;
 use oncely_core::decide::KeyStatus;
@@ -42,19 +42,19 @@ pub(crate) struct ParkArguments {
 
 struct ParkPlan {
     identity: Identity,
-    known: Option<KeyDetails>,
+    details: Option<KeyDetails>,
     pub now: DateTime<Utc>,
 }
 
 pub(super) async fn run(file: &Path, arguments: ParkArguments, _times: Times) -> crate::VerbResult {
     let config = Config::load(file)?;
-    let Some(consumer) = consumer(&config, arguments.consumer.as_deref()) else {
+    let Some(consumer) = find_consumer(&config, arguments.consumer.as_deref()) else {
         let names: Vec<&str> = config.consumers.iter().map(|consumer| consumer.name.as_str()).collect();
-        output::note(&format!("--consumer must name one of {}", names.join(", ")));
+        output::print_note(&format!("--consumer must name one of {}", names.join(", ")));
         return Ok(ExitCode::from(exit::USAGE));
     };
     let part = |what: &str, text: &str| {
-        IdentityPart::new(text.as_bytes()).with_context(|| format!("{what} {:?}", safe(text)))
+        IdentityPart::new(text.as_bytes()).with_context(|| format!("{what} {:?}", escape(text)))
     };
     let identity = Identity {
         tenant: part("the tenant", &arguments.tenant)?,
@@ -62,7 +62,7 @@ pub(super) async fn run(file: &Path, arguments: ParkArguments, _times: Times) ->
         key: part("the key", &arguments.key)?,
     };
     let mut session = open_session(&config).await?;
-    let known = pg::key_details(
+    let details = pg::read_key_details(
         &mut session.connection,
         &arguments.key,
         Some(&arguments.tenant),
@@ -71,22 +71,22 @@ pub(super) async fn run(file: &Path, arguments: ParkArguments, _times: Times) ->
     .await?
     .pop();
     let now = session.clock.now();
-    let plan = ParkPlan { identity, known, now };
+    let plan = ParkPlan { identity, details, now };
     let options = arguments.options;
     if let Confirmation::Exit(code) = options.confirm(&plan)? {
         return Ok(code);
     }
-    let (why, user) = (options.note.as_deref(), operator::name());
-    let parked = match pg::park(&mut session.connection, &plan.identity, why, &user).await {
+    let (note, user) = (options.note.as_deref(), operator::name());
+    let result = match pg::park(&mut session.connection, &plan.identity, note, &user).await {
         // lock_not_available
         Err(error) if error.as_database_error().and_then(|e| e.code()).as_deref() == Some("55P03") => {
-            output::note("the key is locked by an open transaction: nothing was changed; try again");
+            output::print_note("the key is locked by an open transaction: nothing was changed; try again");
             return Ok(ExitCode::from(exit::NO));
         }
-        parked => parked?,
+        result => result?,
     };
     session.close().await;
-    let (outcome, code) = match &parked {
+    let (outcome, code) = match &result {
         ParkOutcome::Done => ("parked".to_owned(), ExitCode::SUCCESS),
         ParkOutcome::Completed => ("took effect already".to_owned(), ExitCode::from(exit::NO)),
         ParkOutcome::Held => (
@@ -96,11 +96,11 @@ pub(super) async fn run(file: &Path, arguments: ParkArguments, _times: Times) ->
         ),
         ParkOutcome::GivenUp(reason) => (format!("given up before: {reason}"), ExitCode::from(exit::NO)),
     };
-    match parked {
+    match result {
         ParkOutcome::Done => {
-            output::note("parked: its next delivery becomes a dead letter without having run")
+            output::print_note("parked: its next delivery becomes a dead letter without having run")
         }
-        _ => output::note(&format!("nothing was changed: {outcome}")),
+        _ => output::print_note(&format!("nothing was changed: {outcome}")),
     }
     if options.json {
         plan.print_json(false, json!({ "outcome": outcome }))?;
@@ -108,17 +108,18 @@ pub(super) async fn run(file: &Path, arguments: ParkArguments, _times: Times) ->
     Ok(code)
 }
 
-/// Returns the named consumer, or the only one that is configured.
-fn consumer(config: &Config, named: Option<&str>) -> Option<IdentityPart> {
+/// Finds the named consumer, or the only one that is configured.
+fn find_consumer(config: &Config, name: Option<&str>) -> Option<IdentityPart> {
     let mut names = config.consumers.iter().map(|consumer| &consumer.name);
-    match named {
-        Some(named) => names.find(|name| name.as_str() == named).cloned(),
+    match name {
+        Some(name) => names.find(|other| other.as_str() == name).cloned(),
         None => names.next().filter(|_| names.next().is_none()).cloned(),
     }
 }
 
 impl ParkPlan {
-    fn filter(&self) -> Value {
+    /// Returns the key's identity as JSON.
+    fn identity_json(&self) -> Value {
         let Identity { tenant, consumer, key } = &self.identity;
         json!({ "tenant": tenant.as_str(), "consumer": consumer.as_str(), "key": key.as_str() })
     }
@@ -133,32 +134,37 @@ impl ChangePlan for ParkPlan {
     }
 
     fn count(&self) -> usize {
-        let open = |known: &KeyDetails| known.status == KeyStatus::InProgress.as_str();
-        usize::from(self.known.as_ref().is_none_or(open))
+        let is_open = |details: &KeyDetails| details.status == KeyStatus::InProgress.as_str();
+        usize::from(self.details.as_ref().is_none_or(is_open))
     }
 
     fn describe(&self) -> String {
         let Identity { tenant, consumer, key } = &self.identity;
-        let (consumer, tenant, key) = (safe(consumer.as_str()), safe(tenant.as_str()), safe(key.as_str()));
+        let (consumer, tenant, key) =
+            (escape(consumer.as_str()), escape(tenant.as_str()), escape(key.as_str()));
         let head = format!("park {consumer} · tenant {tenant} · key {key}");
-        let state = match &self.known {
+        let state = match &self.details {
             None => "not known: not seen yet, or at work for the first time".to_owned(),
-            Some(known) if known.status == KeyStatus::Completed.as_str() => {
+            Some(details) if details.status == KeyStatus::Completed.as_str() => {
                 "it took effect already".to_owned()
             }
-            Some(known) if known.status == KeyStatus::Failed.as_str() => {
-                format!("it was given up before: {}", safe(known.reason.as_deref().unwrap_or("unknown")))
+            Some(details) if details.status == KeyStatus::Failed.as_str() => {
+                format!("it was given up before: {}", escape(details.reason.as_deref().unwrap_or("unknown")))
             }
-            Some(known) => {
-                let error = known.last_error.as_deref().unwrap_or("none");
-                let since = age(known.created_at, self.now);
-                format!("{} since {since}, last error: {}", counted(known.attempts, "attempt"), safe(error))
+            Some(details) => {
+                let error = details.last_error.as_deref().unwrap_or("none");
+                let since = format_age(details.created_at, self.now);
+                format!(
+                    "{} since {since}, last error: {}",
+                    format_count(details.attempts, "attempt"),
+                    escape(error)
+                )
             }
         };
         format!("{head}\n  {state}")
     }
 
-    fn as_json(&self) -> Value {
-        json!({ "verb": "park", "count": self.count(), "identity": self.filter(), "known": self.known })
+    fn to_json(&self) -> Value {
+        json!({ "verb": "park", "count": self.count(), "identity": self.identity_json(), "known": self.details })
     }
 }

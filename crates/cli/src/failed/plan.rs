@@ -4,8 +4,8 @@ use clap::Args;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::super::confirmation::{BulkChangeOptions, ChangePlan, Confirmation, SAMPLES};
-use super::super::output::{age, counted, safe};
+use super::super::confirmation::{BulkChangeOptions, ChangePlan, Confirmation, MAX_SAMPLES};
+use super::super::output::{escape, format_age, format_count};
 use super::{LetterFilterArguments, SCHEMA};
 use oncely_ops::letters::LetterChangePlan;
 use oncely_postgres::LetterFilter;
@@ -16,7 +16,7 @@ pub(super) struct LetterChangeArguments {
     /// Ids of dead letters
     ids: Vec<Uuid>,
     #[command(flatten)]
-    which: LetterFilterArguments,
+    selection: LetterFilterArguments,
     #[command(flatten)]
     pub(super) options: BulkChangeOptions,
 }
@@ -24,19 +24,19 @@ pub(super) struct LetterChangeArguments {
 impl LetterChangeArguments {
     /// Returns whether letters are selected by id, failure or key, and not only by origin and time.
     pub(super) fn names_letters(&self) -> bool {
-        !self.ids.is_empty() || self.which.tells_which()
+        !self.ids.is_empty() || self.selection.names_letters()
     }
 
     /// Returns a filter for one letter more than the maximum, to detect that there are too many.
-    pub(super) fn filter(&self) -> LetterFilter {
-        let filter = self.which.clone().filter(self.options.max.saturating_add(1));
+    pub(super) fn to_filter(&self) -> LetterFilter {
+        let filter = self.selection.clone().into_filter(self.options.max.saturating_add(1));
         LetterFilter { ids: (!self.ids.is_empty()).then(|| self.ids.clone()), ..filter }
     }
 
     /// Shows the plan and asks for confirmation.
-    pub(super) fn agree(&self, plan: &LetterChangePlan) -> anyhow::Result<Confirmation> {
-        let named = !self.ids.is_empty() || !self.which.is_any();
-        match self.options.require_selection(named, "ids, a group or a filter") {
+    pub(super) fn confirm(&self, plan: &LetterChangePlan) -> anyhow::Result<Confirmation> {
+        let is_selected = !self.ids.is_empty() || !self.selection.is_unfiltered();
+        match self.options.require_selection(is_selected, "ids, a group or a filter") {
             Some(code) => Ok(Confirmation::Exit(code)),
             None => self.options.confirm(plan),
         }
@@ -61,21 +61,21 @@ impl ChangePlan for LetterChangePlan {
             lines.push(format!(
                 "{} {}, the oldest {} old",
                 self.change.verb(),
-                counted(self.letters.len(), "dead letter"),
-                age(oldest.dead_lettered_at, self.now)
+                format_count(self.letters.len(), "dead letter"),
+                format_age(oldest.dead_lettered_at, self.now)
             ));
         }
         for (group, count) in self.groups() {
             lines.push(format!("  {count:>6}  {group}"));
         }
-        for letter in self.letters.iter().take(SAMPLES) {
+        for letter in self.letters.iter().take(MAX_SAMPLES) {
             lines.push(format!(
                 "  e.g. {}  {} · {} · {}  {}",
                 letter.id,
-                safe(&letter.consumer),
-                safe(&letter.tenant),
-                safe(&letter.key),
-                safe(letter.detail.as_deref().unwrap_or_default())
+                escape(&letter.consumer),
+                escape(&letter.tenant),
+                escape(&letter.key),
+                escape(letter.detail.as_deref().unwrap_or_default())
             ));
         }
         lines.extend(self.notes.iter().map(|note| format!("  ! {note}")));
@@ -83,11 +83,11 @@ impl ChangePlan for LetterChangePlan {
         lines.join("\n")
     }
 
-    fn as_json(&self) -> Value {
+    fn to_json(&self) -> Value {
         let samples: Vec<Value> = self
             .letters
             .iter()
-            .take(SAMPLES)
+            .take(MAX_SAMPLES)
             .map(|l| json!({ "id": l.id, "tenant": l.tenant, "consumer": l.consumer, "key": l.key, "reason": l.reason }))
             .collect();
         let groups: Vec<Value> =

@@ -10,7 +10,7 @@ use super::super::output;
 use super::SCHEMA;
 use oncely_amqp::Topology;
 use oncely_config::Config;
-use oncely_ops::letters::{LONG, SweepReport, SweepResult, sweep};
+use oncely_ops::letters::{MAX_AUTOMATIC_MESSAGES, SweepReport, SweepResult, sweep};
 use oncely_process::preflight::open_session;
 
 #[derive(Debug, Args)]
@@ -32,50 +32,51 @@ pub(super) async fn run(file: &Path, arguments: SweepArguments) -> crate::VerbRe
         None => config
             .consumers
             .iter()
-            .filter(|consumer| !consumer.observes())
+            .filter(|consumer| !consumer.is_observer())
             .flat_map(|consumer| consumer.queues.clone())
             .collect(),
     };
-    let mut passes = Vec::new();
+    let mut reports = Vec::new();
     for queue in &queues {
-        passes.extend(sweep(&config, &mut session, queue, None, &[]).await?);
+        reports.extend(sweep(&config, &mut session, queue, None, &[]).await?);
     }
     session.close().await;
     if arguments.json {
-        output::print_json(SCHEMA, json!({ "swept": passes }))?;
+        output::print_json(SCHEMA, json!({ "swept": reports }))?;
     } else {
-        passes.iter().for_each(report);
+        reports.iter().for_each(print_sweep);
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn report(swept: &SweepReport) {
-    let SweepReport { queue, dropped, requeued, kept, forgotten, unreadable_marks, unproven: _ } = swept;
+/// Prints the result of a sweep, with advice on messages that it left.
+fn print_sweep(report: &SweepReport) {
+    let SweepReport { queue, dropped, requeued, kept, forgotten, unreadable_marks, unproven: _ } = report;
     let dead = Topology::dead_letter_queue(queue);
-    output::note(&format!("swept {dead}: {dropped} gone, {requeued} requeued from there, {kept} stay"));
+    output::print_note(&format!("swept {dead}: {dropped} gone, {requeued} requeued from there, {kept} stay"));
     if *forgotten > 0 {
-        output::note(&format!(
+        output::print_note(&format!(
             "! {forgotten} of an earlier requeue that was broken off were not published: their keys are not remembered any more \
              (`oncely failed requeue --queue {queue} --dry-run` says what is known of them)"
         ));
     }
-    unreadable_marks.advice(queue).iter().for_each(|line| output::note(line));
+    unreadable_marks.advice(queue).iter().for_each(|line| output::print_note(line));
 }
 
-/// Prints the sweeps that followed a change; returns the completed ones.
-pub(super) fn report_passes(passes: &[SweepResult]) -> Vec<&SweepReport> {
-    let mut made = Vec::new();
-    for pass in passes {
-        match pass {
-            SweepResult::Done(swept) => {
-                report(swept);
-                made.push(swept);
+/// Prints the results of the sweeps after a change; returns the reports of the completed ones.
+pub(super) fn print_sweeps(results: &[SweepResult]) -> Vec<&SweepReport> {
+    let mut reports = Vec::new();
+    for result in results {
+        match result {
+            SweepResult::Done(report) => {
+                print_sweep(report);
+                reports.push(report);
             }
-            SweepResult::TooLong(queue) => output::note(&format!(
-                "{} holds more than {LONG} messages and was not swept: run `oncely failed sweep --queue {queue}`",
+            SweepResult::TooLong(queue) => output::print_note(&format!(
+                "{} holds more than {MAX_AUTOMATIC_MESSAGES} messages and was not swept: run `oncely failed sweep --queue {queue}`",
                 Topology::dead_letter_queue(queue)
             )),
         }
     }
-    made
+    reports
 }

@@ -13,47 +13,52 @@ use oncely_postgres::{EmittedEvent, TableChanges};
 use oncely_worker::worker::{DryRun, DryRunReport, Effect, KnownKey, TriedBatch, TriedMessage};
 
 /// Returns whether a message needs no attention: it took effect, was refused, or is a duplicate.
-pub(super) fn is_good(one: &TriedMessage) -> bool {
-    one.outcome.completes() || matches!(one.outcome, Outcome::Duplicate(_))
+pub(super) fn is_good(message: &TriedMessage) -> bool {
+    message.outcome.has_completed_key() || matches!(message.outcome, Outcome::Duplicate(_))
 }
 
-/// Formats the report as text. `numbers`: the lines of the messages.
-pub(super) fn text(dry_run: &DryRun<'_>, numbers: &[usize], rehearsed: &DryRunReport) -> String {
-    let DryRunReport { messages, batches } = rehearsed;
+/// Formats the report as text. `numbers`: the line numbers of the messages.
+pub(super) fn format_text(dry_run: &DryRun<'_>, numbers: &[usize], report: &DryRunReport) -> String {
+    let DryRunReport { messages, batches } = report;
     let how = if dry_run.one_by_one { "each by itself" } else { "one after another" };
     let mut lines = vec![format!(
         "{} · {} · {}, {how} · all rolled back",
-        output::safe(dry_run.consumer.name.as_str()),
-        output::safe(&dry_run.function.name),
-        count(messages.len(), "message"),
+        output::escape(dry_run.consumer.name.as_str()),
+        output::escape(&dry_run.function.name),
+        output::format_count(messages.len(), "message"),
     )];
     for (number, one) in numbers.iter().zip(messages) {
         lines.push(String::new());
-        let named = match (&one.known.tenant, &one.known.key) {
+        let identity = match (&one.identity.tenant, &one.identity.key) {
             (Some(tenant), Some(key)) => {
-                format!("{} · {}", output::safe(tenant.as_str()), output::safe(key.as_str()))
+                format!("{} · {}", output::escape(tenant.as_str()), output::escape(key.as_str()))
             }
-            (Some(tenant), None) => format!("{} · ?", output::safe(tenant.as_str())),
+            (Some(tenant), None) => format!("{} · ?", output::escape(tenant.as_str())),
             _ => "?".to_owned(),
         };
-        lines.push(format!("line {number}  {named}  {}", output::safe(&verdict(dry_run, numbers, one))));
+        lines.push(format!(
+            "line {number}  {identity}  {}",
+            output::escape(&describe_outcome(dry_run, numbers, one))
+        ));
         let mut add = |what: &str, text: String| lines.push(format!("    {what:<9} {text}"));
         if let Outcome::Completed { response: Some(response), .. } = &one.outcome {
-            add("response", output::safe(response));
+            add("response", output::escape(response));
         }
         if let Some(effect) = &one.effect {
-            effect.changes.iter().for_each(|table| add("wrote", output::safe(&changes(table))));
+            effect.changes.iter().for_each(|table| add("wrote", output::escape(&format_changes(table))));
             match &effect.events {
-                Some(events) => events.iter().for_each(|one| add("emitted", output::safe(&event(one)))),
+                Some(events) => {
+                    events.iter().for_each(|one| add("emitted", output::escape(&format_event(one))))
+                }
                 None if effect.emitted > 0 => {
-                    let which = "to see them, the login also needs the role oncely_operator";
-                    add("emitted", format!("{}; {which}", count_of(effect.emitted, "event")));
+                    let advice = "to see them, the login also needs the role oncely_operator";
+                    add("emitted", format!("{}; {advice}", output::format_count(effect.emitted, "event")));
                 }
                 None => {}
             }
         }
         if let Some(known) = &one.database {
-            add("database", output::safe(&in_database(known)));
+            add("database", output::escape(&describe_known_key(known)));
         }
         if one.is_session_lost {
             add(
@@ -63,7 +68,7 @@ pub(super) fn text(dry_run: &DryRun<'_>, numbers: &[usize], rehearsed: &DryRunRe
         }
     }
     lines.push(String::new());
-    lines.extend(batches.iter().filter_map(|batch| together(numbers, batch)));
+    lines.extend(batches.iter().filter_map(|batch| describe_batch(numbers, batch)));
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     for one in messages {
         *counts.entry(one.outcome.as_str()).or_default() += 1;
@@ -74,7 +79,7 @@ pub(super) fn text(dry_run: &DryRun<'_>, numbers: &[usize], rehearsed: &DryRunRe
 }
 
 /// Describes a worker's verdict on a message in one line.
-fn verdict(dry_run: &DryRun<'_>, numbers: &[usize], one: &TriedMessage) -> String {
+fn describe_outcome(dry_run: &DryRun<'_>, numbers: &[usize], one: &TriedMessage) -> String {
     let what = one.outcome.as_str();
     let first = one.leader.and_then(|leader| numbers.get(leader));
     let of = match (&one.outcome, first) {
@@ -82,7 +87,7 @@ fn verdict(dry_run: &DryRun<'_>, numbers: &[usize], one: &TriedMessage) -> Strin
         (Outcome::Duplicate(_), Some(line)) => format!(" of line {line}"),
         (_, Some(line)) => format!(" (the key of line {line})"),
     };
-    let told = match &one.outcome {
+    let detail = match &one.outcome {
         Outcome::Completed { .. } | Outcome::Duplicate(_) => String::new(),
         Outcome::Refused { reason, .. } => format!(": {reason}"),
         Outcome::Retried { attempt, delay, detail, .. } => format!(
@@ -96,10 +101,11 @@ fn verdict(dry_run: &DryRun<'_>, numbers: &[usize], one: &TriedMessage) -> Strin
         }
         Outcome::DeadLettered { rejection, .. } => format!(" as {}: {}", rejection.reason, rejection.detail),
     };
-    format!("{what}{of}{told}")
+    format!("{what}{of}{detail}")
 }
 
-fn changes(table: &TableChanges) -> String {
+/// Formats the numbers of changed rows of a table.
+fn format_changes(table: &TableChanges) -> String {
     let TableChanges { schema, table, inserted, updated, deleted, .. } = table;
     let parts = [(inserted, "inserted"), (updated, "updated"), (deleted, "deleted")];
     let parts = parts.into_iter().filter(|(rows, _)| **rows > 0);
@@ -107,7 +113,8 @@ fn changes(table: &TableChanges) -> String {
     format!("{schema}.{table}: {}", parts.join(", "))
 }
 
-fn event(event: &EmittedEvent) -> String {
+/// Formats the address of an emitted event.
+fn format_event(event: &EmittedEvent) -> String {
     let exchange = if event.exchange.is_empty() { "(default exchange)" } else { &event.exchange };
     let mut text = format!("{exchange} {}", event.routing_key);
     for (what, value) in [("type", &event.kind), ("ordering key", &event.ordering_key)] {
@@ -118,22 +125,22 @@ fn event(event: &EmittedEvent) -> String {
     text
 }
 
-/// Describes a key that is already in the database.
-fn in_database(known: &KnownKey) -> String {
-    match &known.decision {
+/// Describes whether a worker would run a message, given its key's record in the database.
+fn describe_known_key(key: &KnownKey) -> String {
+    match &key.decision {
         KeyDecision::Duplicate => "it took effect before: a worker would not run it".to_owned(),
         KeyDecision::Reject(rejection) => {
             format!("a worker would not run it: {} ({})", rejection.reason, rejection.detail)
         }
         KeyDecision::Leased => "a run under a lease has it: a worker would not run it".to_owned(),
         KeyDecision::Retake => {
-            format!("its next run is number {}", known.record.attempts.saturating_add(1))
+            format!("its next run is number {}", key.record.attempts.saturating_add(1))
         }
     }
 }
 
 /// Describes the result of a call with several messages; of a call with one only its failure, since the message has its own line.
-fn together(numbers: &[usize], batch: &TriedBatch) -> Option<String> {
+fn describe_batch(numbers: &[usize], batch: &TriedBatch) -> Option<String> {
     let line = |position: &usize| numbers.get(*position).copied().unwrap_or_default();
     let lines = match &batch.messages[..] {
         [] => return None,
@@ -147,24 +154,17 @@ fn together(numbers: &[usize], batch: &TriedBatch) -> Option<String> {
         Ok(()) => format!("in one batch, {lines} succeed, too"),
         Err(fault) => format!(
             "in one batch, {lines} fail, and by themselves they don't: a worker runs such a batch in parts, down to single messages: {}",
-            output::safe(&fault.to_string())
+            output::escape(&fault.to_string())
         ),
     })
 }
 
-fn count(number: usize, what: &str) -> String {
-    count_of(i64::try_from(number).unwrap_or(i64::MAX), what)
-}
-
-fn count_of(number: i64, what: &str) -> String {
-    if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
-}
-
-/// Returns the report as JSON, with the schema oncely.handler/1.
-pub(super) fn json(dry_run: &DryRun<'_>, numbers: &[usize], rehearsed: &DryRunReport) -> Value {
+/// Formats the report as JSON, with the schema oncely.handler/1.
+pub(super) fn to_json(dry_run: &DryRun<'_>, numbers: &[usize], report: &DryRunReport) -> Value {
     let line = |position: &usize| numbers.get(*position).copied();
-    let messages = numbers.iter().zip(&rehearsed.messages).map(|(number, one)| message(*number, one, line));
-    let batches = rehearsed.batches.iter().map(|batch| {
+    let messages =
+        numbers.iter().zip(&report.messages).map(|(number, one)| message_to_json(*number, one, line));
+    let batches = report.batches.iter().map(|batch| {
         json!({
             "lines": batch.messages.iter().filter_map(line).collect::<Vec<_>>(),
             "succeeds": batch.result.is_ok(),
@@ -182,7 +182,8 @@ pub(super) fn json(dry_run: &DryRun<'_>, numbers: &[usize], rehearsed: &DryRunRe
     })
 }
 
-fn message(number: usize, one: &TriedMessage, line: impl Fn(&usize) -> Option<usize>) -> Value {
+/// Formats a message and its outcome as JSON. `line`: returns the line number of a position.
+fn message_to_json(number: usize, one: &TriedMessage, line: impl Fn(&usize) -> Option<usize>) -> Value {
     let (sqlstate, detail) = match &one.outcome {
         Outcome::Refused { reason, .. } => (None, Some(reason.clone())),
         Outcome::Retried { code, detail, .. } => (code.clone(), Some(detail.clone())),
@@ -207,8 +208,8 @@ fn message(number: usize, one: &TriedMessage, line: impl Fn(&usize) -> Option<us
     };
     json!({
         "line": number,
-        "tenant": part(&one.known.tenant),
-        "key": part(&one.known.key),
+        "tenant": part(&one.identity.tenant),
+        "key": part(&one.identity.key),
         "outcome": one.outcome.as_str(),
         "reason": one.outcome.reason().map(|reason| reason.as_str()),
         "sqlstate": sqlstate,
@@ -216,9 +217,9 @@ fn message(number: usize, one: &TriedMessage, line: impl Fn(&usize) -> Option<us
         "delay": delay,
         "key_of_line": one.leader.as_ref().and_then(line),
         "response": response,
-        "wrote": effect.map(tables).unwrap_or_default(),
+        "wrote": effect.map(tables_to_json).unwrap_or_default(),
         "emitted": effect.map_or(0, |effect| effect.emitted),
-        "events": effect.and_then(|effect| effect.events.as_deref()).map(events),
+        "events": effect.and_then(|effect| effect.events.as_deref()).map(events_to_json),
         "database": one.database.as_ref().map(|known| json!({
             "status": known.record.status.as_str(),
             "attempts": known.record.attempts,
@@ -228,7 +229,8 @@ fn message(number: usize, one: &TriedMessage, line: impl Fn(&usize) -> Option<us
     })
 }
 
-fn tables(effect: &Effect) -> Vec<Value> {
+/// Formats the changed tables as JSON.
+fn tables_to_json(effect: &Effect) -> Vec<Value> {
     let table = |table: &TableChanges| {
         json!({
             "schema": table.schema, "table": table.table, "inserted": table.inserted, "updated": table.updated,
@@ -238,7 +240,8 @@ fn tables(effect: &Effect) -> Vec<Value> {
     effect.changes.iter().map(table).collect()
 }
 
-fn events(events: &[EmittedEvent]) -> Vec<Value> {
+/// Formats the emitted events as JSON.
+fn events_to_json(events: &[EmittedEvent]) -> Vec<Value> {
     let event = |event: &EmittedEvent| {
         json!({
             "tenant": event.tenant, "exchange": event.exchange, "routing_key": event.routing_key, "type": event.kind,

@@ -16,7 +16,7 @@ use oncely_core::extract::Source;
 use oncely_handler::SqlFunction;
 use oncely_ops::exit;
 use oncely_postgres as pg;
-use oncely_process::preflight::{fit, preflight_without_broker};
+use oncely_process::preflight::{ensure_opened, preflight_without_broker};
 use oncely_worker::worker::{DryRun, DryRunError, ProcessContext};
 
 #[derive(Debug, Args)]
@@ -36,7 +36,7 @@ pub(crate) struct HandlerTestArguments {
     /// that is not JSON is "body" (text) or "body_base64" instead
     file: PathBuf,
     /// Consumer of the function; optional if only one consumer has a function
-    #[arg(long, value_name = "NAME", add = ArgValueCompleter::new(completions::consumers))]
+    #[arg(long, value_name = "NAME", add = ArgValueCompleter::new(completions::complete_consumers))]
     consumer: Option<String>,
     /// Run each message without the others, in a transaction of its own; none in batches
     #[arg(long)]
@@ -65,10 +65,10 @@ pub(crate) struct HandlerTestArguments {
 
 pub(super) async fn run(file: &Path, arguments: HandlerTestArguments) -> crate::VerbResult {
     let mut config = Config::load(file)?;
-    let (consumer, function) = match chosen(&config, arguments.consumer.as_deref()) {
+    let (consumer, function) = match choose_consumer(&config, arguments.consumer.as_deref()) {
         Ok(chosen) => chosen,
         Err(why) => {
-            output::note(&format!("error: {why}"));
+            output::print_note(&format!("error: {why}"));
             return Ok(ExitCode::from(exit::USAGE));
         }
     };
@@ -80,7 +80,7 @@ pub(super) async fn run(file: &Path, arguments: HandlerTestArguments) -> crate::
         Some(queue) => queue,
         None => consumer.queues.first().cloned().context("the consumer has no queue")?,
     };
-    let frame = MessageDefaults {
+    let defaults = MessageDefaults {
         exchange: arguments.exchange,
         routing_key: arguments.routing_key.unwrap_or_else(|| queue.clone()),
         tenant_header: match (arguments.tenant_header, &consumer.tenant) {
@@ -88,21 +88,21 @@ pub(super) async fn run(file: &Path, arguments: HandlerTestArguments) -> crate::
             (None, Source::Header(name)) => name.clone(),
             (None, _) => "x-tenant-id".to_owned(),
         },
-        properties: arguments.properties.read(),
+        properties: arguments.properties.into_properties(),
     };
     // Read completely before the first run.
-    let (numbers, deliveries) = read(&arguments.file, &frame, &queue)?;
+    let (numbers, deliveries) = read_messages(&arguments.file, &defaults, &queue)?;
 
-    pg::tell_server_texts(config.log.server_errors);
-    let mut found = preflight_without_broker(&config).await;
-    let opened = match found.session.take() {
+    pg::set_server_texts_shown(config.log.server_errors);
+    let mut preflight = preflight_without_broker(&config).await;
+    let opening = match preflight.session.take() {
         Some(mut session) => {
-            found.read_secrets(&config, &mut session).await.map(|secrets| (session, secrets))
+            preflight.read_secrets(&config, &mut session).await.map(|secrets| (session, secrets))
         }
         None => None,
     };
-    let (session, secrets) = fit(opened, found)?;
-    let common = ProcessContext::without_broker(config.clone(), &session, &secrets);
+    let (session, secrets) = ensure_opened(opening, preflight)?;
+    let context = ProcessContext::without_broker(config.clone(), &session, &secrets);
     session.close().await;
 
     let dry_run = DryRun {
@@ -111,7 +111,7 @@ pub(super) async fn run(file: &Path, arguments: HandlerTestArguments) -> crate::
         attempt: arguments.attempt,
         one_by_one: arguments.one_by_one,
     };
-    let rehearsed = dry_run.run(&common, deliveries).await.map_err(|DryRunError { at, why }| {
+    let dry_run_report = dry_run.run(&context, deliveries).await.map_err(|DryRunError { at, why }| {
         let error = anyhow::Error::from(why);
         match at.and_then(|position| numbers.get(position)) {
             Some(line) => error.context(format!("line {line}")),
@@ -119,16 +119,16 @@ pub(super) async fn run(file: &Path, arguments: HandlerTestArguments) -> crate::
         }
     })?;
     match arguments.json {
-        true => output::print_json("oncely.handler/1", report::json(&dry_run, &numbers, &rehearsed))?,
-        false => output::print(&report::text(&dry_run, &numbers, &rehearsed))?,
+        true => output::print_json("oncely.handler/1", report::to_json(&dry_run, &numbers, &dry_run_report))?,
+        false => output::print(&report::format_text(&dry_run, &numbers, &dry_run_report))?,
     }
-    let is_good = rehearsed.messages.iter().all(report::is_good)
-        && rehearsed.batches.iter().all(|batch| batch.result.is_ok());
+    let is_good = dry_run_report.messages.iter().all(report::is_good)
+        && dry_run_report.batches.iter().all(|batch| batch.result.is_ok());
     Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::from(exit::NO) })
 }
 
-/// Returns the consumer of this name, or the only one with a function; otherwise an error message.
-fn chosen(config: &Config, name: Option<&str>) -> Result<(ConsumerSettings, SqlFunction), String> {
+/// Chooses the consumer of this name, or the only one with a function; the error is a message for the user.
+fn choose_consumer(config: &Config, name: Option<&str>) -> Result<(ConsumerSettings, SqlFunction), String> {
     let with_function: Vec<(&ConsumerSettings, &SqlFunction)> =
         config.consumers.iter().filter_map(|one| Some((one, one.handler.as_ref()?))).collect();
     let names =
@@ -138,9 +138,9 @@ fn chosen(config: &Config, name: Option<&str>) -> Result<(ConsumerSettings, SqlF
             [(consumer, function)] => Ok((consumer.clone(), function.clone())),
             [] => Err("no consumer has a SQL function as its handler".to_owned()),
             _ => {
-                let there = names(with_function.into_iter().map(|(one, _)| one).collect());
+                let available = names(with_function.into_iter().map(|(one, _)| one).collect());
                 Err(format!(
-                    "several consumers have a SQL function as their handler; name one with --consumer: {there}"
+                    "several consumers have a SQL function as their handler; name one with --consumer: {available}"
                 ))
             }
         };
@@ -160,13 +160,13 @@ fn chosen(config: &Config, name: Option<&str>) -> Result<(ConsumerSettings, SqlF
 }
 
 /// Reads the messages in the form in which a broker delivers them, with their line numbers; reports all errors of the file.
-fn read(
+fn read_messages(
     file: &Path,
-    frame: &MessageDefaults,
+    defaults: &MessageDefaults,
     queue: &str,
 ) -> anyhow::Result<(Vec<usize>, Vec<Box<Delivery>>)> {
-    let (mut numbers, mut deliveries, mut wrong) = (Vec::new(), Vec::new(), Vec::new());
-    for (tag, line) in (1..).zip(MessageFile::open(file, frame)?) {
+    let (mut numbers, mut deliveries, mut errors) = (Vec::new(), Vec::new(), Vec::new());
+    for (tag, line) in (1..).zip(MessageFile::open(file, defaults)?) {
         let MessageLine { number, message } =
             line.with_context(|| format!("{} can't be read", file.display()))?;
         match message.and_then(|message| Delivery::without_broker(message, queue, false, tag)) {
@@ -174,10 +174,10 @@ fn read(
                 numbers.push(number);
                 deliveries.push(delivery);
             }
-            Err(why) => wrong.push(format!("line {number}: {why}")),
+            Err(why) => errors.push(format!("line {number}: {why}")),
         }
     }
-    anyhow::ensure!(wrong.is_empty(), "nothing was run; {}", wrong.join("; "));
+    anyhow::ensure!(errors.is_empty(), "nothing was run; {}", errors.join("; "));
     anyhow::ensure!(!deliveries.is_empty(), "{} holds no message", file.display());
     Ok((numbers, deliveries))
 }

@@ -21,7 +21,7 @@ pub(crate) struct KeyListArguments {
     #[arg(long)]
     tenant: Option<String>,
     /// Consumer of the keys
-    #[arg(long, add = ArgValueCompleter::new(completions::consumers))]
+    #[arg(long, add = ArgValueCompleter::new(completions::complete_consumers))]
     consumer: Option<String>,
     /// Status of the keys; requires --consumer
     #[arg(long)]
@@ -53,26 +53,29 @@ enum KeyStatusArgument {
 }
 
 pub(super) async fn run(file: &Path, arguments: KeyListArguments, times: Times) -> crate::VerbResult {
-    let walk = match walk(&arguments) {
+    let walk = match choose_walk(&arguments) {
         Ok(walk) => walk,
         Err(advice) => {
-            output::note(advice);
+            output::print_note(advice);
             return Ok(ExitCode::from(exit::USAGE));
         }
     };
     let mut connection = connect(file, "oncely keys").await?;
-    let rows = pg::keys(&mut connection, &walk, arguments.limit).await?;
+    let rows = pg::list_keys(&mut connection, &walk, arguments.limit).await?;
     List { schema: "oncely.keys/1", field: "keys", rows: &rows, none: "no key matches" }.print_page(
         arguments.output,
         times,
         arguments.limit,
-        |row| place(&walk, row),
+        |row| last_position(&walk, row),
     )
 }
 
-/// Returns the requested walk if an index supports it; otherwise which options to add or remove.
-fn walk(asked: &KeyListArguments) -> Result<KeyWalk, &'static str> {
-    let KeyListArguments { tenant, consumer, status, since, until, after, .. } = asked;
+/// Chooses the walk that the options request.
+///
+/// # Errors
+/// If no index serves it: the options to add or remove.
+fn choose_walk(arguments: &KeyListArguments) -> Result<KeyWalk, &'static str> {
+    let KeyListArguments { tenant, consumer, status, since, until, after, .. } = arguments;
     let after = after.as_deref();
     match (tenant, consumer, status) {
         (None, None, None) => Err("no filter: name a --tenant, or a --consumer with a --status"),
@@ -87,7 +90,7 @@ fn walk(asked: &KeyListArguments) -> Result<KeyWalk, &'static str> {
         (Some(tenant), consumer, None) => Ok(KeyWalk::ByIdentity {
             tenant: tenant.clone(),
             consumer: consumer.clone(),
-            after: after.map(|place| serde_json::from_str(place).map_err(|_| PLACE)).transpose()?,
+            after: after.map(|place| serde_json::from_str(place).map_err(|_| AFTER_ADVICE)).transpose()?,
         }),
         (tenant, Some(consumer), Some(status)) => Ok(KeyWalk::ByTime {
             consumer: consumer.clone(),
@@ -99,15 +102,15 @@ fn walk(asked: &KeyListArguments) -> Result<KeyWalk, &'static str> {
             tenant: tenant.clone(),
             since: *since,
             until: *until,
-            after: after.map(|place| serde_json::from_str(place).map_err(|_| PLACE)).transpose()?,
+            after: after.map(|place| serde_json::from_str(place).map_err(|_| AFTER_ADVICE)).transpose()?,
         }),
     }
 }
 
-const PLACE: &str = "--after takes the place printed by the previous page of the same query";
+const AFTER_ADVICE: &str = "--after takes the place printed by the previous page of the same query";
 
-/// Returns the place where a page ends.
-fn place(walk: &KeyWalk, last: &KeyRow) -> Value {
+/// Returns the position of a page's last row in the walk, as JSON.
+fn last_position(walk: &KeyWalk, last: &KeyRow) -> Value {
     match walk {
         KeyWalk::ByIdentity { .. } => json!([last.consumer, last.key]),
         KeyWalk::ByTime { status: KeyStatus::InProgress, .. } => {
@@ -129,8 +132,8 @@ impl Row for KeyRow {
             self.key.clone(),
             self.status.clone(),
             self.attempts.to_string(),
-            times.show(self.created_at),
-            self.completed_at.map(|at| times.show(at)).unwrap_or_default(),
+            times.format_time(self.created_at),
+            self.completed_at.map(|at| times.format_time(at)).unwrap_or_default(),
             self.reason.clone().unwrap_or_default(),
             self.last_error.clone().unwrap_or_default(),
         ]

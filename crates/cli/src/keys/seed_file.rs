@@ -21,7 +21,7 @@ pub(super) struct SeedLine {
 
 /// The lines of a file.
 pub(super) struct SeedFile {
-    form: SeedFormat,
+    format: SeedFormat,
     /// The tenant of the keys, if no line has one.
     tenant: Option<IdentityPart>,
 }
@@ -89,13 +89,14 @@ impl SeedFile {
                 Box::new(BufReader::with_capacity(1 << 16, opened))
             }
         };
-        Self::read(reader, tenant)
+        Self::from_reader(reader, tenant)
     }
 
-    fn read(mut reader: Box<dyn BufRead>, tenant: Option<IdentityPart>) -> anyhow::Result<Self> {
-        let begin = reader.fill_buf()?;
-        let begin = begin.strip_prefix(b"\xef\xbb\xbf").unwrap_or(begin);
-        let form = match begin.trim_ascii_start().first() {
+    /// Detects the format by the first character, and reads the head of CSV.
+    fn from_reader(mut reader: Box<dyn BufRead>, tenant: Option<IdentityPart>) -> anyhow::Result<Self> {
+        let start = reader.fill_buf()?;
+        let start = start.strip_prefix(b"\xef\xbb\xbf").unwrap_or(start);
+        let format = match start.trim_ascii_start().first() {
             Some(b'{') => SeedFormat::Json { reader, number: 0 },
             _ => {
                 let mut reader =
@@ -104,7 +105,7 @@ impl SeedFile {
                 SeedFormat::Csv { reader: Box::new(reader), columns }
             }
         };
-        Ok(Self { form, tenant })
+        Ok(Self { format, tenant })
     }
 }
 
@@ -113,25 +114,25 @@ fn read_columns(
     reader: &mut csv::Reader<Box<dyn BufRead>>,
     tenant_is_given: bool,
 ) -> anyhow::Result<Vec<SeedColumn>> {
-    let wanted = match tenant_is_given {
+    let advice = match tenant_is_given {
         true => "line 1 must name the columns: key or key,completed_at (their tenant is given by --tenant)",
         false => {
             "line 1 must name the columns: tenant,key or tenant,key,completed_at; or key with --tenant (psql: format csv, header)"
         }
     };
     let mut head = csv::StringRecord::new();
-    let is_there = reader.read_record(&mut head).with_context(|| wanted)?;
-    anyhow::ensure!(is_there, "there is nothing in it: {wanted}");
+    let has_line = reader.read_record(&mut head).with_context(|| advice)?;
+    anyhow::ensure!(has_line, "there is nothing in it: {advice}");
     let mut columns = Vec::with_capacity(head.len());
     for name in &head {
-        let known = SeedColumn::ALL.into_iter().find(|(known, _)| *known == name.trim());
-        let (name, column) = known.with_context(|| wanted)?;
+        let column = SeedColumn::ALL.into_iter().find(|(column, _)| *column == name.trim());
+        let (name, column) = column.with_context(|| advice)?;
         anyhow::ensure!(!columns.contains(&column), "line 1 names {name} twice");
         columns.push(column);
     }
     anyhow::ensure!(
         columns.contains(&SeedColumn::Key) && columns.contains(&SeedColumn::Tenant) != tenant_is_given,
-        wanted
+        advice
     );
     Ok(columns)
 }
@@ -141,7 +142,7 @@ impl Iterator for SeedFile {
     type Item = anyhow::Result<SeedLine>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let (number, fields) = match &mut self.form {
+        let (number, fields) = match &mut self.format {
             SeedFormat::Json { reader, number } => loop {
                 let mut line = Vec::new();
                 match reader.read_until(b'\n', &mut line) {
@@ -170,15 +171,17 @@ impl Iterator for SeedFile {
     }
 }
 
+/// Parses a line of JSON; an error names the byte and the expected form.
 fn parse_json(line: &[u8]) -> Result<SeedFields, String> {
     let object: SeedObject = serde_json::from_slice(line).map_err(|error| {
-        let place = error.to_string().replace(" at line 1 column", ", at byte");
-        format!("{place}; write {{\"tenant\": …, \"key\": …, \"completed_at\": …}}")
+        let message = error.to_string().replace(" at line 1 column", ", at byte");
+        format!("{message}; write {{\"tenant\": …, \"key\": …, \"completed_at\": …}}")
     })?;
     let text = |value: Option<TextOrNumber>| value.map(TextOrNumber::into_string);
     Ok(SeedFields { tenant: text(object.tenant), key: text(object.key), completed_at: object.completed_at })
 }
 
+/// Assigns a record's fields to the columns of the file's first line.
 fn parse_csv(record: &csv::ByteRecord, columns: &[SeedColumn]) -> Result<SeedFields, String> {
     if record.len() != columns.len() {
         return Err(format!(
@@ -201,6 +204,7 @@ fn parse_csv(record: &csv::ByteRecord, columns: &[SeedColumn]) -> Result<SeedFie
     Ok(fields)
 }
 
+/// Parses the fields of a line. `fixed`: the tenant of all lines.
 fn parse_seed(fields: SeedFields, fixed: Option<&IdentityPart>) -> Result<Seed, String> {
     let part = |what: &str, text: Option<String>| {
         let text = text.ok_or_else(|| format!("{what} is missing: add it, or remove the line"))?;
@@ -238,11 +242,11 @@ mod tests {
 
     fn read(text: &[u8], tenant: Option<&str>) -> anyhow::Result<Vec<SeedLine>> {
         let tenant = tenant.map(|tenant| IdentityPart::new(tenant.as_bytes()).unwrap());
-        SeedFile::read(Box::new(std::io::Cursor::new(text.to_vec())), tenant)?.collect()
+        SeedFile::from_reader(Box::new(std::io::Cursor::new(text.to_vec())), tenant)?.collect()
     }
 
     /// Formats each line as "number tenant key time", or "number error".
-    fn told(text: &str, tenant: Option<&str>) -> Vec<String> {
+    fn format_lines(text: &str, tenant: Option<&str>) -> Vec<String> {
         let lines = read(text.as_bytes(), tenant).unwrap().into_iter();
         lines
             .map(|SeedLine { number, seed }| match seed {
@@ -264,15 +268,15 @@ mod tests {
             {\"tenant\": \"globex\", \"key\": 7, \"completed_at\": \"2026-11-25T11:30:00+02:00\"}";
         let without_numbers =
             |lines: Vec<String>| -> Vec<String> { lines.iter().map(|line| line[2..].to_owned()).collect() };
-        let wanted = [
+        let expected = [
             "acme order-1 2026-11-25T09:30:00.500+00:00",
             "acme a,\"b\"",
             "globex 7 2026-11-25T09:30:00+00:00",
         ];
-        assert_eq!(without_numbers(told(csv, None)), wanted);
-        assert_eq!(without_numbers(told(json, None)), wanted);
-        assert_eq!(told("key\na\nb\n", Some("acme")), ["2 acme a", "3 acme b"]);
-        assert_eq!(told("{\"key\": \"a\"}", Some("acme")), ["1 acme a"]);
+        assert_eq!(without_numbers(format_lines(csv, None)), expected);
+        assert_eq!(without_numbers(format_lines(json, None)), expected);
+        assert_eq!(format_lines("key\na\nb\n", Some("acme")), ["2 acme a", "3 acme b"]);
+        assert_eq!(format_lines("{\"key\": \"a\"}", Some("acme")), ["1 acme a"]);
     }
 
     #[test]
@@ -281,9 +285,9 @@ mod tests {
         let csv = format!(
             "tenant,key,completed_at\nacme,good,\nacme,{long},\nacme\n,nobody's,\nacme,,\nacme,late,2026-11-25 09:30:00\nacme,old,1969-01-01T00:00:00Z\nacme,last,\n"
         );
-        let lines = told(&csv, None);
+        let lines = format_lines(&csv, None);
         assert_eq!((lines.len(), lines[0].as_str(), lines[7].as_str()), (8, "2 acme good", "9 acme last"));
-        for (line, said) in lines[1..7].iter().zip([
+        for (line, expected) in lines[1..7].iter().zip([
             "3 the key",
             "4 1 fields, and line 1 names 3",
             "5 tenant is missing",
@@ -291,11 +295,11 @@ mod tests {
             "7 completed_at must be a time with its zone",
             "8 completed_at is before 1970",
         ]) {
-            assert!(line.starts_with(said), "{line}");
+            assert!(line.starts_with(expected), "{line}");
         }
         let json = "{\"tenant\": \"acme\", \"key\": \"good\"}\nnot json\n{\"tenant\": \"acme\", \"key\": 1.5}\n\
             {\"tenant\": \"acme\", \"key\": \"k\", \"complete_at\": \"x\"}\n{\"tenant\": \"acme\", \"key\": \"\\u0000\"}\n";
-        let lines = told(json, None);
+        let lines = format_lines(json, None);
         assert_eq!((lines.len(), lines[0].as_str()), (5, "1 acme good"));
         assert!(lines[1..].iter().zip(2..).all(|(line, n)| line.starts_with(&format!("{n} "))), "{lines:?}");
         assert!(lines[2].starts_with("3 must be a string or an integer"), "{lines:?}");

@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 
 use super::super::confirmation::{ChangeOptions, ChangePlan, Confirmation};
 use super::super::connection::connect;
-use super::super::key_name::{KeyName, only_row};
+use super::super::key_name::{KeyName, choose_row};
 use super::super::operator;
-use super::super::output::{self, age, safe};
+use super::super::output::{self, escape, format_age};
 use oncely_core::decide::KeyStatus;
 use oncely_ops::exit;
 use oncely_postgres::{self as pg, KeyDetails};
@@ -46,14 +46,14 @@ struct SettlePlan {
 
 pub(super) async fn run(file: &Path, arguments: KeySettleArguments) -> crate::VerbResult {
     let mut connection = connect(file, "oncely keys").await?;
-    pg::read_by_index(&mut connection).await?;
+    pg::prefer_indexes(&mut connection).await?;
     let KeySettleArguments { took_effect, name: KeyName { key, tenant, consumer }, options } = arguments;
-    let found = pg::key_details(&mut connection, &key, tenant.as_deref(), consumer.as_deref()).await?;
-    let several = |count| format!("{} is known {count} times", safe(&key));
-    let found = match only_row(found, several, |key| (&key.tenant, &key.consumer)) {
-        Ok(Some(found)) => found,
+    let rows = pg::read_key_details(&mut connection, &key, tenant.as_deref(), consumer.as_deref()).await?;
+    let several = |count| format!("{} is known {count} times", escape(&key));
+    let details = match choose_row(rows, several, |key| (&key.tenant, &key.consumer)) {
+        Ok(Some(details)) => details,
         Ok(None) => {
-            output::note(&format!("nothing was changed: {} is not known", safe(&key)));
+            output::print_note(&format!("nothing was changed: {} is not known", escape(&key)));
             if options.json {
                 output::print_json(SCHEMA, json!({ "key": null, "outcome": "not known" }))?;
             }
@@ -61,38 +61,41 @@ pub(super) async fn run(file: &Path, arguments: KeySettleArguments) -> crate::Ve
         }
         Err(code) => return Ok(code),
     };
-    let now = pg::database_time(&mut connection).await?;
-    let plan = SettlePlan { key: found, took_effect: took_effect == EffectAnswer::Yes, now };
+    let now = pg::read_database_time(&mut connection).await?;
+    let plan = SettlePlan { key: details, took_effect: took_effect == EffectAnswer::Yes, now };
     if let Confirmation::Exit(code) = options.confirm(&plan)? {
         return Ok(code);
     }
     let (user, note) = (operator::name(), options.note.as_deref());
-    let done = pg::settle_claim(&mut connection, &plan.key, plan.took_effect, &user, note).await?;
-    output::note(match (done, plan.took_effect) {
+    let is_settled = pg::settle_claim(&mut connection, &plan.key, plan.took_effect, &user, note).await?;
+    output::print_note(match (is_settled, plan.took_effect) {
         (true, true) => "settled: it took effect; the key runs no more",
         (true, false) => "settled: it did not take effect; the next message or request with this key runs",
         (false, _) => "nothing was changed: the key has changed meanwhile; check it again",
     });
     if options.json {
-        plan.print_json(false, json!({ "outcome": if done { "settled" } else { "changed meanwhile" } }))?;
+        plan.print_json(
+            false,
+            json!({ "outcome": if is_settled { "settled" } else { "changed meanwhile" } }),
+        )?;
     }
-    Ok(if done { ExitCode::SUCCESS } else { ExitCode::from(exit::NO) })
+    Ok(if is_settled { ExitCode::SUCCESS } else { ExitCode::from(exit::NO) })
 }
 
 impl SettlePlan {
     /// Describes the state of the key.
-    fn state(&self) -> String {
+    fn describe_state(&self) -> String {
         let KeyDetails { status, reason, completed_at, last_error, owner, .. } = &self.key;
-        let ago = completed_at.map(|at| format!(", {} ago", age(at, self.now))).unwrap_or_default();
-        let error = last_error.as_deref().map(|error| format!(": {}", safe(error))).unwrap_or_default();
+        let ago = completed_at.map(|at| format!(", {} ago", format_age(at, self.now))).unwrap_or_default();
+        let error = last_error.as_deref().map(|error| format!(": {}", escape(error))).unwrap_or_default();
         match status.as_str() {
             status if status == KeyStatus::Completed.as_str() => format!("it took effect{ago}"),
             status if status == KeyStatus::Failed.as_str() => {
-                format!("given up as {}{ago}{error}", safe(reason.as_deref().unwrap_or("unknown")))
+                format!("given up as {}{ago}{error}", escape(reason.as_deref().unwrap_or("unknown")))
             }
             _ => match owner.as_deref().filter(|_| !self.key.is_to_settle(self.now)) {
                 Some(owner) => {
-                    format!("held by {}: wait for its end, or take it: oncely leases release", safe(owner))
+                    format!("held by {}: wait for its end, or take it: oncely leases release", escape(owner))
                 }
                 None if self.key.is_to_settle(self.now) => {
                     format!("ran under a lease, and is not held{error}")
@@ -117,7 +120,7 @@ impl ChangePlan for SettlePlan {
 
     fn describe(&self) -> String {
         let KeyDetails { tenant, consumer, key, .. } = &self.key;
-        let (said, follows) = match self.took_effect {
+        let (finding, consequence) = match self.took_effect {
             true => (
                 "it took effect",
                 "It is completed without an answer: a retry over HTTP gets 204, a copy of its message is a duplicate.",
@@ -127,11 +130,14 @@ impl ChangePlan for SettlePlan {
                 "The next retry over HTTP is sent on, the next copy of its message runs: if it did take effect, it does so again.",
             ),
         };
-        let (consumer, tenant, key) = (safe(consumer), safe(tenant), safe(key));
-        format!("settle {consumer} · tenant {tenant} · key {key}: {said}\n  {}\n  ! {follows}", self.state())
+        let (consumer, tenant, key) = (escape(consumer), escape(tenant), escape(key));
+        format!(
+            "settle {consumer} · tenant {tenant} · key {key}: {finding}\n  {}\n  ! {consequence}",
+            self.describe_state()
+        )
     }
 
-    fn as_json(&self) -> Value {
+    fn to_json(&self) -> Value {
         json!({ "key": self.key, "took_effect": self.took_effect })
     }
 }

@@ -6,12 +6,12 @@ use std::process::ExitCode;
 use clap::Args;
 use serde_json::Value;
 
-use super::super::explain::as_json;
-use super::super::key_name::{KeyName, only_row};
-use super::super::output::{self, Times, safe};
+use super::super::explain::to_json;
+use super::super::key_name::{KeyName, choose_row};
+use super::super::output::{self, Times, escape};
 use oncely_config::Config;
 use oncely_ops::exit;
-use oncely_ops::story::stories;
+use oncely_ops::story::read_stories;
 use oncely_postgres as pg;
 use oncely_process::preflight::open_session;
 
@@ -27,48 +27,51 @@ pub(crate) struct KeyShowArguments {
 pub(super) async fn run(file: &Path, arguments: KeyShowArguments, times: Times) -> crate::VerbResult {
     let config = Config::load_without_broker(file)?;
     let mut session = open_session(&config).await?;
-    pg::read_by_index(&mut session.connection).await?;
+    pg::prefer_indexes(&mut session.connection).await?;
     let KeyName { key, tenant, consumer } = arguments.name;
-    let found = stories(&config, &mut session, &key, tenant.as_deref(), consumer.as_deref()).await?;
+    let stories = read_stories(&config, &mut session, &key, tenant.as_deref(), consumer.as_deref()).await?;
     session.close().await;
-    let several = |count| format!("{} is known {count} times", safe(&key));
-    match only_row(found, several, |story| (&story.tenant, &story.consumer)) {
+    let several = |count| format!("{} is known {count} times", escape(&key));
+    match choose_row(stories, several, |story| (&story.tenant, &story.consumer)) {
         Ok(Some(story)) => {
-            let story = as_json(&story);
+            let story = to_json(&story);
             match arguments.json {
                 true => output::print_json("oncely.key/1", story)?,
-                false => output::print(&lines(&story, times))?,
+                false => output::print(&format_story(&story, times))?,
             }
             Ok(ExitCode::SUCCESS)
         }
         Ok(None) => {
-            output::note(&format!("{}: nothing is known (`oncely explain` says since when)", safe(&key)));
+            output::print_note(&format!(
+                "{}: nothing is known (`oncely explain` says since when)",
+                escape(&key)
+            ));
             Ok(ExitCode::from(exit::NO))
         }
         Err(code) => Ok(code),
     }
 }
 
-/// Formats one fact per line.
-fn lines(one: &Value, times: Times) -> String {
+/// Formats the facts of a key, one per line.
+fn format_story(story: &Value, times: Times) -> String {
     let mut lines = Vec::new();
-    let mut tell = |name: &str, value: &Value| {
+    let mut add_line = |name: &str, value: &Value| {
         let text = match value {
             Value::Null => return,
             Value::String(text) => {
                 match text.parse().ok().filter(|_| name.ends_with("_at") || name.ends_with("_until")) {
-                    Some(time) => times.show(time),
-                    None => safe(text),
+                    Some(time) => times.format_time(time),
+                    None => escape(text),
                 }
             }
             Value::Array(values) if values.is_empty() => return,
             Value::Array(values) => values.len().to_string(),
-            other => safe(&other.to_string()),
+            other => escape(&other.to_string()),
         };
         lines.push(format!("{name:<16} {text}"));
     };
     for name in ["tenant", "consumer"] {
-        tell(name, &one[name]);
+        add_line(name, &story[name]);
     }
     for name in [
         "key",
@@ -83,10 +86,10 @@ fn lines(one: &Value, times: Times) -> String {
         "http_status",
         "response",
     ] {
-        tell(name, &one["key"][name]);
+        add_line(name, &story["key"][name]);
     }
     for name in ["protected_until", "mirrored", "timeline", "letters", "verdict"] {
-        tell(name, &one[name]);
+        add_line(name, &story[name]);
     }
     lines.join("\n")
 }

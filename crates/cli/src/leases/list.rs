@@ -16,7 +16,7 @@ use oncely_postgres::{self as pg, HeldLease, LeaseFilter};
 #[derive(Debug, Args)]
 pub(crate) struct LeaseListArguments {
     /// Consumer of the keys
-    #[arg(long, add = ArgValueCompleter::new(completions::consumers))]
+    #[arg(long, add = ArgValueCompleter::new(completions::complete_consumers))]
     consumer: Option<String>,
     /// Tenant of the keys
     #[arg(long)]
@@ -36,11 +36,11 @@ pub(crate) struct LeaseListArguments {
 
 pub(super) async fn run(file: &Path, arguments: LeaseListArguments, times: Times) -> crate::VerbResult {
     let Ok(after) = arguments.after.as_deref().map(serde_json::from_str).transpose() else {
-        output::note("--after takes the place printed by the previous page of the same query");
+        output::print_note("--after takes the place printed by the previous page of the same query");
         return Ok(ExitCode::from(exit::USAGE));
     };
     let mut connection = connect(file, "oncely leases").await?;
-    pg::read_by_index(&mut connection).await?;
+    pg::prefer_indexes(&mut connection).await?;
     let filter = LeaseFilter {
         tenant: arguments.tenant,
         consumer: arguments.consumer,
@@ -49,18 +49,18 @@ pub(super) async fn run(file: &Path, arguments: LeaseListArguments, times: Times
         after,
         limit: arguments.limit,
     };
-    let now = pg::database_time(&mut connection).await?;
-    let rows = pg::held_leases(&mut connection, &filter, now).await?;
+    let now = pg::read_database_time(&mut connection).await?;
+    let rows = pg::list_held_leases(&mut connection, &filter, now).await?;
     List { schema: "oncely.leases/1", field: "leases", rows: &rows, none: "no lease matches" }.print_page(
         arguments.output,
         times,
         arguments.limit,
-        place,
+        last_position,
     )
 }
 
-/// Returns the place where a page ends.
-fn place(last: &HeldLease) -> Value {
+/// Returns the position of a page's last row, as JSON.
+fn last_position(last: &HeldLease) -> Value {
     json!([last.consumer, last.token, last.tenant, last.key])
 }
 
@@ -76,10 +76,10 @@ impl Row for HeldLease {
             self.key.clone(),
             self.owner.clone(),
             self.token.to_string(),
-            times.show(self.since),
-            super::remaining(self),
+            times.format_time(self.since),
+            super::format_remaining(self),
             self.crash_attempts.to_string(),
-            self.steps.as_deref().map(super::steps).unwrap_or_default(),
+            self.steps.as_deref().map(super::format_steps).unwrap_or_default(),
         ]
     }
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use clap::Subcommand;
 
-use super::output::{Times, seconds};
+use super::output::{Times, format_seconds};
 use oncely_postgres::{HeldLease, LeaseStep};
 
 #[derive(Debug, Subcommand)]
@@ -39,13 +39,13 @@ pub(super) async fn run(file: &Path, verb: LeasesCommand, times: Times) -> crate
 }
 
 /// Formats how long a lease lasts, or how long ago it ended.
-fn remaining(lease: &HeldLease) -> String {
-    let shown = seconds(lease.remaining.as_seconds_f64().abs());
+fn format_remaining(lease: &HeldLease) -> String {
+    let shown = format_seconds(lease.remaining.as_seconds_f64().abs());
     if lease.is_over { format!("over for {shown}") } else { format!("ends in {shown}") }
 }
 
 /// Formats steps as `mail done, charge started`.
-fn steps(steps: &[LeaseStep]) -> String {
+fn format_steps(steps: &[LeaseStep]) -> String {
     let shown = steps.iter().map(|step| match step.round {
         0 => format!("{} {}", step.name, step.state),
         round => format!("{} {} (round {round})", step.name, step.state),

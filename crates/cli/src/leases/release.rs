@@ -8,9 +8,9 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::super::confirmation::{ChangeOptions, ChangePlan, Confirmation};
-use super::super::key_name::{KeyName, only_row};
+use super::super::key_name::{KeyName, choose_row};
 use super::super::operator;
-use super::super::output::{self, age, safe};
+use super::super::output::{self, escape, format_age};
 use oncely_config::Config;
 use oncely_ops::exit;
 use oncely_postgres::{self as pg, HeldLease, LeaseFilter};
@@ -18,7 +18,7 @@ use oncely_process::preflight::open_session;
 
 const SCHEMA: &str = "oncely.lease_release/1";
 /// Maximum number of leases of one key that are read, and listed if there are several.
-const MOST: i64 = 20;
+const MAX_LEASES: i64 = 20;
 
 #[derive(Debug, Args)]
 pub(crate) struct LeaseReleaseArguments {
@@ -36,17 +36,17 @@ struct LeaseReleasePlan {
 pub(super) async fn run(file: &Path, arguments: LeaseReleaseArguments) -> crate::VerbResult {
     let config = Config::load(file)?;
     let mut session = open_session(&config).await?;
-    pg::read_by_index(&mut session.connection).await?;
+    pg::prefer_indexes(&mut session.connection).await?;
     let LeaseReleaseArguments { name: KeyName { key, tenant, consumer }, options } = arguments;
     let filter =
-        LeaseFilter { tenant, consumer, key: Some(key.clone()), limit: MOST, ..LeaseFilter::default() };
+        LeaseFilter { tenant, consumer, key: Some(key.clone()), limit: MAX_LEASES, ..LeaseFilter::default() };
     let now = session.clock.now();
-    let held = pg::held_leases(&mut session.connection, &filter, now).await?;
+    let leases = pg::list_held_leases(&mut session.connection, &filter, now).await?;
     let several = |_| "this key is held more than once".to_owned();
-    let lease = match only_row(held, several, |lease| (&lease.tenant, &lease.consumer)) {
+    let lease = match choose_row(leases, several, |lease| (&lease.tenant, &lease.consumer)) {
         Ok(Some(lease)) => lease,
         Ok(None) => {
-            output::note(&format!("nothing was changed: no run holds {} by a lease", safe(&key)));
+            output::print_note(&format!("nothing was changed: no run holds {} by a lease", escape(&key)));
             if options.json {
                 output::print_json(SCHEMA, json!({ "key": key, "lease": null, "outcome": "not held" }))?;
             }
@@ -59,16 +59,16 @@ pub(super) async fn run(file: &Path, arguments: LeaseReleaseArguments) -> crate:
         return Ok(code);
     }
     let (user, note) = (operator::name(), options.note.as_deref());
-    let done = pg::revoke_lease(&mut session.connection, &plan.lease, &user, note).await?;
+    let is_released = pg::revoke_lease(&mut session.connection, &plan.lease, &user, note).await?;
     session.close().await;
-    output::note(match done {
+    output::print_note(match is_released {
         true => "released: the run that held it can complete nothing, and the next copy runs at once",
         false => "nothing was changed: that run no longer holds it, or another does; list the leases again",
     });
     if options.json {
-        plan.print_json(false, json!({ "outcome": if done { "released" } else { "another lease" } }))?;
+        plan.print_json(false, json!({ "outcome": if is_released { "released" } else { "another lease" } }))?;
     }
-    Ok(if done { ExitCode::SUCCESS } else { ExitCode::from(exit::NO) })
+    Ok(if is_released { ExitCode::SUCCESS } else { ExitCode::from(exit::NO) })
 }
 
 impl ChangePlan for LeaseReleasePlan {
@@ -86,22 +86,24 @@ impl ChangePlan for LeaseReleasePlan {
     fn describe(&self) -> String {
         let HeldLease { tenant, consumer, key, owner, since, .. } = &self.lease;
         let mut lines = vec![
-            format!("release {} · tenant {} · key {}", safe(consumer), safe(tenant), safe(key)),
+            format!("release {} · tenant {} · key {}", escape(consumer), escape(tenant), escape(key)),
             format!(
                 "  held by {} for {}, {}",
-                safe(owner),
-                age(*since, self.now),
-                super::remaining(&self.lease)
+                escape(owner),
+                format_age(*since, self.now),
+                super::format_remaining(&self.lease)
             ),
         ];
         if let Some(steps) = self.lease.steps.as_deref().filter(|steps| !steps.is_empty()) {
-            lines.push(format!("  steps: {}", safe(&super::steps(steps))));
+            lines.push(format!("  steps: {}", escape(&super::format_steps(steps))));
         }
-        lines.extend(self.lease.consequences().into_iter().map(|line| format!("  ! {}", safe(&line))));
+        lines.extend(
+            self.lease.describe_consequences().into_iter().map(|line| format!("  ! {}", escape(&line))),
+        );
         lines.join("\n")
     }
 
-    fn as_json(&self) -> Value {
+    fn to_json(&self) -> Value {
         json!({ "key": self.lease.key, "lease": self.lease })
     }
 }

@@ -47,9 +47,9 @@ pub(super) async fn run(file: &Path, verb: MirrorCommand, times: Times) -> crate
     }
 }
 
-/// Reports that no mirror is configured.
-fn none() -> ExitCode {
-    output::note(
+/// Prints that no mirror is configured; returns the exit code.
+fn report_no_mirror() -> ExitCode {
+    output::print_note(
         "there is no mirror: no [redis] url is configured, and PostgreSQL answers for all duplicates",
     );
     ExitCode::from(exit::NO)

@@ -11,19 +11,19 @@ use clap_complete::engine::ArgValueCompleter;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 
-use super::super::output::{self, Times, safe};
+use super::super::output::{self, Times, escape};
 use super::super::{completions, operator};
-use super::{SCHEMA, none};
+use super::{SCHEMA, report_no_mirror};
 use oncely_config::Config;
 use oncely_ops::exit;
-use oncely_postgres::{self as pg, KeyPlace, Session};
+use oncely_postgres::{self as pg, KeyPosition, Session};
 use oncely_process::preflight::open_session;
 use oncely_process::shutdown;
 
 #[derive(Debug, Args)]
 pub(crate) struct MirrorRebuildArguments {
     /// Only this consumer [default: all that are configured]
-    #[arg(long, add = ArgValueCompleter::new(completions::consumers))]
+    #[arg(long, add = ArgValueCompleter::new(completions::complete_consumers))]
     consumer: Option<String>,
     /// Maximum number of keys per second
     #[arg(long, value_name = "N", default_value_t = 5_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
@@ -40,22 +40,22 @@ pub(crate) struct MirrorRebuildArguments {
 }
 
 /// Keys per statement.
-const BATCH: u32 = 1_000;
+const BATCH_KEYS: u32 = 1_000;
 /// Maximum number of pending records; they are not counted beyond it.
-const WAITING: i64 = 10_000;
-const PAUSE: Duration = Duration::from_millis(500);
+const MAX_PENDING: i64 = 10_000;
+const PENDING_PAUSE: Duration = Duration::from_millis(500);
 
 /// A place in the walk, printed and accepted by `--after`: consumer, time, tenant and key.
 type ResumePosition = (String, DateTime<Utc>, String, String);
 
 pub(super) async fn run(file: &Path, arguments: MirrorRebuildArguments, times: Times) -> crate::VerbResult {
     let config = Config::load(file)?;
-    let Some(settings) = &config.mirror else { return Ok(none()) };
+    let Some(settings) = &config.mirror else { return Ok(report_no_mirror()) };
     let after: Option<ResumePosition> = match arguments.after.as_deref().map(serde_json::from_str).transpose()
     {
         Ok(after) => after,
         Err(_) => {
-            output::note("--after takes the place printed by an earlier run");
+            output::print_note("--after takes the place printed by an earlier run");
             return Ok(ExitCode::from(exit::USAGE));
         }
     };
@@ -66,13 +66,16 @@ pub(super) async fn run(file: &Path, arguments: MirrorRebuildArguments, times: T
     let mut session = open_session(&config).await?;
     let until = session.clock.now();
     let since = until - TimeDelta::from_std(settings.ttl)?;
-    let (stop, _guard) = shutdown::when(shutdown::on_signal()?);
+    let (stop, _guard) = shutdown::cancel_when(shutdown::on_signal()?);
     // A consumer without a started worker has no key; the other consumers are rebuilt all the same.
-    let known = pg::known_consumers(&mut session.connection).await?;
+    let consumers = pg::list_consumers(&mut session.connection).await?;
     let (names, skipped): (Vec<String>, Vec<String>) =
-        names.into_iter().partition(|name| known.iter().any(|one| one.consumer == *name));
+        names.into_iter().partition(|name| consumers.iter().any(|one| one.consumer == *name));
     for name in &skipped {
-        output::note(&format!("{}: no worker has started with it on this database; skipped", safe(name)));
+        output::print_note(&format!(
+            "{}: no worker has started with it on this database; skipped",
+            escape(name)
+        ));
     }
     let (user, filter) = (operator::name(), json!({ "consumers": names, "since": since }));
     let mut action = pg::Action {
@@ -86,31 +89,36 @@ pub(super) async fn run(file: &Path, arguments: MirrorRebuildArguments, times: T
     // Recorded before the first record is written, so that the start is known however the run ends.
     let recorded = pg::record_action(&mut session.connection, &action).await;
     recorded.context("recording it (role oncely_operator)")?;
-    let mut walk = RebuildRun { since, until, queued: 0, rate: arguments.rate, bar: bar(), place: None };
-    let walked = walk.rebuild_all(&mut session, &names, after, || stop.is_cancelled()).await;
-    walk.bar.finish_and_clear();
-    let is_over = matches!(walked, Ok(true));
+    let mut rebuild_run =
+        RebuildRun { since, until, queued: 0, rate: arguments.rate, bar: progress_bar(), position: None };
+    let result = rebuild_run.rebuild_all(&mut session, &names, after, || stop.is_cancelled()).await;
+    rebuild_run.bar.finish_and_clear();
+    let is_finished = matches!(result, Ok(true));
     action.verb = "rebuild_mirror";
-    action.count = walk.queued;
+    action.count = rebuild_run.queued;
     let recorded = pg::record_action(&mut session.connection, &action).await;
     session.close().await;
-    output::note(&format!("mirror records of {} keys since {} written", walk.queued, times.show(since)));
-    let next = walk
-        .place
-        .filter(|_| !is_over)
-        .map(|place| oncely_core::shown::json(&place.to_string()).into_owned());
+    output::print_note(&format!(
+        "mirror records of {} keys since {} written",
+        rebuild_run.queued,
+        times.format_time(since)
+    ));
+    let next = rebuild_run
+        .position
+        .filter(|_| !is_finished)
+        .map(|position| oncely_core::shown::escape_json(&position.to_string()).into_owned());
     if let Some(next) = &next {
-        output::note(&format!("interrupted; continue with --after '{}'", next.replace('\'', r"'\''")));
+        output::print_note(&format!("interrupted; continue with --after '{}'", next.replace('\'', r"'\''")));
     }
-    walked?;
+    result?;
     recorded?;
     if arguments.json {
         output::print_json(
             SCHEMA,
-            json!({ "queued": walk.queued, "finished": is_over, "next": next, "skipped": skipped }),
+            json!({ "queued": rebuild_run.queued, "finished": is_finished, "next": next, "skipped": skipped }),
         )?;
     }
-    Ok(if is_over { ExitCode::SUCCESS } else { ExitCode::from(exit::NO) })
+    Ok(if is_finished { ExitCode::SUCCESS } else { ExitCode::from(exit::NO) })
 }
 
 struct RebuildRun {
@@ -120,7 +128,7 @@ struct RebuildRun {
     rate: u32,
     bar: ProgressBar,
     /// The place where the last batch ended.
-    place: Option<Value>,
+    position: Option<Value>,
 }
 
 impl RebuildRun {
@@ -133,13 +141,13 @@ impl RebuildRun {
         is_stopped: impl Fn() -> bool,
     ) -> anyhow::Result<bool> {
         for name in names {
-            let begin = match &after {
+            let start = match &after {
                 Some((consumer, at, tenant, key)) if consumer == name => {
-                    KeyPlace { completed_at: *at, name: Some((tenant.clone(), key.clone())) }
+                    KeyPosition { completed_at: *at, name: Some((tenant.clone(), key.clone())) }
                 }
-                _ => KeyPlace { completed_at: self.until, name: None },
+                _ => KeyPosition { completed_at: self.until, name: None },
             };
-            self.rebuild_consumer(session, name, begin, &is_stopped).await?;
+            self.rebuild_consumer(session, name, start, &is_stopped).await?;
             if is_stopped() {
                 return Ok(false);
             }
@@ -152,47 +160,47 @@ impl RebuildRun {
         &mut self,
         session: &mut Session,
         consumer: &str,
-        mut place: KeyPlace,
+        mut position: KeyPosition,
         is_stopped: impl Fn() -> bool,
     ) -> anyhow::Result<()> {
-        let batch = BATCH.min(self.rate);
-        let each = Duration::from_secs_f64(f64::from(batch) / f64::from(self.rate));
-        let most = i32::try_from(batch).unwrap_or(i32::MAX);
-        self.bar.set_message(safe(consumer));
+        let batch = BATCH_KEYS.min(self.rate);
+        let pause = Duration::from_secs_f64(f64::from(batch) / f64::from(self.rate));
+        let limit = i32::try_from(batch).unwrap_or(i32::MAX);
+        self.bar.set_message(escape(consumer));
         while !is_stopped() {
-            let waiting = pg::mirror_queue_status(&mut session.connection).await?.records;
-            if waiting >= WAITING {
-                tokio::time::sleep(PAUSE).await;
+            let pending = pg::read_mirror_queue_status(&mut session.connection).await?.records;
+            if pending >= MAX_PENDING {
+                tokio::time::sleep(PENDING_PAUSE).await;
                 continue;
             }
             let (records, next) =
-                pg::mirror_again(&mut session.connection, consumer, self.since, &place, most)
+                pg::queue_mirror_again(&mut session.connection, consumer, self.since, &position, limit)
                     .await
                     .with_context(|| {
-                        format!("writing mirror records of {} (role oncely_operator)", safe(consumer))
+                        format!("writing mirror records of {} (role oncely_operator)", escape(consumer))
                     })?;
             self.queued += records;
             let Some(next) = next else { return Ok(()) };
-            self.show(next.completed_at);
+            self.show_progress(next.completed_at);
             if let Some((tenant, key)) = &next.name {
-                self.place = Some(json!([consumer, next.completed_at, tenant, key]));
+                self.position = Some(json!([consumer, next.completed_at, tenant, key]));
             }
-            place = next;
-            tokio::time::sleep(each).await;
+            position = next;
+            tokio::time::sleep(pause).await;
         }
         Ok(())
     }
 
-    /// Shows how far back the walk has come.
-    fn show(&self, at: DateTime<Utc>) {
+    /// Moves the progress bar to a time that the walk has reached.
+    fn show_progress(&self, at: DateTime<Utc>) {
         let done = (self.until - at).num_seconds() * 100;
         let whole = (self.until - self.since).num_seconds().max(1);
         self.bar.set_position(u64::try_from(done / whole).unwrap_or(0).min(100));
     }
 }
 
-/// Returns a progress bar; without a terminal it draws nothing.
-fn bar() -> ProgressBar {
+/// Creates a progress bar; without a terminal it draws nothing.
+fn progress_bar() -> ProgressBar {
     let style = ProgressStyle::with_template("{msg} {bar:40} {pos} %");
     ProgressBar::new(100).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }

@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use clap::Args;
 use serde_json::json;
 
-use super::super::output::{self, Times, age};
-use super::{SCHEMA, none};
+use super::super::output::{self, Times, format_age};
+use super::{SCHEMA, report_no_mirror};
 use oncely_config::Config;
 use oncely_mirror::Mirror;
 use oncely_ops::exit;
@@ -24,19 +24,19 @@ pub(crate) struct MirrorStatsArguments {
 
 pub(super) async fn run(file: &Path, arguments: MirrorStatsArguments, times: Times) -> crate::VerbResult {
     let config = Config::load(file)?;
-    let Some(settings) = &config.mirror else { return Ok(none()) };
+    let Some(settings) = &config.mirror else { return Ok(report_no_mirror()) };
     let mut session = open_session(&config).await?;
     let now = session.clock.now();
-    let queue = pg::mirror_queue_status(&mut session.connection).await?;
-    let overview = Overview::take(&mut session.connection, None, now).await?;
+    let queue = pg::read_mirror_queue_status(&mut session.connection).await?;
+    let overview = Overview::read(&mut session.connection, None, now).await?;
     session.close().await;
-    let answer = match Mirror::new(settings) {
+    let ping = match Mirror::new(settings) {
         Ok(mirror) => mirror.ping().await,
         Err(error) => Err(error),
     };
-    let error = answer.err().map(|error| error.to_string());
-    let done = overview.targets.iter().find(|target| target.target == "redis");
-    let (relayed, failed) = done.map_or((0, 0), |done| (done.relayed, done.failed));
+    let error = ping.err().map(|error| error.to_string());
+    let target = overview.targets.iter().find(|target| target.target == "redis");
+    let (relayed, failed) = target.map_or((0, 0), |target| (target.relayed, target.failed));
     if arguments.json {
         output::print_json(
             SCHEMA,
@@ -47,10 +47,12 @@ pub(super) async fn run(file: &Path, arguments: MirrorStatsArguments, times: Tim
         )?;
     } else {
         let redis = match &error {
-            None => format!("✓ Redis        {}", settings.shown()),
-            Some(error) => format!("✗ Redis        {}: {}", settings.shown(), output::safe(error)),
+            None => format!("✓ Redis        {}", settings.redacted()),
+            Some(error) => format!("✗ Redis        {}: {}", settings.redacted(), output::escape(error)),
         };
-        let oldest = queue.oldest.map(|at| format!(", the oldest for {} ({})", age(at, now), times.show(at)));
+        let oldest = queue
+            .oldest
+            .map(|at| format!(", the oldest for {} ({})", format_age(at, now), times.format_time(at)));
         let waiting = format!("{} records wait{}", queue.records, oldest.unwrap_or_default());
         output::print(&format!(
             "{redis}\n  queue        {waiting}\n  last minute  {relayed} relayed, {failed} failed"

@@ -9,10 +9,10 @@ use clap::Args;
 use serde::Serialize;
 use serde_json::json;
 
-use super::super::output::{self, safe};
-use super::{SCHEMA, none};
+use super::super::output::{self, escape};
+use super::{SCHEMA, report_no_mirror};
 use oncely_config::Config;
-use oncely_mirror::{Mirror, MirrorEntry, Tag, tag_keys};
+use oncely_mirror::{Mirror, MirrorEntry, Tag, read_tag_keys};
 use oncely_ops::exit;
 use oncely_postgres as pg;
 use oncely_process::preflight::open_session;
@@ -38,36 +38,38 @@ struct MirrorVerification {
 
 pub(super) async fn run(file: &Path, arguments: MirrorVerifyArguments) -> crate::VerbResult {
     let config = Config::load(file)?;
-    let Some(settings) = &config.mirror else { return Ok(none()) };
+    let Some(settings) = &config.mirror else { return Ok(report_no_mirror()) };
     let mut session = open_session(&config).await?;
-    let (key, _) = tag_keys(&config, &mut session.connection)
+    let (key, _) = read_tag_keys(&config, &mut session.connection)
         .await
         .context("reading the key that tags are made with (role oncely_operator, or mirror.key)")?;
     let mirror = Mirror::new(settings)?;
     let now = session.clock.now();
     let ttl = TimeDelta::from_std(settings.ttl)?;
     let span = (now - ttl / 2, now);
-    let mut counted = Vec::new();
+    let mut results = Vec::new();
     for consumer in config.mirrored_consumers() {
-        let each = (arguments.sample / 20).max(1);
-        let sample = pg::mirrored_sample(&mut session.connection, &consumer, span, now + ttl, each).await?;
+        let sample_size = (arguments.sample / 20).max(1);
+        let sample =
+            pg::sample_mirrored_keys(&mut session.connection, &consumer, span, now + ttl, sample_size)
+                .await?;
         let tags: Vec<Tag> = sample
             .iter()
             .map(|one| key.tag(&session.cell.epoch, &one.identity, one.fingerprint.as_ref()))
             .collect();
-        let found = mirror.judge(&key, &tags, now).await?;
-        let count = |what: MirrorEntry| found.iter().filter(|found| **found == what).count();
+        let entries = mirror.examine_entries(&key, &tags, now).await?;
+        let count = |what: MirrorEntry| entries.iter().filter(|entry| **entry == what).count();
         let (missing, foreign) = (count(MirrorEntry::Missing), count(MirrorEntry::Foreign));
-        counted.push(MirrorVerification { consumer, looked_for: tags.len(), missing, foreign });
+        results.push(MirrorVerification { consumer, looked_for: tags.len(), missing, foreign });
     }
     session.close().await;
     if arguments.json {
-        output::print_json(SCHEMA, json!({ "consumers": counted }))?;
+        output::print_json(SCHEMA, json!({ "consumers": results }))?;
     } else {
-        let mut table = output::table(&["CONSUMER", "LOOKED FOR", "MISSING", "FOREIGN"]);
-        for one in &counted {
+        let mut table = output::new_table(&["CONSUMER", "LOOKED FOR", "MISSING", "FOREIGN"]);
+        for one in &results {
             table.add_row([
-                safe(&one.consumer),
+                escape(&one.consumer),
                 one.looked_for.to_string(),
                 one.missing.to_string(),
                 one.foreign.to_string(),
@@ -75,11 +77,11 @@ pub(super) async fn run(file: &Path, arguments: MirrorVerifyArguments) -> crate:
         }
         output::print(&table.to_string())?;
     }
-    let bad = counted.iter().any(|one| one.missing + one.foreign > 0);
-    if bad {
-        output::note(
+    let has_bad_entries = results.iter().any(|one| one.missing + one.foreign > 0);
+    if has_bad_entries {
+        output::print_note(
             "PostgreSQL answers for missing keys: correct, only slower; `oncely mirror rebuild` writes them again",
         );
     }
-    Ok(if bad { ExitCode::from(exit::NO) } else { ExitCode::SUCCESS })
+    Ok(if has_bad_entries { ExitCode::from(exit::NO) } else { ExitCode::SUCCESS })
 }

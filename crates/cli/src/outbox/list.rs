@@ -7,12 +7,12 @@ use clap::Args;
 use super::super::connection::connect;
 use super::super::output::{List, Output, Row, Times};
 use super::{EventFilterArguments, SCHEMA};
-use oncely_postgres::{EventRow, events};
+use oncely_postgres::{EventRow, list_events};
 
 #[derive(Debug, Args)]
 pub(crate) struct OutboxListArguments {
     #[command(flatten)]
-    which: EventFilterArguments,
+    selection: EventFilterArguments,
     /// At most this many rows
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=100_000))]
     limit: i64,
@@ -22,7 +22,7 @@ pub(crate) struct OutboxListArguments {
 
 pub(super) async fn run(file: &Path, arguments: OutboxListArguments, times: Times) -> crate::VerbResult {
     let mut connection = connect(file, "oncely outbox").await?;
-    let rows = events(&mut connection, &arguments.which.filter(None, arguments.limit)).await?;
+    let rows = list_events(&mut connection, &arguments.selection.to_filter(None, arguments.limit)).await?;
     List { schema: SCHEMA, field: "events", rows: &rows, none: "no event matches" }
         .print(arguments.output, times)
 }
@@ -46,7 +46,7 @@ impl Row for EventRow {
     fn cells(&self, times: Times) -> Vec<String> {
         vec![
             self.id.to_string(),
-            times.show(self.created_at),
+            times.format_time(self.created_at),
             self.tenant.clone(),
             self.exchange.clone(),
             self.routing_key.clone(),
@@ -54,7 +54,7 @@ impl Row for EventRow {
             self.state.clone(),
             self.attempts.to_string(),
             self.reason.clone().unwrap_or_default(),
-            if self.state == "pending" { times.show(self.available_at) } else { String::new() },
+            if self.state == "pending" { times.format_time(self.available_at) } else { String::new() },
             self.last_error.clone().unwrap_or_default(),
         ]
     }

@@ -73,13 +73,13 @@ struct EventFilterArguments {
 
 impl EventFilterArguments {
     /// Returns whether no filter is set.
-    fn is_any(&self) -> bool {
+    fn is_unfiltered(&self) -> bool {
         let texts = [&self.tenant, &self.exchange, &self.routing_key, &self.ordering_key, &self.reason];
         self.ids.is_empty() && texts.iter().all(|text| text.is_none()) && self.older_than.is_none()
     }
 
-    /// Returns the filter. `otherwise`: the state if neither a state nor an event is named.
-    fn filter(&self, otherwise: Option<&str>, limit: i64) -> EventFilter {
+    /// Converts the options to the filter of a query. `otherwise`: the state if neither a state nor an event is named.
+    fn to_filter(&self, otherwise: Option<&str>, limit: i64) -> EventFilter {
         EventFilter {
             tenant: self.tenant.clone(),
             exchange: self.exchange.clone(),

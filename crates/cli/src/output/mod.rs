@@ -10,11 +10,11 @@ use serde_json::Value;
 
 pub(super) use self::rows::{List, Output, Row};
 use oncely_core::shown;
-pub(super) use oncely_core::units::{Times, age, bytes, counted, seconds};
+pub(super) use oncely_core::units::{Times, format_age, format_bytes, format_count, format_seconds};
 
 /// Prints to stdout. A closed pipe (`| head`) is no error.
 pub(super) fn print(text: &str) -> anyhow::Result<()> {
-    write(&shown::lines(text.trim_end_matches('\n')))
+    write(&shown::escape_lines(text.trim_end_matches('\n')))
 }
 
 /// Writes to stdout. All output goes through this function, except a body that was requested byte for byte.
@@ -32,8 +32,8 @@ pub(super) fn print_script(text: &str) -> anyhow::Result<()> {
 }
 
 /// Prints a note to stderr.
-pub(super) fn note(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{}", shown::lines(text));
+pub(super) fn print_note(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{}", shown::escape_lines(text));
 }
 
 /// Prints one JSON object with its schema. Numbers beyond 2^53 become texts. Characters that a screen would hide are written as the
@@ -43,7 +43,7 @@ pub(super) fn print_json(schema: &str, mut value: Value) -> anyhow::Result<()> {
     if let Value::Object(fields) = &mut value {
         fields.insert("schema".to_owned(), Value::from(schema));
     }
-    write(&shown::json(&serde_json::to_string_pretty(&value)?))
+    write(&shown::escape_json(&serde_json::to_string_pretty(&value)?))
 }
 
 /// Prints one JSON object with its schema on one line. Returns `false` if the pipe is closed.
@@ -54,7 +54,7 @@ pub(super) fn print_json_line(schema: &str, mut value: Value) -> anyhow::Result<
     }
     let line = serde_json::to_string(&value)?;
     let mut out = std::io::stdout().lock();
-    match writeln!(out, "{}", shown::json(&line)).and_then(|()| out.flush()) {
+    match writeln!(out, "{}", shown::escape_json(&line)).and_then(|()| out.flush()) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
         Err(error) => Err(error.into()),
@@ -66,7 +66,7 @@ pub(super) struct Rows(Table);
 
 impl Rows {
     pub(super) fn add_row<T: AsRef<str>>(&mut self, cells: impl IntoIterator<Item = T>) {
-        self.0.add_row(cells.into_iter().map(|cell| safe(cell.as_ref())));
+        self.0.add_row(cells.into_iter().map(|cell| escape(cell.as_ref())));
     }
 }
 
@@ -76,7 +76,8 @@ impl std::fmt::Display for Rows {
     }
 }
 
-pub(super) fn table(heads: &[&str]) -> Rows {
+/// Creates a table with these headings.
+pub(super) fn new_table(heads: &[&str]) -> Rows {
     let mut table = Table::new();
     table
         .load_style(presets::NOTHING)
@@ -86,8 +87,8 @@ pub(super) fn table(heads: &[&str]) -> Rows {
 }
 
 /// Escapes a value from outside within a line: a key must not be able to move the cursor, or to begin a line of its own.
-pub(super) fn safe(text: &str) -> String {
-    shown::value(text).into_owned()
+pub(super) fn escape(text: &str) -> String {
+    shown::escape_value(text).into_owned()
 }
 
 /// Counts the occurrences of each key, the most frequent first.
@@ -107,7 +108,7 @@ mod tests {
 
     #[test]
     fn text_from_outside_cannot_move_the_cursor() {
-        assert_eq!(safe("a\u{1b}[2Jb\u{202e}"), "a\\u{1b}[2Jb\\u{202e}");
-        assert_eq!(safe("Ünï code"), "Ünï code");
+        assert_eq!(escape("a\u{1b}[2Jb\u{202e}"), "a\\u{1b}[2Jb\\u{202e}");
+        assert_eq!(escape("Ünï code"), "Ünï code");
     }
 }

@@ -8,7 +8,7 @@ use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Value, json};
 
-use super::{Times, note, print, print_json, table, write};
+use super::{Times, new_table, print, print_json, print_note, write};
 use oncely_core::shown;
 use oncely_ops::exit;
 
@@ -36,6 +36,7 @@ enum OutputFormat {
 }
 
 impl Output {
+    /// Returns the requested form of the rows.
     fn form(self) -> OutputFormat {
         if self.json { OutputFormat::Json } else { self.output }
     }
@@ -75,20 +76,20 @@ impl<T: Row> List<'_, T> {
         self.print_with(output, times, json!({}))
     }
 
-    /// Prints a page of at most `limit` rows and, if it is full, its last row's place, after which the next page begins.
+    /// Prints a page of at most `limit` rows and, if it is full, its last row's position, after which the next page begins.
     pub(crate) fn print_page(
         &self,
         output: Output,
         times: Times,
         limit: i64,
-        place: impl FnOnce(&T) -> Value,
+        position: impl FnOnce(&T) -> Value,
     ) -> crate::VerbResult {
         let is_full = i64::try_from(self.rows.len()).is_ok_and(|count| count == limit);
         let last = self.rows.last().filter(|_| is_full);
-        let next = last.map(|row| shown::json(&place(row).to_string()).into_owned());
+        let next = last.map(|row| shown::escape_json(&position(row).to_string()).into_owned());
         let code = self.print_with(output, times, json!({ "next": next }))?;
         if let Some(next) = next {
-            note(&format!("there may be more: --after {}", shown::shell_word(&next)));
+            print_note(&format!("there may be more: --after {}", shown::quote_shell_word(&next)));
         }
         Ok(code)
     }
@@ -103,18 +104,18 @@ impl<T: Row> List<'_, T> {
                 }
                 print_json(self.schema, object)?;
             }
-            OutputFormat::Ndjson if !self.rows.is_empty() => write(&ndjson(self.rows)?)?,
-            OutputFormat::Csv => write(csv(self.rows)?.trim_end_matches('\n'))?,
+            OutputFormat::Ndjson if !self.rows.is_empty() => write(&format_ndjson(self.rows)?)?,
+            OutputFormat::Csv => write(format_csv(self.rows)?.trim_end_matches('\n'))?,
             OutputFormat::Table if !self.rows.is_empty() => {
-                let mut shown = table(T::HEADS);
-                self.rows.iter().for_each(|row| shown.add_row(row.cells(times)));
-                print(&shown.to_string())?;
+                let mut table = new_table(T::HEADS);
+                self.rows.iter().for_each(|row| table.add_row(row.cells(times)));
+                print(&table.to_string())?;
             }
             OutputFormat::Ndjson | OutputFormat::Table => {}
         }
         if self.rows.is_empty() {
             if output.form() != OutputFormat::Json {
-                note(self.none);
+                print_note(self.none);
             }
             return Ok(ExitCode::from(exit::NO));
         }
@@ -162,14 +163,14 @@ impl Serialize for RowFields {
 }
 
 /// The largest integer that programs with floating-point numbers, such as JavaScript, hold exactly.
-const EXACT: u64 = 1 << 53;
+const MAX_EXACT_INTEGER: u64 = 1 << 53;
 
-/// Turns larger numbers into texts.
+/// Turns integers beyond 2^53 into texts.
 pub(super) fn keep_exact(value: &mut Value) {
     match value {
         Value::Number(number) => {
             let size = number.as_u64().or_else(|| number.as_i64().map(i64::unsigned_abs));
-            if size.is_some_and(|size| size > EXACT) {
+            if size.is_some_and(|size| size > MAX_EXACT_INTEGER) {
                 *value = Value::String(number.to_string());
             }
         }
@@ -179,32 +180,34 @@ pub(super) fn keep_exact(value: &mut Value) {
     }
 }
 
-fn ndjson<T: Row>(rows: &[T]) -> anyhow::Result<String> {
+/// Formats each row as a line of JSON, with its schema.
+fn format_ndjson<T: Row>(rows: &[T]) -> anyhow::Result<String> {
     let mut lines = Vec::with_capacity(rows.len());
     for row in rows {
         let mut fields = RowFields::from_row(row)?;
         fields.0.insert(0, ("schema".to_owned(), Value::from(T::SCHEMA)));
-        lines.push(shown::json(&serde_json::to_string(&fields)?).into_owned());
+        lines.push(shown::escape_json(&serde_json::to_string(&fields)?).into_owned());
     }
     Ok(lines.join("\n"))
 }
 
-fn csv<T: Row>(rows: &[T]) -> anyhow::Result<String> {
+/// Formats the rows as CSV, with the names of the fields in the first line.
+fn format_csv<T: Row>(rows: &[T]) -> anyhow::Result<String> {
     let mut out = csv::Writer::from_writer(Vec::new());
     out.write_record(RowFields::from_row(&T::default())?.0.iter().map(|(name, _)| name))?;
     for row in rows {
-        out.write_record(RowFields::from_row(row)?.0.iter().map(|(_, value)| cell(value)))?;
+        out.write_record(RowFields::from_row(row)?.0.iter().map(|(_, value)| format_cell(value)))?;
     }
     Ok(String::from_utf8(out.into_inner().map_err(|error| error.into_error())?)?)
 }
 
 /// Formats a value within a line: arrays and objects as JSON, with hidden characters escaped.
-fn cell(value: &Value) -> String {
+fn format_cell(value: &Value) -> String {
     match value {
         Value::Null => String::new(),
-        Value::String(text) => shown::value(text).into_owned(),
+        Value::String(text) => shown::escape_value(text).into_owned(),
         Value::Bool(_) | Value::Number(_) => value.to_string(),
-        Value::Array(_) | Value::Object(_) => shown::json(&value.to_string()).into_owned(),
+        Value::Array(_) | Value::Object(_) => shown::escape_json(&value.to_string()).into_owned(),
     }
 }
 
@@ -237,16 +240,16 @@ mod tests {
     fn csv_is_quoted_where_it_must_be_and_each_row_is_a_line() {
         let rows = [example("a \"b\", c", 1), example("evil\u{1b}[2J\r\nrow", -2)];
         assert_eq!(
-            csv(&rows).unwrap(),
+            format_csv(&rows).unwrap(),
             "zeal,count,at,names\n\"a \"\"b\"\", c\",1,1970-01-01T00:00:00Z,\"[\"\"a\"\",\"\"b\"\"]\"\n\
              evil\\u{1b}[2J\\u{d}\\u{a}row,-2,1970-01-01T00:00:00Z,\"[\"\"a\"\",\"\"b\"\"]\"\n"
         );
-        assert_eq!(csv::<Example>(&[]).unwrap(), "zeal,count,at,names\n", "names without rows");
+        assert_eq!(format_csv::<Example>(&[]).unwrap(), "zeal,count,at,names\n", "names without rows");
     }
 
     #[test]
     fn a_line_of_ndjson_is_an_object_with_its_schema_and_fields_in_order() {
-        let lines = ndjson(&[example("a\n\u{202e}", 1)]).unwrap();
+        let lines = format_ndjson(&[example("a\n\u{202e}", 1)]).unwrap();
         let wanted = r#"{"schema":"oncely.example.row/1","zeal":"a\n\u202e","count":1,"at":"1970-01-01T00:00:00Z","names":["a","b"]}"#;
         assert_eq!(lines, wanted);
     }

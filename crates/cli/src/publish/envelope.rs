@@ -9,7 +9,7 @@ use lapin::types::{AMQPValue, FieldTable};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use oncely_amqp::{Copy, short};
+use oncely_amqp::{Copy, to_short_string};
 
 /// A message as a line of JSON.
 #[derive(Debug, Deserialize)]
@@ -47,7 +47,7 @@ pub(crate) struct MessageDefaults {
 }
 
 impl Envelope<'_> {
-    /// Returns the body, which has one of three forms.
+    /// Decodes the body, which must have exactly one of three forms.
     fn decode_body(&self) -> Result<Vec<u8>, String> {
         match (&self.payload, &self.body, &self.body_base64) {
             (Some(payload), None, None) => Ok(payload.get().as_bytes().to_vec()),
@@ -60,10 +60,10 @@ impl Envelope<'_> {
         }
     }
 
-    /// Returns the message to publish, or the line's error.
-    pub(super) fn message(self, frame: &MessageDefaults) -> Result<Copy, String> {
+    /// Converts the line to a message to publish; the error is the line's.
+    pub(super) fn into_message(self, defaults: &MessageDefaults) -> Result<Copy, String> {
         let body = self.decode_body()?;
-        let MessageDefaults { exchange, routing_key, tenant_header, properties } = frame;
+        let MessageDefaults { exchange, routing_key, tenant_header, properties } = defaults;
         let mut properties = properties.clone();
         let mut headers: FieldTable = properties.headers().clone().unwrap_or_default();
         for (name, value) in self.headers {
@@ -71,7 +71,7 @@ impl Envelope<'_> {
                 return Err(format!("a header's name has {} bytes; AMQP allows 1 to 255", name.len()));
             }
             if name.eq_ignore_ascii_case("content-type") {
-                properties = properties.with_content_type(short("content-type", &value)?);
+                properties = properties.with_content_type(to_short_string("content-type", &value)?);
             } else {
                 headers.insert(name.into(), AMQPValue::LongString(value.into()));
             }
@@ -80,22 +80,22 @@ impl Envelope<'_> {
             headers.insert(tenant_header.as_str().into(), AMQPValue::LongString(tenant.into()));
         }
         if let Some(id) = self.message_id {
-            properties = properties.with_message_id(short("message_id", &id)?);
+            properties = properties.with_message_id(to_short_string("message_id", &id)?);
         }
         if let Some(id) = self.correlation_id {
-            properties = properties.with_correlation_id(short("correlation_id", &id)?);
+            properties = properties.with_correlation_id(to_short_string("correlation_id", &id)?);
         }
         if let Some(user) = self.user_id {
-            properties = properties.with_user_id(short("user_id", &user)?);
+            properties = properties.with_user_id(to_short_string("user_id", &user)?);
         }
         if let Some(app) = self.app_id {
-            properties = properties.with_app_id(short("app_id", &app)?);
+            properties = properties.with_app_id(to_short_string("app_id", &app)?);
         }
         if let Some(kind) = self.kind {
-            properties = properties.with_type(short("type", &kind)?);
+            properties = properties.with_type(to_short_string("type", &kind)?);
         }
         let routing_key = self.routing_key.as_ref().unwrap_or(routing_key);
-        short("routing_key", routing_key)?;
+        to_short_string("routing_key", routing_key)?;
         Ok(Copy {
             exchange: exchange.clone(),
             routing_key: routing_key.clone(),

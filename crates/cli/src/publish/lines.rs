@@ -10,13 +10,13 @@ use super::envelope::{Envelope, MessageDefaults};
 use oncely_amqp::{Copy, Publisher};
 
 /// Messages published at the same time.
-const BATCH: usize = 500;
+const BATCH_MESSAGES: usize = 500;
 
 /// The messages of a file ("-": standard input), one per line.
 pub(crate) struct MessageFile<'a> {
     reader: Box<dyn BufRead>,
     number: usize,
-    frame: &'a MessageDefaults,
+    defaults: &'a MessageDefaults,
 }
 
 /// A line's message, or the line's error.
@@ -27,7 +27,8 @@ pub(crate) struct MessageLine {
 }
 
 impl<'a> MessageFile<'a> {
-    pub(crate) fn open(file: &Path, frame: &'a MessageDefaults) -> anyhow::Result<Self> {
+    /// Opens a file of messages ("-": standard input).
+    pub(crate) fn open(file: &Path, defaults: &'a MessageDefaults) -> anyhow::Result<Self> {
         let reader: Box<dyn BufRead> = match file == Path::new("-") {
             true => Box::new(std::io::stdin().lock()),
             false => {
@@ -35,7 +36,7 @@ impl<'a> MessageFile<'a> {
                 Box::new(BufReader::new(opened))
             }
         };
-        Ok(Self { reader, number: 0, frame })
+        Ok(Self { reader, number: 0, defaults })
     }
 }
 
@@ -53,7 +54,10 @@ impl Iterator for MessageFile<'_> {
                 Err(error) => return Some(Err(error)),
             }
             if !line.trim_ascii().is_empty() {
-                return Some(Ok(MessageLine { number: self.number, message: message(&line, self.frame) }));
+                return Some(Ok(MessageLine {
+                    number: self.number,
+                    message: parse_message(&line, self.defaults),
+                }));
             }
         }
     }
@@ -61,26 +65,26 @@ impl Iterator for MessageFile<'_> {
 
 /// Publishes the lines of a file; returns how many. Each batch is confirmed before the next is read. Stops at an invalid line or a refused
 /// message, and reports how far it came: if the file is published again, the messages that arrived are duplicates.
-pub(super) async fn publish(
+pub(super) async fn publish_lines(
     file: &Path,
-    frame: &MessageDefaults,
+    defaults: &MessageDefaults,
     publisher: &Publisher,
 ) -> anyhow::Result<usize> {
-    let mut lines = MessageFile::open(file, frame)?;
+    let mut lines = MessageFile::open(file, defaults)?;
     let mut published = 0;
     loop {
         let mut batch = Vec::new();
-        let mut end = false;
-        let mut wrong = None;
-        while batch.len() < BATCH {
+        let mut is_end = false;
+        let mut line_error = None;
+        while batch.len() < BATCH_MESSAGES {
             let Some(MessageLine { number, message }) = lines.next().transpose()? else {
-                end = true;
+                is_end = true;
                 break;
             };
             match message {
                 Ok(copy) => batch.push((number, copy)),
                 Err(why) => {
-                    wrong = Some(format!("line {number}: {why}"));
+                    line_error = Some(format!("line {number}: {why}"));
                     break;
                 }
             }
@@ -92,19 +96,20 @@ pub(super) async fn publish(
             })?;
             published += 1;
         }
-        if let Some(wrong) = wrong {
-            anyhow::bail!("{wrong} ({published} messages before it were published)");
+        if let Some(line_error) = line_error {
+            anyhow::bail!("{line_error} ({published} messages before it were published)");
         }
-        if end {
+        if is_end {
             return Ok(published);
         }
     }
 }
 
-fn message(line: &[u8], frame: &MessageDefaults) -> Result<Copy, String> {
+/// Parses a line; an error names the byte.
+fn parse_message(line: &[u8], defaults: &MessageDefaults) -> Result<Copy, String> {
     let envelope: Envelope<'_> = serde_json::from_slice(line).map_err(|error| {
         // Without serde's "line 1": only one line is parsed.
         error.to_string().replace(" at line 1 column", ", at byte")
     })?;
-    envelope.message(frame)
+    envelope.into_message(defaults)
 }

@@ -14,7 +14,7 @@ pub(super) use self::envelope::MessageDefaults;
 pub(super) use self::lines::{MessageFile, MessageLine};
 pub(super) use self::properties::PropertyArguments;
 use super::output;
-use oncely_amqp::{Copy, Publisher, short};
+use oncely_amqp::{Copy, Publisher, to_short_string};
 use oncely_config::Config;
 
 #[derive(Debug, Args)]
@@ -44,23 +44,24 @@ pub(super) struct PublishArguments {
 
 pub(super) async fn run(file: &Path, arguments: PublishArguments) -> crate::VerbResult {
     let config = Config::load(file)?;
-    let mut properties = arguments.properties.read().with_delivery_mode(2);
+    let mut properties = arguments.properties.into_properties().with_delivery_mode(2);
     if let Some(id) = arguments.message_id {
-        properties = properties.with_message_id(short("--message-id", &id).map_err(anyhow::Error::msg)?);
+        properties =
+            properties.with_message_id(to_short_string("--message-id", &id).map_err(anyhow::Error::msg)?);
     }
     let publisher = Publisher::new(config.rabbitmq, "oncely publish".to_owned());
     let (exchange, routing_key) = (arguments.exchange, arguments.routing_key);
     if let Some(file) = arguments.lines {
-        let frame =
+        let defaults =
             MessageDefaults { exchange, routing_key, tenant_header: arguments.tenant_header, properties };
-        let count = lines::publish(&file, &frame, &publisher).await?;
-        output::note(&format!("published {count} messages: confirmed by the broker, taken by a queue"));
+        let count = lines::publish_lines(&file, &defaults, &publisher).await?;
+        output::print_note(&format!("published {count} messages: confirmed by the broker, taken by a queue"));
         return Ok(ExitCode::SUCCESS);
     }
     let body = arguments.body.unwrap_or_default().into_bytes().into();
     let copy = Copy { exchange, routing_key, properties, body };
     let results = publisher.publish(&[copy]).await;
     results.into_iter().next().context("no answer")?.context("not published")?;
-    output::note("published: confirmed by the broker, taken by a queue");
+    output::print_note("published: confirmed by the broker, taken by a queue");
     Ok(ExitCode::SUCCESS)
 }

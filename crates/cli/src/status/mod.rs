@@ -12,7 +12,7 @@ use clap::Args;
 use super::output::{self, Times};
 use oncely_config::Config;
 use oncely_ops::exit;
-use oncely_ops::status::{StatusSnapshot, exit_code, judge};
+use oncely_ops::status::{StatusSnapshot, collect_findings, exit_code};
 
 #[derive(Debug, Args)]
 #[command(
@@ -39,26 +39,26 @@ pub(super) struct StatusArguments {
 }
 
 pub(super) async fn run(file: &Path, arguments: StatusArguments, times: Times) -> crate::VerbResult {
-    let config = Config::load_to_look(file)?;
+    let config = Config::load_read_only(file)?;
     let Some(seconds) = arguments.watch else {
-        let picture = StatusSnapshot::take(&config).await?;
-        let findings = judge(&picture, times);
-        let code = exit_code(&picture, &findings);
+        let snapshot = StatusSnapshot::take(&config).await?;
+        let findings = collect_findings(&snapshot, times);
+        let code = exit_code(&snapshot, &findings);
         if arguments.json {
-            output::print_json("oncely.status/2", screen::as_json(&picture, &findings, code))?;
+            output::print_json("oncely.status/2", screen::to_json(&snapshot, &findings, code))?;
         } else {
-            output::print(&screen::show(&config, &picture, &findings, times))?;
+            output::print(&screen::format_status(&config, &snapshot, &findings, times))?;
         }
         return Ok(ExitCode::from(code));
     };
     if !std::io::stdout().is_terminal() {
-        output::note("--watch needs a terminal");
+        output::print_note("--watch needs a terminal");
         return Ok(ExitCode::from(exit::USAGE));
     }
     loop {
-        let picture = StatusSnapshot::take(&config).await?;
-        let findings = judge(&picture, times);
-        let screen = screen::show(&config, &picture, &findings, times);
+        let snapshot = StatusSnapshot::take(&config).await?;
+        let findings = collect_findings(&snapshot, times);
+        let screen = screen::format_status(&config, &snapshot, &findings, times);
         // Cursor home, draw over the old screen, erase the rest of each line and of the screen: nothing flickers.
         let screen = screen.replace('\n', "\x1b[K\n");
         let mut out = std::io::stdout().lock();

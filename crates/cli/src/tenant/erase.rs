@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{Args, ValueEnum};
 use serde_json::json;
 
-use super::super::output::{self, Times, counted, safe};
+use super::super::output::{self, Times, escape, format_count};
 use super::super::{confirmation, operator};
 use oncely_amqp::Topology;
 use oncely_config::Config;
@@ -53,37 +53,37 @@ pub(super) async fn run(file: &Path, arguments: TenantEraseArguments, times: Tim
     let tenant = arguments.tenant.as_str();
     let config = Config::load(file)?;
     let mut session = open_session(&config).await?;
-    let powers = pg::login_powers(&mut session.connection).await?;
-    if !powers.owner {
-        output::note(&format!(
+    let privileges = pg::read_login_privileges(&mut session.connection).await?;
+    if !privileges.owner {
+        output::print_note(&format!(
             "the login {} may not erase: it deletes young keys and changes the trail, so it takes the owner of the schema oncely, with whose \
              login you migrate (DATABASE_URL)",
-            safe(&powers.login)
+            escape(&privileges.login)
         ));
         return Ok(ExitCode::from(exit::REFUSED));
     }
-    pg::take_time(&mut session.connection).await?;
+    pg::remove_statement_timeout(&mut session.connection).await?;
     let now = session.clock.now();
-    let counts = pg::tenant_counts(&mut session.connection, tenant, now).await?;
-    let refused = refusal(&counts, &arguments, times);
-    if arguments.json && (arguments.dry_run || refused.is_some()) {
+    let counts = pg::count_tenant_rows(&mut session.connection, tenant, now).await?;
+    let refusal = describe_refusal(&counts, &arguments, times);
+    if arguments.json && (arguments.dry_run || refusal.is_some()) {
         output::print_json(
             SCHEMA,
-            json!({ "dry_run": true, "tenant": tenant, "found": counts, "refused": refused }),
+            json!({ "dry_run": true, "tenant": tenant, "found": counts, "refused": refusal }),
         )?;
     }
     if !arguments.json || !arguments.yes {
-        output::note(&plan(&counts, &arguments));
+        output::print_note(&describe_plan(&counts, &arguments));
     }
-    if let Some(why) = &refused {
-        output::note(why);
+    if let Some(why) = &refusal {
+        output::print_note(why);
         return Ok(ExitCode::from(exit::REFUSED));
     }
     if arguments.dry_run {
-        output::note("dry run: nothing was changed");
+        output::print_note("dry run: nothing was changed");
         return Ok(ExitCode::SUCCESS);
     }
-    if !confirmation::agree(arguments.yes, tenant)? {
+    if !confirmation::ask_confirmation(arguments.yes, tenant)? {
         return Ok(ExitCode::from(exit::REFUSED));
     }
     let erasure = Erasure {
@@ -101,17 +101,17 @@ pub(super) async fn run(file: &Path, arguments: TenantEraseArguments, times: Tim
             json!({ "dry_run": false, "tenant": tenant, "receipt": receipt, "complete": receipt.is_complete() }),
         )?;
     } else {
-        output::print(&receipt_text(&receipt, tenant, times))?;
+        output::print(&format_receipt(&receipt, tenant, times))?;
     }
-    remarks(&receipt).iter().for_each(|line| output::note(line));
+    describe_remarks(&receipt).iter().for_each(|line| output::print_note(line));
     Ok(if receipt.is_complete() { ExitCode::SUCCESS } else { ExitCode::from(exit::NO) })
 }
 
-/// Returns the reason for a refusal: if a key is deleted too early, its message runs again.
-fn refusal(counts: &TenantCounts, arguments: &TenantEraseArguments, times: Times) -> Option<String> {
+/// Describes why the erasure is refused, if it is: after the deletion of a key within its retention, a copy of its message runs again.
+fn describe_refusal(counts: &TenantCounts, arguments: &TenantEraseArguments, times: Times) -> Option<String> {
     (counts.young_keys > 0 && !arguments.forget_keys).then(|| {
         let until = match counts.young_until {
-            Some(until) => format!("; the last one is at {}, pauses left out", times.show(until)),
+            Some(until) => format!("; the last one is at {}, pauses left out", times.format_time(until)),
             None => String::new(),
         };
         format!(
@@ -122,20 +122,22 @@ fn refusal(counts: &TenantCounts, arguments: &TenantEraseArguments, times: Times
     })
 }
 
+/// Formats a count with its noun and "is" or "are".
 fn count_phrase(count: i64, noun: &str) -> String {
-    format!("{} {}", counted(count, noun), if count == 1 { "is" } else { "are" })
+    format!("{} {}", format_count(count, noun), if count == 1 { "is" } else { "are" })
 }
 
-fn plan(counts: &TenantCounts, arguments: &TenantEraseArguments) -> String {
+/// Describes the rows that an erasure will delete.
+fn describe_plan(counts: &TenantCounts, arguments: &TenantEraseArguments) -> String {
     let TenantCounts { keys, young_keys, trail, letters, open_letters, events, rights, actions, .. } = counts;
-    let trail_fate = match arguments.trail {
+    let trail_action = match arguments.trail {
         TrailErasure::Pseudonym => "get a pseudonym",
         TrailErasure::Delete => "are deleted",
     };
     [
-        format!("erase the tenant {}", safe(&arguments.tenant)),
+        format!("erase the tenant {}", escape(&arguments.tenant)),
         format!("  {keys:>8}  keys, {young_keys} of them not past their retention, and their tags in Redis"),
-        format!("  {trail:>8}  rows of the trail, which {trail_fate}"),
+        format!("  {trail:>8}  rows of the trail, which {trail_action}"),
         format!("  {letters:>8}  dead letters, {open_letters} of them open, and their copies in dead-letter queues"),
         format!("  {events:>8}  events, which are never published then"),
         format!("  {rights:>8}  rights of logins to it"),
@@ -145,9 +147,10 @@ fn plan(counts: &TenantCounts, arguments: &TenantEraseArguments) -> String {
     .join("\n")
 }
 
-fn receipt_text(receipt: &Receipt, tenant: &str, times: Times) -> String {
+/// Formats the receipt of an erasure for a terminal.
+fn format_receipt(receipt: &Receipt, tenant: &str, times: Times) -> String {
     let trail = if receipt.trail_deleted { "deleted" } else { "under the pseudonym" };
-    let mut table = output::table(&["WHAT", "HOW MANY"]);
+    let mut table = output::new_table(&["WHAT", "HOW MANY"]);
     for (what, count) in [
         ("keys", receipt.keys.to_string()),
         ("entries in Redis", receipt.mirror_entries.to_string()),
@@ -166,21 +169,21 @@ fn receipt_text(receipt: &Receipt, tenant: &str, times: Times) -> String {
     }
     format!(
         "erased {} at {} by {}\nits pseudonym is {}: keep it with your papers, nothing else leads from one to the other\n{table}",
-        safe(tenant),
-        times.show(receipt.erased_at),
-        safe(&receipt.login),
+        escape(tenant),
+        times.format_time(receipt.erased_at),
+        escape(&receipt.login),
         receipt.pseudonym
     )
 }
 
-/// Returns remaining tasks and notes.
-fn remarks(receipt: &Receipt) -> Vec<String> {
+/// Describes the tasks that remain after an erasure, and further facts.
+fn describe_remarks(receipt: &Receipt) -> Vec<String> {
     let mut lines = Vec::new();
     let left = &receipt.left;
     if left.total() - left.processes > 0 {
         lines.push(format!(
             "! {} of it came or stayed meanwhile: stop all its publishers, and erase it again",
-            counted(left.total() - left.processes, "row")
+            format_count(left.total() - left.processes, "row")
         ));
     }
     if left.keys > 0 {
@@ -192,23 +195,23 @@ fn remarks(receipt: &Receipt) -> Vec<String> {
     if left.processes > 0 {
         lines.push(format!(
             "! {} of workers that run tell of a failure of one of its messages: restart them, and erase it again",
-            counted(left.processes, "heartbeat")
+            format_count(left.processes, "heartbeat")
         ));
     }
     if receipt.unproven_copies > 0 {
         lines.push(format!(
             "! {} in dead-letter queues name it in a header without a mark that this configuration can read (known_keys): look at them by hand",
-            counted(receipt.unproven_copies, "message")
+            format_count(receipt.unproven_copies, "message")
         ));
     }
     if receipt.broken_spans > 0 {
         lines.push(format!(
             "! {} of the trail were not as they had been sealed before: `oncely audit verify` goes on reporting them",
-            counted(receipt.broken_spans, "span")
+            format_count(receipt.broken_spans, "span")
         ));
     }
     for queue in &receipt.missing_queues {
-        lines.push(format!("– {} is not there", safe(&Topology::dead_letter_queue(queue))));
+        lines.push(format!("– {} is not there", escape(&Topology::dead_letter_queue(queue))));
     }
     lines
 }

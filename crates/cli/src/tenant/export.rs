@@ -36,22 +36,23 @@ pub(crate) struct TenantExportArguments {
 }
 
 /// Rows per query.
-const PAGE: i64 = 1_000;
+const PAGE_ROWS: i64 = 1_000;
 /// Rows per query with messages.
-const MESSAGES: i64 = 50;
+const MESSAGE_ROWS: i64 = 50;
 
 pub(super) async fn run(file: &Path, arguments: TenantExportArguments) -> crate::VerbResult {
     let tenant = arguments.tenant.as_str();
     let (masks, cipher) = match arguments.reveal {
         true => {
             let config = Config::load(file)?;
-            let masks = Masks::new(&config.console.mask, config.console.reveal_other_bodies).whole();
+            let masks =
+                Masks::new(&config.console.mask, config.console.reveal_other_bodies).with_whole_texts();
             (Some(masks), config.cipher().cloned())
         }
         false => (None, None),
     };
     let mut connection = connect(file, "oncely tenant export").await?;
-    pg::read_by_index(&mut connection).await?;
+    pg::prefer_indexes(&mut connection).await?;
     if arguments.reveal {
         let action = pg::Action {
             tenant,
@@ -65,20 +66,20 @@ pub(super) async fn run(file: &Path, arguments: TenantExportArguments) -> crate:
         pg::record_action(&mut connection, &action).await.context("recording it (role oncely_operator)")?;
     }
     let mut export =
-        Export { connection, tenant, masks, cipher, counts: ExportCounts::default(), is_read: true };
-    let began = pg::database_time(&mut export.connection).await?;
+        Export { connection, tenant, masks, cipher, counts: ExportCounts::default(), is_stdout_open: true };
+    let exported_at = pg::read_database_time(&mut export.connection).await?;
     export.export_keys().await?;
-    export.export_trail(began).await?;
+    export.export_trail(exported_at).await?;
     export.export_letters().await?;
     export.export_events().await?;
     let counts = export.counts;
     export.write_line(
         "export",
-        json!({ "tenant": tenant, "exported_at": began, "revealed": arguments.reveal, "counts": counts }),
+        json!({ "tenant": tenant, "exported_at": exported_at, "revealed": arguments.reveal, "counts": counts }),
     )?;
     let total = counts.keys + counts.decisions + counts.letters + counts.events;
     if total == 0 {
-        output::note("there is nothing of this tenant");
+        output::print_note("there is nothing of this tenant");
     }
     Ok(if total == 0 { ExitCode::from(exit::NO) } else { ExitCode::SUCCESS })
 }
@@ -94,50 +95,52 @@ struct ExportCounts {
 struct Export<'a> {
     connection: PgConnection,
     tenant: &'a str,
-    /// Masks of messages; `None` if messages are left out completely.
+    /// Masks of messages; `None` without `--reveal`, which leaves messages out.
     masks: Option<Masks>,
     /// Decrypts stored bodies.
     cipher: Option<Arc<dyn Cipher>>,
     counts: ExportCounts,
     /// Whether stdout is still open.
-    is_read: bool,
+    is_stdout_open: bool,
 }
 
 impl Export<'_> {
-    /// Writes a line.
+    /// Writes a row as a line of JSON; records whether stdout is still open.
     fn write_line(&mut self, kind: &str, value: Value) -> anyhow::Result<()> {
-        self.is_read = self.is_read && output::print_json_line(&format!("oncely.tenant.{kind}/1"), value)?;
+        self.is_stdout_open =
+            self.is_stdout_open && output::print_json_line(&format!("oncely.tenant.{kind}/1"), value)?;
         Ok(())
     }
 
+    /// Writes the tenant's keys, page by page.
     async fn export_keys(&mut self) -> anyhow::Result<()> {
         let mut after = None;
-        while self.is_read {
+        while self.is_stdout_open {
             let walk = KeyWalk::ByIdentity { tenant: self.tenant.to_owned(), consumer: None, after };
-            let rows = pg::keys(&mut self.connection, &walk, PAGE).await?;
+            let rows = pg::list_keys(&mut self.connection, &walk, PAGE_ROWS).await?;
             let Some(last) = rows.last() else { return Ok(()) };
             after = Some((last.consumer.clone(), last.key.clone()));
             let contents: HashMap<(String, String), KeyContents> = match &self.masks {
                 Some(_) => {
                     let names: Vec<(&str, &str)> =
                         rows.iter().map(|row| (row.consumer.as_str(), row.key.as_str())).collect();
-                    pg::tenant_contents(&mut self.connection, self.tenant, &names).await?
+                    pg::read_tenant_contents(&mut self.connection, self.tenant, &names).await?
                 }
                 None => HashMap::new(),
             };
             for row in rows {
                 let mut value = serde_json::to_value(&row)?;
                 if let Some(masks) = &self.masks {
-                    let known = contents.get(&(row.consumer.clone(), row.key.clone()));
-                    let mut contents = known.cloned().unwrap_or_default();
+                    let stored = contents.get(&(row.consumer.clone(), row.key.clone()));
+                    let mut contents = stored.cloned().unwrap_or_default();
                     let unreadable =
-                        contents.open(self.cipher.as_ref(), self.tenant, &row.consumer, &row.key);
+                        contents.decrypt(self.cipher.as_ref(), self.tenant, &row.consumer, &row.key);
                     let KeyContents { response, steps, http_headers, http_body } = contents;
                     value["unreadable"] = json!(unreadable);
-                    value["response"] = json!(response.map(|text| shown_json(masks, &text)));
-                    value["steps"] = json!(steps.map(|text| shown_json(masks, &text)));
-                    value["http_headers"] = json!(http_headers.map(|text| shown_headers(masks, &text)));
-                    value["http_body"] = json!(http_body.map(|body| shown_body(masks, &body)));
+                    value["response"] = json!(response.map(|text| mask_json(masks, &text)));
+                    value["steps"] = json!(steps.map(|text| mask_json(masks, &text)));
+                    value["http_headers"] = json!(http_headers.map(|text| mask_headers(masks, &text)));
+                    value["http_body"] = json!(http_body.map(|body| mask_body(masks, &body)));
                 }
                 self.counts.keys += 1;
                 self.write_line("key", value)?;
@@ -146,20 +149,21 @@ impl Export<'_> {
         Ok(())
     }
 
+    /// Writes the tenant's decisions, page by page.
     async fn export_trail(&mut self, now: DateTime<Utc>) -> anyhow::Result<()> {
         let mut after: Option<Position> = None;
-        while self.is_read {
-            let wanted = TrailQuery {
+        while self.is_stdout_open {
+            let query = TrailQuery {
                 filter: TrailFilter { tenant: Some(self.tenant.to_owned()), ..TrailFilter::default() },
                 since: DateTime::UNIX_EPOCH,
                 until: DateTime::<Utc>::MAX_UTC,
                 after,
-                limit: usize::try_from(PAGE)?,
+                limit: usize::try_from(PAGE_ROWS)?,
             };
-            let found = search_trail(&mut self.connection, now, &wanted, None).await?;
-            let is_over = found.is_all(&wanted);
-            after = found.rows.last().map(|(position, _)| position.clone());
-            for (_, row) in found.rows {
+            let trail_page = search_trail(&mut self.connection, now, &query, None).await?;
+            let is_over = trail_page.is_complete(&query);
+            after = trail_page.rows.last().map(|(position, _)| position.clone());
+            for (_, row) in trail_page.rows {
                 self.counts.decisions += 1;
                 self.write_line("decision", serde_json::to_value(&row)?)?;
             }
@@ -170,33 +174,34 @@ impl Export<'_> {
         Ok(())
     }
 
+    /// Writes the tenant's dead letters, with their messages.
     async fn export_letters(&mut self) -> anyhow::Result<()> {
         let mut before = None;
-        while self.is_read {
+        while self.is_stdout_open {
             let filter = LetterFilter {
                 tenant: Some(self.tenant.to_owned()),
                 before,
-                limit: MESSAGES,
+                limit: MESSAGE_ROWS,
                 ..LetterFilter::default()
             };
-            let rows = pg::letters(&mut self.connection, &filter).await?;
+            let rows = pg::list_letters(&mut self.connection, &filter).await?;
             let Some(last) = rows.last() else { return Ok(()) };
             before = Some((last.dead_lettered_at, last.id));
-            let stored = match &self.masks {
+            let messages = match &self.masks {
                 Some(_) => {
-                    let named = rows.iter().map(|row| {
+                    let letters = rows.iter().map(|row| {
                         let generation = u32::try_from(row.generation).unwrap_or(0);
                         (row.tenant.clone(), Letter { id: row.id, generation })
                     });
-                    pg::messages(&mut self.connection, &named.collect::<Vec<_>>()).await?
+                    pg::read_messages(&mut self.connection, &letters.collect::<Vec<_>>()).await?
                 }
                 None => Vec::new(),
             };
             for row in rows {
                 let mut value = serde_json::to_value(&row)?;
                 if let Some(masks) = &self.masks {
-                    let message = stored.iter().find(|message| message.id == row.id);
-                    let json_of = |text: Option<&String>| text.map(|text| shown_json(masks, text));
+                    let message = messages.iter().find(|message| message.id == row.id);
+                    let json_of = |text: Option<&String>| text.map(|text| mask_json(masks, text));
                     value["properties"] = json!(json_of(message.and_then(|m| m.properties.as_ref())));
                     value["headers"] = json!(json_of(message.and_then(|m| m.headers.as_ref())));
                     let body = message.map(|message| message.body(self.cipher.as_ref())).transpose();
@@ -204,7 +209,7 @@ impl Export<'_> {
                         Ok(body) => (body.flatten(), None),
                         Err(error) => (None, Some(error.to_string())),
                     };
-                    value["body"] = json!(body.map(|body| shown_body(masks, &body)));
+                    value["body"] = json!(body.map(|body| mask_body(masks, &body)));
                     value["unreadable"] = json!(unreadable);
                 }
                 self.counts.letters += 1;
@@ -214,21 +219,22 @@ impl Export<'_> {
         Ok(())
     }
 
+    /// Writes the tenant's waiting and parked events.
     async fn export_events(&mut self) -> anyhow::Result<()> {
         let mut behind = Uuid::nil();
-        while self.is_read {
+        while self.is_stdout_open {
             let filter = EventFilter {
                 tenant: Some(self.tenant.to_owned()),
                 behind: Some(behind),
-                limit: MESSAGES,
+                limit: MESSAGE_ROWS,
                 ..EventFilter::default()
             };
-            let rows = pg::events(&mut self.connection, &filter).await?;
+            let rows = pg::list_events(&mut self.connection, &filter).await?;
             let Some(last) = rows.last() else { return Ok(()) };
             behind = last.id;
             let ids: Vec<_> = rows.iter().map(|row| row.id).collect();
             let payloads = match &self.masks {
-                Some(_) => pg::tenant_payloads(&mut self.connection, self.tenant, &ids).await?,
+                Some(_) => pg::read_tenant_payloads(&mut self.connection, self.tenant, &ids).await?,
                 None => Vec::new(),
             };
             for row in rows {
@@ -236,8 +242,8 @@ impl Export<'_> {
                 if let Some(masks) = &self.masks {
                     let message = payloads.iter().find(|message| message.id == row.id);
                     let headers = message.and_then(|message| message.headers.as_deref());
-                    value["headers"] = json!(headers.map(|text| shown_json(masks, text)));
-                    value["payload"] = json!(message.map(|message| shown_body(masks, &message.payload)));
+                    value["headers"] = json!(headers.map(|text| mask_json(masks, text)));
+                    value["payload"] = json!(message.map(|message| mask_body(masks, &message.payload)));
                 }
                 self.counts.events += 1;
                 self.write_line("event", value)?;
@@ -247,36 +253,36 @@ impl Export<'_> {
     }
 }
 
-/// Returns a JSON text, unchanged if nothing is masked.
-fn shown_json(masks: &Masks, text: &str) -> Value {
+/// Masks the configured fields of a JSON text; without masks the text is unchanged.
+fn mask_json(masks: &Masks, text: &str) -> Value {
     match masks.is_empty() {
         true => Value::from(text),
-        false => Value::from(masks.json(text, Visibility::Revealed)),
+        false => Value::from(masks.mask_text(text, Visibility::Revealed)),
     }
 }
 
-/// Returns headers that are stored as pairs by name, so that a mask finds the header that it names.
-fn shown_headers(masks: &Masks, pairs: &str) -> Value {
+/// Masks headers that are stored as pairs: by their names, so that a mask finds the header that it names.
+fn mask_headers(masks: &Masks, pairs: &str) -> Value {
     let mut by_name: BTreeMap<String, Vec<String>> = BTreeMap::new();
     match serde_json::from_str::<Vec<(String, String)>>(pairs) {
         Ok(pairs) => {
             for (name, value) in pairs {
                 by_name.entry(name).or_default().push(value);
             }
-            shown_json(masks, &json!(by_name).to_string())
+            mask_json(masks, &json!(by_name).to_string())
         }
         // Not in our format.
-        Err(_) => shown_json(masks, pairs),
+        Err(_) => mask_json(masks, pairs),
     }
 }
 
-/// Returns a body: a text unchanged if nothing is masked; other bytes in hexadecimal.
-fn shown_body(masks: &Masks, body: &[u8]) -> Value {
+/// Masks a body: a text like JSON; without masks, other bytes become hexadecimal digits.
+fn mask_body(masks: &Masks, body: &[u8]) -> Value {
     match std::str::from_utf8(body) {
-        Ok(text) => shown_json(masks, text),
+        Ok(text) => mask_json(masks, text),
         Err(_) if masks.is_empty() => {
             json!({ "x": body.iter().map(|byte| format!("{byte:02x}")).collect::<String>() })
         }
-        Err(_) => Value::from(masks.body(body, Visibility::Revealed)),
+        Err(_) => Value::from(masks.mask_body(body, Visibility::Revealed)),
     }
 }

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 
-use super::output::{self, Times, safe};
+use super::output::{self, Times, escape};
 use oncely_core::identity::IdentityPart;
 use oncely_ops::exit;
 
@@ -65,13 +65,13 @@ pub(super) async fn run(file: &Path, verb: TenantCommand, times: Times) -> crate
     if let Some(tenant) = tenant
         && let Err(error) = IdentityPart::new(tenant.as_bytes())
     {
-        output::note(&format!("{:?} is no tenant: {error}", safe(tenant)));
+        output::print_note(&format!("{:?} is no tenant: {error}", escape(tenant)));
         return Ok(ExitCode::from(exit::USAGE));
     }
     match verb {
         TenantCommand::Export(arguments) => export::run(file, arguments).await,
         TenantCommand::Erase(arguments) => erase::run(file, arguments, times).await,
-        TenantCommand::Usage(arguments) => limit::usage(file, arguments, times).await,
-        TenantCommand::Limit(arguments) => limit::limit(file, arguments).await,
+        TenantCommand::Usage(arguments) => limit::print_usage(file, arguments, times).await,
+        TenantCommand::Limit(arguments) => limit::set_limits(file, arguments).await,
     }
 }

@@ -5,7 +5,7 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use super::view::{ScreenMode, ScreenState};
 
 /// Maximum length of a typed reason, in characters.
-const REASON: usize = 200;
+const MAX_REASON: usize = 200;
 
 /// An action besides redrawing.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,23 +16,23 @@ pub(super) enum KeyAction {
     Resume { consumer: String, reason: Option<String> },
 }
 
-/// Handles a pressed key.
-pub(super) fn handle_key(view: &mut ScreenState, key: KeyEvent) -> KeyAction {
+/// Handles a pressed key; returns the action that is left to the caller.
+pub(super) fn handle_key(screen: &mut ScreenState, key: KeyEvent) -> KeyAction {
     if key.kind == KeyEventKind::Release {
         return KeyAction::Nothing;
     }
     if key.modifiers.contains(KeyModifiers::CONTROL) {
         return if key.code == KeyCode::Char('c') { KeyAction::Quit } else { KeyAction::Nothing };
     }
-    match std::mem::take(&mut view.mode) {
-        ScreenMode::Table => return in_table(view, key.code),
+    match std::mem::take(&mut screen.mode) {
+        ScreenMode::Table => return handle_table_key(screen, key.code),
         // Any key leaves the help.
         ScreenMode::Help => {}
         ScreenMode::Reason { consumer, pause, mut text } => match key.code {
             KeyCode::Esc => {}
             KeyCode::Enter if pause && text.trim().is_empty() => {
-                view.told = Some("a pause has a reason".to_owned());
-                view.mode = ScreenMode::Reason { consumer, pause, text };
+                screen.message = Some("a pause has a reason".to_owned());
+                screen.mode = ScreenMode::Reason { consumer, pause, text };
             }
             KeyCode::Enter => {
                 let reason = text.trim().to_owned();
@@ -45,26 +45,27 @@ pub(super) fn handle_key(view: &mut ScreenState, key: KeyEvent) -> KeyAction {
             }
             code => {
                 match code {
-                    KeyCode::Char(typed) if text.chars().count() < REASON => text.push(typed),
+                    KeyCode::Char(typed) if text.chars().count() < MAX_REASON => text.push(typed),
                     KeyCode::Backspace => drop(text.pop()),
                     _ => {}
                 }
-                view.mode = ScreenMode::Reason { consumer, pause, text };
+                screen.mode = ScreenMode::Reason { consumer, pause, text };
             }
         },
     }
     KeyAction::Nothing
 }
 
-fn in_table(view: &mut ScreenState, code: KeyCode) -> KeyAction {
-    view.told = None;
+/// Handles a key that was pressed in the table.
+fn handle_table_key(screen: &mut ScreenState, code: KeyCode) -> KeyAction {
+    screen.message = None;
     match code {
         KeyCode::Char('q') | KeyCode::Esc => return KeyAction::Quit,
-        KeyCode::Down | KeyCode::Char('j') => view.select(true),
-        KeyCode::Up | KeyCode::Char('k') => view.select(false),
-        KeyCode::Char('s') => view.sort = view.sort.next(),
-        KeyCode::Char('p') => view.ask_reason(),
-        KeyCode::Char('?' | 'h') => view.mode = ScreenMode::Help,
+        KeyCode::Down | KeyCode::Char('j') => screen.move_selection(true),
+        KeyCode::Up | KeyCode::Char('k') => screen.move_selection(false),
+        KeyCode::Char('s') => screen.sort = screen.sort.next(),
+        KeyCode::Char('p') => screen.begin_reason_input(),
+        KeyCode::Char('?' | 'h') => screen.mode = ScreenMode::Help,
         _ => {}
     }
     KeyAction::Nothing

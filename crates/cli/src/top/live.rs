@@ -9,10 +9,10 @@ use ratatui::crossterm::event::Event;
 use tokio::sync::{Notify, mpsc};
 
 use super::super::operator;
-use super::super::output::{self, Times, safe};
+use super::super::output::{self, Times, escape};
 use super::keys::{KeyAction, handle_key};
 use super::servers::{ServerAnswers, ServerConnections};
-use super::terminal::{Screen, events};
+use super::terminal::{Screen, spawn_event_reader};
 use super::view::ScreenState;
 use oncely_config::Config;
 use oncely_ops::exit;
@@ -20,80 +20,80 @@ use oncely_postgres as pg;
 use oncely_process::shutdown;
 
 /// Redraw interval: a clock that does not move looks like a program that hangs.
-const TICK: Duration = Duration::from_secs(1);
+const REDRAW_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(super) async fn run(config: Config, every: Duration, times: Times) -> crate::VerbResult {
     if !std::io::stdout().is_terminal() {
-        output::note(
+        output::print_note(
             "top needs a terminal; without one, use --once for one frame, or --json for one line per query",
         );
         return Ok(ExitCode::from(exit::USAGE));
     }
     let stop = shutdown::on_signal()?;
     tokio::pin!(stop);
-    let soon = Arc::new(Notify::new());
-    let mut answers = look_again(ServerConnections::new(config.clone()), every, Arc::clone(&soon));
-    let (tell, mut told) = mpsc::channel(4);
-    let mut view = ScreenState::new(&config, times);
-    let mut screen = Screen::open()?;
-    let mut happened = events();
+    let query_now = Arc::new(Notify::new());
+    let mut answers = spawn_queries(ServerConnections::new(config.clone()), every, Arc::clone(&query_now));
+    let (message_sender, mut messages) = mpsc::channel(4);
+    let mut screen = ScreenState::new(&config, times);
+    let mut terminal = Screen::open()?;
+    let mut events = spawn_event_reader();
     loop {
-        screen.draw(&view)?;
-        let command = tokio::select! {
+        terminal.draw(&screen)?;
+        let action = tokio::select! {
             () = &mut stop => KeyAction::Quit,
-            () = tokio::time::sleep(TICK) => KeyAction::Nothing,
-            asked = answers.recv() => match asked {
-                Some(asked) => {
-                    view.take(asked?);
+            () = tokio::time::sleep(REDRAW_INTERVAL) => KeyAction::Nothing,
+            result = answers.recv() => match result {
+                Some(result) => {
+                    screen.update(result?);
                     KeyAction::Nothing
                 }
                 // The task has panicked, which has been reported.
-                None => return Ok(ExitCode::from(shutdown::SOFTWARE)),
+                None => return Ok(ExitCode::from(shutdown::SOFTWARE_ERROR_CODE)),
             },
-            Some(text) = told.recv() => {
-                view.told = Some(text);
-                soon.notify_one();
+            Some(text) = messages.recv() => {
+                screen.message = Some(text);
+                query_now.notify_one();
                 KeyAction::Nothing
             }
-            event = happened.recv() => match event {
-                Some(Ok(Event::Key(key))) => handle_key(&mut view, key),
+            event = events.recv() => match event {
+                Some(Ok(Event::Key(key))) => handle_key(&mut screen, key),
                 Some(Ok(_)) => KeyAction::Nothing,
                 // The terminal is gone.
                 Some(Err(_)) | None => KeyAction::Quit,
             },
         };
-        match command {
+        match action {
             KeyAction::Nothing => {}
             KeyAction::Quit => return Ok(ExitCode::SUCCESS),
             change => {
-                let (config, tell) = (config.clone(), tell.clone());
+                let (config, message_sender) = (config.clone(), message_sender.clone());
                 tokio::spawn(async move {
-                    let text = carry_out(&config, change).await;
+                    let text = apply_change(&config, change).await;
                     // The view may have ended.
-                    let _ = tell.send(text).await;
+                    let _ = message_sender.send(text).await;
                 });
             }
         }
     }
 }
 
-/// Queries periodically, sooner when notified; ends if the database does not match the configuration.
-fn look_again(
+/// Starts a task that queries the servers periodically, and at once when notified. It ends after an error, or with its receiver.
+fn spawn_queries(
     mut servers: ServerConnections,
     every: Duration,
-    soon: Arc<Notify>,
+    query_now: Arc<Notify>,
 ) -> mpsc::Receiver<anyhow::Result<ServerAnswers>> {
     let (sender, receiver) = mpsc::channel(1);
     tokio::spawn(async move {
         loop {
-            let asked = servers.ask().await;
-            let is_over = asked.is_err();
-            if sender.send(asked).await.is_err() || is_over {
+            let result = servers.query().await;
+            let is_over = result.is_err();
+            if sender.send(result).await.is_err() || is_over {
                 return;
             }
             tokio::select! {
                 () = tokio::time::sleep(every) => {}
-                () = soon.notified() => {}
+                () = query_now.notified() => {}
             }
         }
     });
@@ -101,26 +101,28 @@ fn look_again(
 }
 
 /// Pauses or resumes a consumer, and returns a message about the result.
-async fn carry_out(config: &Config, change: KeyAction) -> String {
-    let done = async {
+async fn apply_change(config: &Config, change: KeyAction) -> String {
+    let message = async {
         let mut connection = config.postgres.connect("oncely top").await?;
         let user = operator::name();
         Ok::<_, sqlx::Error>(match &change {
             KeyAction::Pause { consumer, reason } => {
                 pg::pause_consumer(&mut connection, consumer, None, reason, &user).await?;
-                format!("{} is paused; its workers obey within five seconds", safe(consumer))
+                format!("{} is paused; its workers obey within five seconds", escape(consumer))
             }
             KeyAction::Resume { consumer, reason } => {
                 match pg::resume_consumer(&mut connection, consumer, reason.as_deref(), &user).await? {
-                    true => format!("{} is resumed; its workers obey within five seconds", safe(consumer)),
-                    false => format!("{} was not paused", safe(consumer)),
+                    true => format!("{} is resumed; its workers obey within five seconds", escape(consumer)),
+                    false => format!("{} was not paused", escape(consumer)),
                 }
             }
             KeyAction::Nothing | KeyAction::Quit => String::new(),
         })
     };
-    match done.await {
+    match message.await {
         Ok(text) => text,
-        Err(error) => format!("nothing was changed (role oncely_operator): {}", safe(&pg::describe(&error))),
+        Err(error) => {
+            format!("nothing was changed (role oncely_operator): {}", escape(&pg::describe(&error)))
+        }
     }
 }

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use self::frame::{ScreenContent, WIDE, as_json, plain};
+use self::frame::{DEFAULT_WIDTH, ScreenContent, to_json, to_text};
 use self::servers::{ServerAnswers, ServerConnections};
 use self::view::ScreenState;
 use super::output::{self, Times};
@@ -46,39 +46,39 @@ pub(super) struct TopArguments {
 const SCHEMA: &str = "oncely.top/1";
 
 pub(super) async fn run(file: &Path, arguments: TopArguments, times: Times) -> crate::VerbResult {
-    let config = Config::load_to_look(file)?;
+    let config = Config::load_read_only(file)?;
     let every = Duration::from_secs(arguments.every);
     match (arguments.once, arguments.json) {
         (false, false) => live::run(config, every, times).await,
         (true, json) => {
-            let asked = ServerConnections::new(config.clone()).ask().await?;
-            let code = match &asked.snapshot.postgres {
+            let answers = ServerConnections::new(config.clone()).query().await?;
+            let code = match &answers.snapshot.postgres {
                 Ok(_) => 0,
-                Err(missing) if missing.is_away => exit::UNREACHABLE,
+                Err(failure) if failure.is_away => exit::UNREACHABLE,
                 Err(_) => exit::NO,
             };
             if json {
-                output::print_json_line(SCHEMA, as_json(&asked, &config))?;
+                output::print_json_line(SCHEMA, to_json(&answers, &config))?;
             } else {
-                let width = terminal::width().unwrap_or(WIDE);
-                let mut view = ScreenState::new(&config, times);
-                view.take(asked);
-                output::print(&plain(&ScreenContent::from_view(&view, width).whole()))?;
+                let width = terminal::width().unwrap_or(DEFAULT_WIDTH);
+                let mut screen = ScreenState::new(&config, times);
+                screen.update(answers);
+                output::print(&to_text(&ScreenContent::from_screen(&screen, width).into_lines()))?;
             }
             Ok(ExitCode::from(code))
         }
-        (false, true) => stream(config, every).await,
+        (false, true) => print_json_stream(config, every).await,
     }
 }
 
 /// Prints a line for each query, until it is stopped or stdout is closed.
-async fn stream(config: Config, every: Duration) -> crate::VerbResult {
+async fn print_json_stream(config: Config, every: Duration) -> crate::VerbResult {
     let stop = oncely_process::shutdown::on_signal()?;
     tokio::pin!(stop);
     let mut servers = ServerConnections::new(config.clone());
     loop {
-        let asked: ServerAnswers = servers.ask().await?;
-        if !output::print_json_line(SCHEMA, as_json(&asked, &config))? {
+        let answers: ServerAnswers = servers.query().await?;
+        if !output::print_json_line(SCHEMA, to_json(&answers, &config))? {
             return Ok(ExitCode::SUCCESS);
         }
         tokio::select! {

@@ -12,7 +12,7 @@ use oncely_postgres::{self as pg, Session};
 use oncely_process::preflight::{PostgresUnreachable, open_session};
 
 /// A server that takes longer than this to answer counts as unreachable.
-const LIMIT: Duration = Duration::from_secs(4);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Facts from PostgreSQL.
 #[derive(Clone, Debug)]
@@ -42,7 +42,7 @@ pub(super) struct ServerConnections {
 
 impl ServerConnections {
     pub(super) fn new(config: Config) -> Self {
-        let others = Servers::new(&config, "oncely top", LIMIT);
+        let others = Servers::new(&config, "oncely top", ANSWER_TIMEOUT);
         Self { config, session: None, others }
     }
 
@@ -50,33 +50,37 @@ impl ServerConnections {
     ///
     /// # Errors
     /// If the database does not match the configuration. A server that does not answer is part of the result.
-    pub(super) async fn ask(&mut self) -> anyhow::Result<ServerAnswers> {
+    pub(super) async fn query(&mut self) -> anyhow::Result<ServerAnswers> {
         let Self { config, session, others } = self;
         let database = async {
             // The query holds its session, which is dropped with it.
-            match tokio::time::timeout(LIMIT, database(config, session)).await {
+            match tokio::time::timeout(ANSWER_TIMEOUT, query_database(config, session)).await {
                 Ok(answer) => answer,
-                Err(_) => Err(PostgresUnreachable(format!("no answer within {LIMIT:?}")).into()),
+                Err(_) => Err(PostgresUnreachable(format!("no answer within {ANSWER_TIMEOUT:?}")).into()),
             }
         };
-        let snapshot = StatusSnapshot::of_servers(config, others, database).await?;
+        let snapshot = StatusSnapshot::query_servers(config, others, database).await?;
         Ok(ServerAnswers { at: Utc::now(), snapshot })
     }
 }
 
-async fn database(config: &Config, kept: &mut Option<Session>) -> anyhow::Result<DatabaseAnswer> {
-    let mut session = match kept.take() {
-        Some(open) => open,
+/// Queries PostgreSQL on the kept session, otherwise on a new one; a failed query drops the session.
+async fn query_database(
+    config: &Config,
+    kept_session: &mut Option<Session>,
+) -> anyhow::Result<DatabaseAnswer> {
+    let mut session = match kept_session.take() {
+        Some(session) => session,
         None => open_session(config).await?,
     };
     let connection = &mut session.connection;
-    let asked = Instant::now();
-    let now = pg::database_time(connection).await?;
-    let latency = asked.elapsed();
-    let overview = Overview::take(connection, Some(&config.consumer_names()), now).await?;
-    let letters = pg::waiting_letters(connection).await?;
+    let started_at = Instant::now();
+    let now = pg::read_database_time(connection).await?;
+    let latency = started_at.elapsed();
+    let overview = Overview::read(connection, Some(&config.consumer_names()), now).await?;
+    let letters = pg::count_waiting_letters(connection).await?;
     let letters = letters.into_iter().map(|letters| (letters.consumer, letters.waiting)).collect();
     let cell = session.cell.name.clone();
-    *kept = Some(session);
+    *kept_session = Some(session);
     Ok(DatabaseAnswer { cell, overview, letters, latency })
 }

@@ -4,8 +4,10 @@ use chrono::{DateTime, Utc};
 use ratatui::style::{Color, Style, Stylize as _};
 use ratatui::text::{Line, Span};
 
-use super::super::output::{age, safe};
-use super::numbers::{NOTHING, duration, grouped, per_second, percent, sparkline};
+use super::super::output::{escape, format_age};
+use super::numbers::{
+    UNKNOWN_VALUE, draw_sparkline, format_duration, format_number, format_percent, format_rate,
+};
 use super::view::ConsumerRow;
 use oncely_ops::overview::ConsumerState;
 
@@ -21,55 +23,62 @@ const COLUMNS: [TableColumn; 13] = [
     TableColumn {
         head: "CONSUMER",
         is_number: false,
-        cell: |row, _| shortened(&safe(&row.overview.consumer), 24),
+        cell: |row, _| shorten(&escape(&row.overview.consumer), 24),
     },
-    TableColumn { head: "STATE", is_number: false, cell: |row, _| row.overview.state.shown().to_owned() },
-    TableColumn { head: "READY", is_number: true, cell: |row, _| known(row.ready) },
-    TableColumn { head: "INFLIGHT", is_number: true, cell: |row, _| in_flight(row) },
-    TableColumn { head: "IN/s", is_number: true, cell: |row, _| per_second(row.overview.delivered) },
-    TableColumn { head: "DONE/s", is_number: true, cell: |row, _| per_second(row.overview.done) },
+    TableColumn { head: "STATE", is_number: false, cell: |row, _| row.overview.state.label().to_owned() },
+    TableColumn { head: "READY", is_number: true, cell: |row, _| format_optional_count(row.ready) },
+    TableColumn { head: "INFLIGHT", is_number: true, cell: |row, _| format_in_flight(row) },
+    TableColumn { head: "IN/s", is_number: true, cell: |row, _| format_rate(row.overview.delivered) },
+    TableColumn { head: "DONE/s", is_number: true, cell: |row, _| format_rate(row.overview.done) },
     TableColumn {
         head: "DUP%",
         is_number: true,
-        cell: |row, _| percent(row.overview.duplicates, row.overview.delivered),
+        cell: |row, _| format_percent(row.overview.duplicates, row.overview.delivered),
     },
-    TableColumn { head: "P50", is_number: true, cell: |row, _| duration(row.overview.p50) },
-    TableColumn { head: "P99", is_number: true, cell: |row, _| duration(row.overview.p99) },
+    TableColumn { head: "P50", is_number: true, cell: |row, _| format_duration(row.overview.p50) },
+    TableColumn { head: "P99", is_number: true, cell: |row, _| format_duration(row.overview.p99) },
     TableColumn { head: "DEAD", is_number: true, cell: |row, _| row.letters.to_string() },
-    TableColumn { head: HELD, is_number: true, cell: |row, _| held(row) },
-    TableColumn { head: "LAST DONE", is_number: true, cell: |row, now| last_done(row, now) },
-    TableColumn { head: "LAST 60 s", is_number: false, cell: |row, _| sparkline(&row.overview.done_by_span) },
+    TableColumn { head: HELD_HEADING, is_number: true, cell: |row, _| format_held(row) },
+    TableColumn { head: "LAST DONE", is_number: true, cell: |row, now| format_last_done(row, now) },
+    TableColumn {
+        head: "LAST 60 s",
+        is_number: false,
+        cell: |row, _| draw_sparkline(&row.overview.done_by_span),
+    },
 ];
 
 /// Shown if any key is held by a lease.
-const HELD: &str = "HELD";
+const HELD_HEADING: &str = "HELD";
 
-fn held(row: &ConsumerRow) -> String {
+/// Formats the number of held keys, and of those with an expired lease.
+fn format_held(row: &ConsumerRow) -> String {
     match row.overview.held_over {
         0 => row.overview.held.to_string(),
         over => format!("{} ({over} over)", row.overview.held),
     }
 }
 
-fn known(count: Option<u64>) -> String {
-    count.map_or_else(|| NOTHING.to_owned(), grouped)
+/// Formats a count that may be unknown.
+fn format_optional_count(count: Option<u64>) -> String {
+    count.map_or_else(|| UNKNOWN_VALUE.to_owned(), format_number)
 }
 
 /// Formats the unacknowledged deliveries, with their limit if the consumer is configured here.
-fn in_flight(row: &ConsumerRow) -> String {
-    let in_flight = grouped(row.overview.inflight);
+fn format_in_flight(row: &ConsumerRow) -> String {
+    let in_flight = format_number(row.overview.inflight);
     match row.prefetch {
         None => in_flight,
-        Some(limit) => format!("{in_flight}/{}", grouped(limit)),
+        Some(limit) => format!("{in_flight}/{}", format_number(limit)),
     }
 }
 
-fn last_done(row: &ConsumerRow, now: DateTime<Utc>) -> String {
-    row.overview.completed_at.map_or_else(|| NOTHING.to_owned(), |at| age(at, now))
+/// Formats the time since the last success.
+fn format_last_done(row: &ConsumerRow, now: DateTime<Utc>) -> String {
+    row.overview.completed_at.map_or_else(|| UNKNOWN_VALUE.to_owned(), |at| format_age(at, now))
 }
 
 /// Shortens a text to at most this number of columns.
-pub(super) fn shortened(text: &str, width: usize) -> String {
+pub(super) fn shorten(text: &str, width: usize) -> String {
     if Span::raw(text).width() <= width {
         return text.to_owned();
     }
@@ -102,23 +111,23 @@ impl Table {
         width: usize,
     ) -> Self {
         let mut columns: Vec<(Vec<String>, usize, bool)> = Vec::new();
-        let mut used = 0;
+        let mut used_width = 0;
         let is_held = rows.iter().any(|row| row.overview.held > 0);
-        for column in COLUMNS.iter().filter(|column| is_held || column.head != HELD) {
+        for column in COLUMNS.iter().filter(|column| is_held || column.head != HELD_HEADING) {
             let mut cells = vec![column.head.to_owned()];
             cells.extend(rows.iter().map(|row| (column.cell)(row, now)));
-            let wide = cells.iter().map(|cell| Span::raw(cell.as_str()).width()).max().unwrap_or(0);
+            let column_width = cells.iter().map(|cell| Span::raw(cell.as_str()).width()).max().unwrap_or(0);
             let gap = if columns.is_empty() { 0 } else { 2 };
-            if used + gap + wide > width && !columns.is_empty() {
+            if used_width + gap + column_width > width && !columns.is_empty() {
                 break;
             }
-            used += gap + wide;
-            columns.push((cells, wide, column.is_number));
+            used_width += gap + column_width;
+            columns.push((cells, column_width, column.is_number));
         }
         let line = |index: usize| {
-            let cells = columns.iter().enumerate().map(|(at, (cells, wide, is_number))| {
+            let cells = columns.iter().enumerate().map(|(at, (cells, column_width, is_number))| {
                 let cell = &cells[index];
-                let room = " ".repeat(wide.saturating_sub(Span::raw(cell.as_str()).width()));
+                let room = " ".repeat(column_width.saturating_sub(Span::raw(cell.as_str()).width()));
                 let gap = if at == 0 { "" } else { "  " };
                 if *is_number { format!("{gap}{room}{cell}") } else { format!("{gap}{cell}{room}") }
             });
@@ -128,7 +137,7 @@ impl Table {
         for (index, row) in rows.iter().enumerate() {
             let mut spans: Vec<Span<'static>> = line(index + 1).into_iter().map(Span::raw).collect();
             if let Some(state) = spans.get_mut(1) {
-                *state = std::mem::take(state).style(style(row.overview.state));
+                *state = std::mem::take(state).style(state_style(row.overview.state));
             }
             let shown = Line::from(spans);
             let is_selected = selected == Some(index);
@@ -136,15 +145,15 @@ impl Table {
                 table.selected = table.lines.len();
             }
             table.lines.push(if is_selected { shown.reversed() } else { shown });
-            let why = state_reason(row, now).map(|text| Line::from(shortened(&text, width)));
-            table.lines.extend(why.map(|line| line.style(style(row.overview.state))));
+            let reason_line = describe_state(row, now).map(|text| Line::from(shorten(&text, width)));
+            table.lines.extend(reason_line.map(|line| line.style(state_style(row.overview.state))));
         }
         table
     }
 }
 
 /// Returns the style of a state. The colour only repeats the state's word.
-fn style(state: ConsumerState) -> Style {
+fn state_style(state: ConsumerState) -> Style {
     match state {
         ConsumerState::Running => Style::new(),
         ConsumerState::Paused | ConsumerState::Contended => Style::new().fg(Color::Yellow),
@@ -156,18 +165,18 @@ fn style(state: ConsumerState) -> Style {
     }
 }
 
-/// Returns why a consumer does not run, or its recent failure while it runs.
-fn state_reason(row: &ConsumerRow, now: DateTime<Utc>) -> Option<String> {
+/// Describes the cause of a consumer's state, or its recent failure while it runs.
+fn describe_state(row: &ConsumerRow, now: DateTime<Utc>) -> Option<String> {
     let one = &row.overview;
-    let since = one.since.map(|since| format!(" for {}", age(since, now))).unwrap_or_default();
-    let reason = safe(one.reason.as_deref().unwrap_or_default());
+    let since = one.since.map(|since| format!(" for {}", format_age(since, now))).unwrap_or_default();
+    let reason = escape(one.reason.as_deref().unwrap_or_default());
     match one.state {
         ConsumerState::Running => one.failed.as_ref().map(|failed| {
             let whose = match (&failed.tenant, &failed.key) {
-                (Some(tenant), Some(key)) => format!("tenant {} · key {}", safe(tenant), safe(key)),
+                (Some(tenant), Some(key)) => format!("tenant {} · key {}", escape(tenant), escape(key)),
                 _ => "a message without a key".to_owned(),
             };
-            format!("  {whose} failed {} ago: {}", age(failed.since, now), safe(&failed.text))
+            format!("  {whose} failed {} ago: {}", format_age(failed.since, now), escape(&failed.text))
         }),
         ConsumerState::Contended => Some(format!("  contended{since}: {reason}")),
         ConsumerState::NoQueue | ConsumerState::Unattended => Some(format!("  {reason}")),
@@ -178,8 +187,9 @@ fn state_reason(row: &ConsumerRow, now: DateTime<Utc>) -> Option<String> {
         ConsumerState::NoWorker => Some("  no worker has it: its messages are not taken".to_owned()),
         ConsumerState::Stalled => Some(format!("  no success{since}: {reason}")),
         ConsumerState::Paused => {
-            let by = safe(one.paused_by.as_deref().unwrap_or_default());
-            let left = one.until.map(|until| format!(", goes on in {}", age(now, until))).unwrap_or_default();
+            let by = escape(one.paused_by.as_deref().unwrap_or_default());
+            let left =
+                one.until.map(|until| format!(", goes on in {}", format_age(now, until))).unwrap_or_default();
             Some(format!("  by {by}{since}: {reason}{left}"))
         }
     }

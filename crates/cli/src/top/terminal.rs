@@ -9,13 +9,13 @@ use ratatui::text::Text;
 use ratatui::{DefaultTerminal, Frame};
 use tokio::sync::mpsc;
 
-use super::frame::{ScreenContent, bottom};
+use super::frame::{ScreenContent, format_bottom_line};
 use super::view::ScreenState;
 
 /// Returns the terminal's width if stdout is one.
 pub(super) fn width() -> Option<usize> {
-    let is_there = std::io::stdout().is_terminal();
-    is_there.then(terminal::size).and_then(Result::ok).map(|(width, _)| usize::from(width))
+    let is_terminal = std::io::stdout().is_terminal();
+    is_terminal.then(terminal::size).and_then(Result::ok).map(|(width, _)| usize::from(width))
 }
 
 /// The alternate screen. A panic restores the terminal before it is reported, a normal end by dropping.
@@ -30,8 +30,8 @@ impl Screen {
         Ok(Self(ratatui::try_init()?))
     }
 
-    pub(super) fn draw(&mut self, view: &ScreenState) -> std::io::Result<()> {
-        self.0.draw(|area| draw(view, area))?;
+    pub(super) fn draw(&mut self, screen: &ScreenState) -> std::io::Result<()> {
+        self.0.draw(|area| draw(screen, area))?;
         Ok(())
     }
 }
@@ -43,37 +43,37 @@ impl Drop for Screen {
     }
 }
 
-/// Draws a frame, with the bottom line at the bottom.
-pub(super) fn draw(view: &ScreenState, area: &mut Frame<'_>) {
+/// Draws the content of the screen, and the bottom line below it.
+pub(super) fn draw(screen: &ScreenState, area: &mut Frame<'_>) {
     let whole = area.area();
     let width = usize::from(whole.width);
     let mut above = whole;
     above.height = whole.height.saturating_sub(1);
     area.render_widget(
-        Text::from(ScreenContent::from_view(view, width).within(usize::from(above.height))),
+        Text::from(ScreenContent::from_screen(screen, width).into_lines_within(usize::from(above.height))),
         above,
     );
     let mut last = whole;
     last.y = whole.y + above.height;
     last.height = whole.height.min(1);
-    area.render_widget(bottom(view, width), last);
+    area.render_widget(format_bottom_line(screen, width), last);
 }
 
 /// Interval at which the thread that reads keys checks for a receiver.
-const LOOK: Duration = Duration::from_millis(100);
+const RECEIVER_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Returns the terminal's events, read by a thread of its own because reading blocks. The thread ends with the receiver.
-pub(super) fn events() -> mpsc::Receiver<std::io::Result<Event>> {
+/// Starts a thread that reads the terminal's events, because reading blocks. The thread ends with the receiver.
+pub(super) fn spawn_event_reader() -> mpsc::Receiver<std::io::Result<Event>> {
     let (sender, receiver) = mpsc::channel(16);
     std::thread::spawn(move || {
         while !sender.is_closed() {
-            let read = match event::poll(LOOK) {
+            let result = match event::poll(RECEIVER_INTERVAL) {
                 Ok(false) => continue,
                 Ok(true) => event::read(),
                 Err(error) => Err(error),
             };
-            let is_over = read.is_err();
-            if sender.blocking_send(read).is_err() || is_over {
+            let is_error = result.is_err();
+            if sender.blocking_send(result).is_err() || is_error {
                 return;
             }
         }

@@ -1,4 +1,4 @@
-//! Tests of drawn frames and pressed keys.
+//! Tests of the drawn screen and of pressed keys.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::super::output::Times;
-use super::frame::{ScreenContent, plain};
+use super::frame::{ScreenContent, to_text};
 use super::keys::{KeyAction, handle_key};
 use super::servers::{DatabaseAnswer, ServerAnswers};
 use super::terminal::draw;
@@ -103,7 +103,7 @@ fn queue(name: &str, ready: Option<u32>) -> QueueState {
     }
 }
 
-fn asked() -> ServerAnswers {
+fn answers() -> ServerAnswers {
     let target = |target: &str, records, oldest_age| TargetOverview {
         target: target.to_owned(),
         records,
@@ -134,7 +134,7 @@ fn asked() -> ServerAnswers {
     ServerAnswers { at: at(0), snapshot }
 }
 
-fn view() -> ScreenState {
+fn screen() -> ScreenState {
     let consumer = |name: &str| {
         format!(
             "[[consumers]]\nname = \"{name}\"\nqueue = \"{name}\"\ntenant = {{ fixed = \"t\" }}\nkey = \"body_hash\"\nprefetch = 256\nbatch = 64\n"
@@ -142,18 +142,18 @@ fn view() -> ScreenState {
     };
     let servers = "[postgres]\nurl = \"postgres://u@localhost/d\"\n[rabbitmq]\nurl = \"amqp://localhost\"\n";
     let text = format!("{servers}{}{}", consumer("payments"), consumer("ledger"));
-    let mut view = ScreenState::new(&Config::parse(&text).unwrap(), Times { utc: true });
-    view.take(asked());
-    view
+    let mut screen = ScreenState::new(&Config::parse(&text).unwrap(), Times { utc: true });
+    screen.update(answers());
+    screen
 }
 
-fn whole(view: &ScreenState, width: usize) -> String {
-    plain(&ScreenContent::from_view(view, width).whole())
+fn content_text(screen: &ScreenState, width: usize) -> String {
+    to_text(&ScreenContent::from_screen(screen, width).into_lines())
 }
 
-fn drawn(view: &ScreenState, width: u16, height: u16) -> String {
+fn draw_screen(screen: &ScreenState, width: u16, height: u16) -> String {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
-    terminal.draw(|area| draw(view, area)).unwrap();
+    terminal.draw(|area| draw(screen, area)).unwrap();
     let buffer = terminal.backend().buffer();
     let rows = buffer.content().chunks(usize::from(width)).map(|row| {
         let text: String = row.iter().map(ratatui::buffer::Cell::symbol).collect();
@@ -164,7 +164,7 @@ fn drawn(view: &ScreenState, width: u16, height: u16) -> String {
 
 #[test]
 fn a_frame_says_how_each_consumer_stands_and_why() {
-    insta::assert_snapshot!(drawn(&view(), 120, 16), @r#"
+    insta::assert_snapshot!(draw_screen(&screen(), 120, 16), @r#"
 oncely top · main · 08:00:00Z · 3 workers · 1 relay · PostgreSQL 0.8 ms · RabbitMQ ok · Redis ok
 
 CONSUMER        STATE      READY  INFLIGHT   IN/s  DONE/s  DUP%   P50    P99  DEAD  LAST DONE  LAST 60 s
@@ -186,7 +186,7 @@ q quit   p pause/resume   s sort: name   ? help
 
 #[test]
 fn a_narrow_terminal_has_fewer_columns_and_the_same_reasons() {
-    insta::assert_snapshot!(drawn(&view(), 60, 14), @r#"
+    insta::assert_snapshot!(draw_screen(&screen(), 60, 14), @r#"
 oncely top · main · 08:00:00Z · 3 workers · 1 relay · Postg…
 
 CONSUMER        STATE      READY  INFLIGHT   IN/s  DONE/s
@@ -203,23 +203,23 @@ MIRROR QUEUE  8,112 waiting, the oldest for 41 s · 1,300 re…
 q quit   p pause/resume   s sort: name   ? help
 "#);
     for width in 1..140 {
-        let text = whole(&view(), width);
+        let text = content_text(&screen(), width);
         let widest = text.lines().map(|line| ratatui::text::Span::raw(line).width()).max().unwrap();
         assert!(widest <= width.max(24), "{width}: {text}");
-        drawn(&view(), u16::try_from(width).unwrap(), 3);
+        draw_screen(&screen(), u16::try_from(width).unwrap(), 3);
     }
 }
 
 #[test]
 fn a_server_that_is_away_is_said_and_what_was_known_stays() {
-    let mut view = view();
-    let mut away = asked();
+    let mut screen = screen();
+    let mut away = answers();
     away.at = at(90);
     away.snapshot.postgres = Err(ServerFailure { text: "no answer within 4s".to_owned(), is_away: true });
     away.snapshot.rabbitmq = Err("connection refused\u{1b}[2J".to_owned());
     away.snapshot.redis = Some(Err(ServerFailure { text: "timed out".to_owned(), is_away: true }));
-    view.take(away.clone());
-    insta::assert_snapshot!(drawn(&view, 100, 17), @r#"
+    screen.update(away.clone());
+    insta::assert_snapshot!(draw_screen(&screen, 100, 17), @r#"
 oncely top · 08:01:30Z
 ✗ PostgreSQL (below: what it said 1m 30s ago): no answer within 4s
 ✗ RabbitMQ: connection refused\u{1b}[2J
@@ -238,17 +238,17 @@ OUTBOX        0 waiting · 1,300 relayed in the last minute, 2 failed
 MIRROR QUEUE  8,112 waiting, the oldest for 41 s · 1,300 relayed in the last minute, 2 failed
 q quit   p pause/resume   s sort: name   ? help
 "#);
-    let config = view_config();
+    let config = minimal_config();
     let mut first = ScreenState::new(&config, Times { utc: true });
-    assert_eq!(whole(&first, 80), "oncely top · asking the servers\n");
-    first.take(away);
-    assert!(whole(&first, 80).contains("✗ PostgreSQL: no answer within 4s"));
+    assert_eq!(content_text(&first, 80), "oncely top · asking the servers\n");
+    first.update(away);
+    assert!(content_text(&first, 80).contains("✗ PostgreSQL: no answer within 4s"));
 }
 
 #[test]
 fn where_there_are_more_consumers_than_lines_the_selected_one_is_seen() {
-    let mut view = view();
-    let mut many = asked();
+    let mut screen = screen();
+    let mut many = answers();
     if let Ok(database) = &mut many.snapshot.postgres {
         let name = |number| ConsumerOverview {
             consumer: format!("c{number:02}"),
@@ -257,11 +257,11 @@ fn where_there_are_more_consumers_than_lines_the_selected_one_is_seen() {
         };
         database.overview.consumers = (0..50).map(name).collect();
     }
-    view.take(many);
+    screen.update(many);
     for (downs, seen) in [(0, "c00"), (30, "c30"), (30, "c49")] {
-        type_in(&mut view, &vec![KeyCode::Down; downs]);
+        type_in(&mut screen, &vec![KeyCode::Down; downs]);
         for height in [6, 8, 12, 20] {
-            let text = drawn(&view, 80, height);
+            let text = draw_screen(&screen, 80, height);
             assert!(
                 text.contains("CONSUMER") && text.contains(seen) && text.contains("q quit"),
                 "{height}: {text}"
@@ -270,76 +270,84 @@ fn where_there_are_more_consumers_than_lines_the_selected_one_is_seen() {
     }
 }
 
-fn view_config() -> Config {
+fn minimal_config() -> Config {
     Config::parse("[postgres]\nurl = \"postgres://u@localhost/d\"\n[rabbitmq]\nurl = \"amqp://localhost\"\n")
         .unwrap()
 }
 
-fn type_in(view: &mut ScreenState, keys: &[KeyCode]) -> KeyAction {
+fn type_in(screen: &mut ScreenState, keys: &[KeyCode]) -> KeyAction {
     let mut last = KeyAction::Nothing;
     for code in keys {
-        last = handle_key(view, KeyEvent::new(*code, KeyModifiers::NONE));
+        last = handle_key(screen, KeyEvent::new(*code, KeyModifiers::NONE));
     }
     last
 }
 
-fn order(view: &ScreenState) -> String {
-    view.rows().iter().map(|row| row.overview.consumer.chars().next().unwrap()).collect()
+fn order(screen: &ScreenState) -> String {
+    screen.rows().iter().map(|row| row.overview.consumer.chars().next().unwrap()).collect()
 }
 
 #[test]
 fn keys_select_and_sort() {
-    let mut view = view();
-    assert_eq!(order(&view), "almp");
+    let mut screen = screen();
+    assert_eq!(order(&screen), "almp");
     let orders: Vec<String> = (0..5)
         .map(|_| {
-            type_in(&mut view, &[KeyCode::Char('s')]);
-            order(&view)
+            type_in(&mut screen, &[KeyCode::Char('s')]);
+            order(&screen)
         })
         .collect();
     assert_eq!(orders, ["lamp", "palm", "palm", "palm", "almp"], "state, ready, done, dead letters, name");
-    type_in(&mut view, &[KeyCode::Down, KeyCode::Char('j'), KeyCode::Up]);
-    assert_eq!(view.selected.as_deref(), Some("ledger"));
-    type_in(&mut view, &[KeyCode::Up, KeyCode::Up, KeyCode::Up]);
-    assert_eq!(view.selected.as_deref(), Some("audit"));
+    type_in(&mut screen, &[KeyCode::Down, KeyCode::Char('j'), KeyCode::Up]);
+    assert_eq!(screen.selected.as_deref(), Some("ledger"));
+    type_in(&mut screen, &[KeyCode::Up, KeyCode::Up, KeyCode::Up]);
+    assert_eq!(screen.selected.as_deref(), Some("audit"));
     // The selection is a consumer, not a place.
-    type_in(&mut view, &[KeyCode::Char('s')]);
-    assert_eq!(view.selection(&view.rows()), Some(1));
-    assert_eq!(type_in(&mut view, &[KeyCode::Char('?')]), KeyAction::Nothing);
-    assert!(drawn(&view, 100, 20).contains("LAST DONE  since a message took effect"));
-    assert_eq!(type_in(&mut view, &[KeyCode::Char('q')]), KeyAction::Nothing, "leaves the help");
-    assert_eq!(type_in(&mut view, &[KeyCode::Char('q')]), KeyAction::Quit);
+    type_in(&mut screen, &[KeyCode::Char('s')]);
+    assert_eq!(screen.selected_index(&screen.rows()), Some(1));
+    assert_eq!(type_in(&mut screen, &[KeyCode::Char('?')]), KeyAction::Nothing);
+    assert!(draw_screen(&screen, 100, 20).contains("LAST DONE  since a message took effect"));
+    assert_eq!(type_in(&mut screen, &[KeyCode::Char('q')]), KeyAction::Nothing, "leaves the help");
+    assert_eq!(type_in(&mut screen, &[KeyCode::Char('q')]), KeyAction::Quit);
     assert_eq!(
-        handle_key(&mut view, KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL)),
+        handle_key(&mut screen, KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL)),
         KeyAction::Quit
     );
 }
 
 #[test]
 fn nobody_is_paused_without_a_reason() {
-    let mut view = view();
-    type_in(&mut view, &[KeyCode::Down, KeyCode::Char('p'), KeyCode::Enter]);
-    assert!(drawn(&view, 80, 10).contains("pause ledger: a pause has a reason"), "{}", drawn(&view, 80, 10));
+    let mut screen = screen();
+    type_in(&mut screen, &[KeyCode::Down, KeyCode::Char('p'), KeyCode::Enter]);
+    assert!(
+        draw_screen(&screen, 80, 10).contains("pause ledger: a pause has a reason"),
+        "{}",
+        draw_screen(&screen, 80, 10)
+    );
     let reason =
         [KeyCode::Char('q'), KeyCode::Char('y'), KeyCode::Backspace, KeyCode::Char(' '), KeyCode::Char('s')];
-    type_in(&mut view, &reason);
+    type_in(&mut screen, &reason);
     let paused = KeyAction::Pause { consumer: "ledger".to_owned(), reason: "q s".to_owned() };
-    assert_eq!(type_in(&mut view, &[KeyCode::Enter]), paused);
+    assert_eq!(type_in(&mut screen, &[KeyCode::Enter]), paused);
     // A paused consumer resumes with or without a reason; Esc changes nothing.
-    type_in(&mut view, &[KeyCode::Down, KeyCode::Char('p')]);
-    assert!(drawn(&view, 80, 10).contains("resume mails\\u{1b}[2J"), "{}", drawn(&view, 80, 10));
-    assert_eq!(type_in(&mut view, &[KeyCode::Char('x'), KeyCode::Esc]), KeyAction::Nothing);
-    assert_eq!(view.mode, ScreenMode::Table);
+    type_in(&mut screen, &[KeyCode::Down, KeyCode::Char('p')]);
+    assert!(
+        draw_screen(&screen, 80, 10).contains("resume mails\\u{1b}[2J"),
+        "{}",
+        draw_screen(&screen, 80, 10)
+    );
+    assert_eq!(type_in(&mut screen, &[KeyCode::Char('x'), KeyCode::Esc]), KeyAction::Nothing);
+    assert_eq!(screen.mode, ScreenMode::Table);
     let resumed = KeyAction::Resume { consumer: "mails\u{1b}[2J".to_owned(), reason: None };
-    assert_eq!(type_in(&mut view, &[KeyCode::Char('p'), KeyCode::Enter]), resumed);
+    assert_eq!(type_in(&mut screen, &[KeyCode::Char('p'), KeyCode::Enter]), resumed);
 }
 
 #[test]
 fn the_clock_goes_on_while_a_server_is_away() {
-    let mut view = view();
-    let mut away = asked();
+    let mut screen = screen();
+    let mut away = answers();
     away.at = at(0) + TimeDelta::seconds(30);
     away.snapshot.postgres = Err(ServerFailure { text: "gone".to_owned(), is_away: true });
-    view.take(away);
-    assert!(whole(&view, 120).contains("what it said 30s ago"));
+    screen.update(away);
+    assert!(content_text(&screen, 120).contains("what it said 30s ago"));
 }

@@ -1,4 +1,4 @@
-//! The content of the screen, and the user's input.
+//! The state of the screen: the servers' answers, and the user's input.
 
 use chrono::{DateTime, Utc};
 
@@ -20,6 +20,7 @@ pub(super) enum SortOrder {
 }
 
 impl SortOrder {
+    /// Returns the order that follows in the cycle.
     pub(super) fn next(self) -> Self {
         match self {
             Self::Name => Self::State,
@@ -30,7 +31,8 @@ impl SortOrder {
         }
     }
 
-    pub(super) fn shown(self) -> &'static str {
+    /// Returns the order as the bottom line names it.
+    pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Name => "name",
             Self::State => "state",
@@ -59,9 +61,9 @@ pub(super) enum ScreenMode {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct ConsumerRow {
     pub(super) overview: ConsumerOverview,
-    /// Messages ready in its queues; `None` if unknown.
+    /// Messages ready in its queues; `None` if RabbitMQ does not answer, or a queue is missing.
     pub(super) ready: Option<u64>,
-    /// Maximum number of deliveries that its live workers may hold; `None` if it is not configured here, or has none.
+    /// Maximum number of deliveries that its live workers may hold; `None` if it is not configured here, or has no live worker.
     pub(super) prefetch: Option<u64>,
     /// Waiting dead letters.
     pub(super) letters: i64,
@@ -74,7 +76,7 @@ struct ConfiguredConsumer {
     prefetch: u64,
 }
 
-/// All data that a frame is drawn from.
+/// All data that the screen is drawn from.
 pub(super) struct ScreenState {
     pub(super) times: Times,
     pub(super) sort: SortOrder,
@@ -82,15 +84,16 @@ pub(super) struct ScreenState {
     /// The selected consumer.
     pub(super) selected: Option<String>,
     /// Result of the last change.
-    pub(super) told: Option<String>,
+    pub(super) message: Option<String>,
     /// The last answers.
-    pub(super) asked: Option<ServerAnswers>,
+    pub(super) answers: Option<ServerAnswers>,
     /// The last answer of PostgreSQL, with its time by this machine's clock.
-    pub(super) known: Option<(DatabaseAnswer, DateTime<Utc>)>,
+    pub(super) last_database: Option<(DatabaseAnswer, DateTime<Utc>)>,
     configured: Vec<ConfiguredConsumer>,
 }
 
 impl ScreenState {
+    /// Creates the state of a screen without answers.
     pub(super) fn new(config: &Config, times: Times) -> Self {
         let configured = config.consumers.iter().map(|consumer| ConfiguredConsumer {
             name: consumer.name.as_str().to_owned(),
@@ -101,26 +104,26 @@ impl ScreenState {
             sort: SortOrder::default(),
             mode: ScreenMode::default(),
             selected: None,
-            told: None,
-            asked: None,
-            known: None,
+            message: None,
+            answers: None,
+            last_database: None,
             configured: configured.collect(),
         }
     }
 
-    /// Takes new answers. The last answer of PostgreSQL is kept while it is unreachable.
-    pub(super) fn take(&mut self, asked: ServerAnswers) {
-        if let Ok(database) = &asked.snapshot.postgres {
-            self.known = Some((database.clone(), asked.at));
+    /// Replaces the answers. The last answer of PostgreSQL is kept while it is unreachable.
+    pub(super) fn update(&mut self, answers: ServerAnswers) {
+        if let Ok(database) = &answers.snapshot.postgres {
+            self.last_database = Some((database.clone(), answers.at));
         }
-        self.asked = Some(asked);
+        self.answers = Some(answers);
     }
 
     /// Returns the consumers in their order.
     pub(super) fn rows(&self) -> Vec<ConsumerRow> {
-        let Some((database, _)) = &self.known else { return Vec::new() };
+        let Some((database, _)) = &self.last_database else { return Vec::new() };
         let overviews = database.overview.consumers.iter();
-        let mut rows: Vec<ConsumerRow> = overviews.map(|overview| self.row(overview, database)).collect();
+        let mut rows: Vec<ConsumerRow> = overviews.map(|overview| self.to_row(overview, database)).collect();
         match self.sort {
             SortOrder::Name => {}
             SortOrder::State => rows.sort_by_key(|row| row.overview.state),
@@ -131,39 +134,43 @@ impl ScreenState {
         rows
     }
 
-    fn row(&self, overview: &ConsumerOverview, database: &DatabaseAnswer) -> ConsumerRow {
-        let own = self.configured.iter().find(|one| one.name == overview.consumer);
-        let queues =
-            self.asked.as_ref().map(|asked| asked.snapshot.queues(&overview.consumer)).unwrap_or_default();
+    /// Combines a consumer's overview with its queues, settings and dead letters.
+    fn to_row(&self, overview: &ConsumerOverview, database: &DatabaseAnswer) -> ConsumerRow {
+        let configured = self.configured.iter().find(|one| one.name == overview.consumer);
+        let queues = self
+            .answers
+            .as_ref()
+            .map(|answers| answers.snapshot.queues(&overview.consumer))
+            .unwrap_or_default();
         let ready = queues.iter().map(|queue| queue.ready.map(u64::from)).sum::<Option<u64>>();
         let workers = u64::try_from(overview.workers).unwrap_or(u64::MAX);
         ConsumerRow {
             overview: overview.with_queues(&queues),
             ready: ready.filter(|_| !queues.is_empty()),
-            prefetch: own.map(|one| one.prefetch.saturating_mul(workers)).filter(|limit| *limit > 0),
+            prefetch: configured.map(|one| one.prefetch.saturating_mul(workers)).filter(|limit| *limit > 0),
             letters: database.letters.get(&overview.consumer).copied().unwrap_or(0),
         }
     }
 
-    /// Returns the selected row; the first one if none is selected.
-    pub(super) fn selection(&self, rows: &[ConsumerRow]) -> Option<usize> {
-        let named = self.selected.as_deref();
-        let found = rows.iter().position(|row| Some(row.overview.consumer.as_str()) == named);
+    /// Returns the index of the selected row; of the first one if none is selected.
+    pub(super) fn selected_index(&self, rows: &[ConsumerRow]) -> Option<usize> {
+        let selected = self.selected.as_deref();
+        let found = rows.iter().position(|row| Some(row.overview.consumer.as_str()) == selected);
         found.or(if rows.is_empty() { None } else { Some(0) })
     }
 
     /// Selects the next or the previous row.
-    pub(super) fn select(&mut self, down: bool) {
+    pub(super) fn move_selection(&mut self, down: bool) {
         let rows = self.rows();
-        let Some(at) = self.selection(&rows) else { return };
+        let Some(at) = self.selected_index(&rows) else { return };
         let next = if down { (at + 1).min(rows.len() - 1) } else { at.saturating_sub(1) };
         self.selected = Some(rows[next].overview.consumer.clone());
     }
 
-    /// Asks for the reason of pausing or resuming the selected consumer.
-    pub(super) fn ask_reason(&mut self) {
+    /// Begins the input of the reason for pausing or resuming the selected consumer.
+    pub(super) fn begin_reason_input(&mut self) {
         let rows = self.rows();
-        let Some(row) = self.selection(&rows).map(|at| &rows[at]) else { return };
+        let Some(row) = self.selected_index(&rows).map(|at| &rows[at]) else { return };
         self.mode = ScreenMode::Reason {
             consumer: row.overview.consumer.clone(),
             pause: row.overview.state != ConsumerState::Paused,

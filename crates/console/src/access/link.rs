@@ -3,54 +3,57 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::session::random;
+use super::session::random_token;
 
 /// Lifetime of a link.
-const GOOD: Duration = Duration::from_secs(600);
+const LINK_LIFETIME: Duration = Duration::from_secs(600);
 /// Minimum time between two links.
-const PAUSE: Duration = Duration::from_secs(5);
+const MIN_LINK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Tokens of the valid links. A new link does not revoke the previous ones, so that one user can't lock out another.
 pub(crate) struct SignInLinks(Mutex<SignInLinkState>);
 
 struct SignInLinkState {
-    good: Vec<SignInToken>,
-    last: Instant,
+    tokens: Vec<SignInToken>,
+    last_created_at: Instant,
 }
 
 struct SignInToken {
     hash: blake3::Hash,
-    at: Instant,
+    created_at: Instant,
 }
 
 impl SignInLinks {
     /// Creates the links, with the first token.
     pub(crate) fn new(now: Instant) -> (Self, String) {
-        let token = random();
-        (Self(Mutex::new(SignInLinkState { good: vec![made(&token, now)], last: now })), token)
+        let token = random_token();
+        (
+            Self(Mutex::new(SignInLinkState { tokens: vec![hash_token(&token, now)], last_created_at: now })),
+            token,
+        )
     }
 
     /// Uses up a token; returns `false` if it is unknown, used or expired.
     pub(crate) fn use_up(&self, token: &str, now: Instant) -> bool {
         let hash = blake3::hash(token.as_bytes());
-        let mut known = self.lock();
-        known.good.retain(|made| is_good(made, now));
-        let count = known.good.len();
-        known.good.retain(|made| made.hash != hash);
-        known.good.len() < count
+        let mut state = self.lock();
+        state.tokens.retain(|entry| is_unexpired(entry, now));
+        let count = state.tokens.len();
+        state.tokens.retain(|entry| entry.hash != hash);
+        state.tokens.len() < count
     }
 
-    /// Creates another token; `None` too soon after the last one.
+    /// Creates another token; `None` within five seconds of the last one.
     pub(crate) fn renew(&self, now: Instant) -> Option<String> {
-        let mut known = self.lock();
-        if now.saturating_duration_since(known.last) < PAUSE {
+        let mut state = self.lock();
+        if now.saturating_duration_since(state.last_created_at) < MIN_LINK_INTERVAL {
             return None;
         }
         // So the list is bounded by the lifetime divided by the minimum time.
-        known.good.retain(|made| is_good(made, now));
-        known.last = now;
-        let token = random();
-        known.good.push(made(&token, now));
+        state.tokens.retain(|entry| is_unexpired(entry, now));
+        state.last_created_at = now;
+        let token = random_token();
+        state.tokens.push(hash_token(&token, now));
         Some(token)
     }
 
@@ -60,12 +63,13 @@ impl SignInLinks {
     }
 }
 
-fn made(token: &str, at: Instant) -> SignInToken {
-    SignInToken { hash: blake3::hash(token.as_bytes()), at }
+/// Returns the stored form of a token: its hash, and the time of its creation.
+fn hash_token(token: &str, created_at: Instant) -> SignInToken {
+    SignInToken { hash: blake3::hash(token.as_bytes()), created_at }
 }
 
-fn is_good(made: &SignInToken, now: Instant) -> bool {
-    now.saturating_duration_since(made.at) < GOOD
+fn is_unexpired(entry: &SignInToken, now: Instant) -> bool {
+    now.saturating_duration_since(entry.created_at) < LINK_LIFETIME
 }
 
 #[cfg(test)]
@@ -80,9 +84,9 @@ mod tests {
         assert!(link.use_up(&token, start));
         assert!(!link.use_up(&token, start), "used before");
         let (link, token) = SignInLinks::new(start);
-        assert!(!link.use_up(&token, start + GOOD), "too old");
+        assert!(!link.use_up(&token, start + LINK_LIFETIME), "too old");
         assert_eq!(link.renew(start), None, "a moment after the last");
-        let later = start + GOOD;
+        let later = start + LINK_LIFETIME;
         let other = link.renew(later).unwrap();
         assert!(!link.use_up(&token, later) && link.use_up(&other, later));
     }
@@ -91,7 +95,9 @@ mod tests {
     fn another_link_leaves_the_one_before_good() {
         let start = Instant::now();
         let (link, token) = SignInLinks::new(start);
-        let other = link.renew(start + PAUSE).unwrap();
-        assert!(link.use_up(&token, start + PAUSE) && link.use_up(&other, start + PAUSE));
+        let other = link.renew(start + MIN_LINK_INTERVAL).unwrap();
+        assert!(
+            link.use_up(&token, start + MIN_LINK_INTERVAL) && link.use_up(&other, start + MIN_LINK_INTERVAL)
+        );
     }
 }

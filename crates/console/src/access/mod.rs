@@ -22,7 +22,7 @@ use link::SignInLinks;
 use oncely_config::{ConsoleSettings, Problems, ProxySettings};
 use tokens::TokenFile;
 
-/// The configured way to sign in.
+/// The configured sign-in method.
 enum SignInMethod {
     /// A link, printed where the console was started; signs in with the name of the operating system's user.
     Link(SignInLinks, User),
@@ -32,7 +32,8 @@ enum SignInMethod {
 }
 
 impl SignInMethod {
-    fn name(&self) -> &'static str {
+    /// Returns the word of the method, to which the signing key of the sessions is bound.
+    fn as_str(&self) -> &'static str {
         match self {
             Self::Link(..) => "link",
             Self::Tokens(_) => "tokens",
@@ -42,23 +43,23 @@ impl SignInMethod {
 }
 
 /// Minimum length of a proxy's secret, in bytes.
-const SECRET: usize = 24;
+const MIN_SECRET_BYTES: usize = 24;
 
 /// The credential that sessions from a link carry.
-const BY_LINK: &[u8] = b"link";
+const LINK_CREDENTIAL: &[u8] = b"link";
 
 /// Signs users in and authenticates their requests.
 pub(crate) struct Access {
     method: SignInMethod,
     sessions: LoginSessions,
     site: Site,
-    /// Cookies ignore ports: two consoles on one machine need different names, in order not to sign each other out.
-    cookie: String,
+    /// Contains the port, since cookies ignore it: two consoles on one machine need different names, in order not to sign each other out.
+    cookie_name: String,
 }
 
-/// The choices of the sign-in page.
+/// The choice that the sign-in page offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Offer {
+pub(crate) enum SignInChoice {
     /// Have a new link printed.
     Link,
     /// Enter a token.
@@ -67,8 +68,12 @@ pub(crate) enum Offer {
     Proxy,
 }
 
-/// Returns the reasons why the console can't listen on that address.
-pub(crate) fn refusals(settings: &ConsoleSettings, listen: SocketAddr, insecure_plaintext: bool) -> Problems {
+/// Checks whether the settings allow the console to listen on an address; returns the problems.
+pub(crate) fn check_listen_address(
+    settings: &ConsoleSettings,
+    listen: SocketAddr,
+    insecure_plaintext: bool,
+) -> Problems {
     let mut problems = Problems::default();
     if settings.tokens.is_some() && settings.proxy.is_some() {
         problems.add("console.proxy", "and console.tokens exclude each other: leave one out");
@@ -100,7 +105,7 @@ pub(crate) fn refusals(settings: &ConsoleSettings, listen: SocketAddr, insecure_
 }
 
 impl Access {
-    /// Opens the configured way to sign in. `listen`: the listening address. `user`: the owner of the one-time link. Also returns the
+    /// Sets up the configured sign-in method. `listen`: the listening address. `user`: the owner of the one-time link. Also returns the
     /// link's first token, if links are used.
     ///
     /// # Errors
@@ -112,7 +117,7 @@ impl Access {
         user: &str,
     ) -> Result<(Self, Option<String>), Problems> {
         let (method, token) = match (&settings.proxy, &settings.tokens) {
-            (Some(proxy), _) => (SignInMethod::Proxy(proxy.clone(), secret(proxy)?), None),
+            (Some(proxy), _) => (SignInMethod::Proxy(proxy.clone(), read_secret(proxy)?), None),
             (None, Some(file)) => (SignInMethod::Tokens(TokenFile::open(file)?), None),
             (None, None) => {
                 let nameless = || User { name: "operator".to_owned(), role: ConsoleRole::Operator };
@@ -124,10 +129,10 @@ impl Access {
         let key = settings.key.as_ref().map(|key| key.expose_secret().as_bytes());
         let site = Site::new(listen, settings.url.as_ref());
         let access = Self {
-            sessions: LoginSessions::new(key, &[cell, &site.address(), method.name()], settings.session),
+            sessions: LoginSessions::new(key, &[cell, &site.address(), method.as_str()], settings.session),
             method,
             site,
-            cookie: format!("oncely_console_{}", listen.port()),
+            cookie_name: format!("oncely_console_{}", listen.port()),
         };
         Ok((access, token))
     }
@@ -136,16 +141,17 @@ impl Access {
         &self.site
     }
 
-    pub(crate) fn offer(&self) -> Offer {
+    /// Returns the choice that the sign-in page offers.
+    pub(crate) fn sign_in_choice(&self) -> SignInChoice {
         match self.method {
-            SignInMethod::Link(..) => Offer::Link,
-            SignInMethod::Tokens(_) => Offer::Token,
-            SignInMethod::Proxy(..) => Offer::Proxy,
+            SignInMethod::Link(..) => SignInChoice::Link,
+            SignInMethod::Tokens(_) => SignInChoice::Token,
+            SignInMethod::Proxy(..) => SignInChoice::Proxy,
         }
     }
 
-    /// Returns whether a peer is answered: behind a proxy only the proxy is.
-    pub(crate) fn answers(&self, peer: IpAddr) -> bool {
+    /// Returns whether a peer may connect: behind a proxy only the proxy may.
+    pub(crate) fn is_allowed_peer(&self, peer: IpAddr) -> bool {
         match &self.method {
             SignInMethod::Proxy(proxy, _) => proxy.from.iter().any(|network| network.contains(peer)),
             SignInMethod::Link(..) | SignInMethod::Tokens(_) => true,
@@ -157,67 +163,75 @@ impl Access {
         matches!(self.method, SignInMethod::Proxy(..))
     }
 
-    /// Returns the session of a request.
-    pub(crate) fn session(&self, headers: &HeaderMap, now: DateTime<Utc>) -> Option<LoginSession> {
+    /// Authenticates a request by its cookie, or by the headers of a trusted proxy; returns its session.
+    pub(crate) fn authenticate(&self, headers: &HeaderMap, now: DateTime<Utc>) -> Option<LoginSession> {
         if let SignInMethod::Proxy(proxy, secret) = &self.method {
-            if let Some((header, known)) = secret {
+            if let Some((header, expected_hash)) = secret {
                 // Compared by hash, in constant time.
-                let said = blake3::hash(single_header(headers, header)?.as_bytes());
-                if said != *known {
+                let hash = blake3::hash(single_header(headers, header)?.as_bytes());
+                if hash != *expected_hash {
                     return None;
                 }
             }
             let name = single_header(headers, &proxy.header)?.to_str().ok()?;
             let is_operator = proxy.operators.iter().any(|operator| operator == name.trim());
             let role = if is_operator { ConsoleRole::Operator } else { ConsoleRole::Viewer };
-            return User::new(name, role).map(|user| self.sessions.vouched(user));
+            return User::new(name, role).map(|user| self.sessions.new_proxy_session(user));
         }
         let cookies = headers.get_all(header::COOKIE).iter().filter_map(|cookies| cookies.to_str().ok());
         let mut pairs =
             cookies.flat_map(|cookies| cookies.split(';')).filter_map(|pair| pair.trim().split_once('='));
         let cookie = pairs.find_map(|(name, value)| {
-            (name == self.cookie).then(|| self.sessions.read(value, now)).flatten()
+            (name == self.cookie_name).then(|| self.sessions.verify_cookie(value, now)).flatten()
         })?;
-        let user = self.user(&cookie)?;
-        Some(self.sessions.session(cookie, user))
+        let user = self.find_user(&cookie)?;
+        Some(self.sessions.new_session(cookie, user))
     }
 
     /// Returns whether a session is still valid, for work that outlasts its request.
     pub(crate) fn is_still_valid(&self, session: &LoginSession, now: DateTime<Utc>) -> bool {
         self.sessions.is_valid(session, now)
-            && session.cookie.as_ref().is_none_or(|cookie| self.user(cookie).as_ref() == Some(&session.user))
+            && session
+                .cookie
+                .as_ref()
+                .is_none_or(|cookie| self.find_user(cookie).as_ref() == Some(&session.user))
     }
 
-    /// Returns the owner of a cookie, with the current role.
-    fn user(&self, cookie: &session::SessionCookie) -> Option<User> {
+    /// Finds the owner of a cookie, with the current role.
+    fn find_user(&self, cookie: &session::SessionCookie) -> Option<User> {
         match &self.method {
-            SignInMethod::Link(_, user) => self.sessions.is_by(cookie, BY_LINK).then(|| user.clone()),
-            SignInMethod::Tokens(file) => {
-                file.tokens().find(|hash| self.sessions.is_by(cookie, hash.as_bytes())).cloned()
+            SignInMethod::Link(_, user) => {
+                self.sessions.is_opened_with(cookie, LINK_CREDENTIAL).then(|| user.clone())
             }
+            SignInMethod::Tokens(file) => file
+                .read_tokens()
+                .find_by_hash(|hash| self.sessions.is_opened_with(cookie, hash.as_bytes()))
+                .cloned(),
             SignInMethod::Proxy(..) => None,
         }
     }
 
     /// Signs in by a one-time link or a token; returns the `Set-Cookie` value.
-    pub(crate) fn let_in(&self, token: &str, now: DateTime<Utc>) -> Option<String> {
+    pub(crate) fn sign_in(&self, token: &str, now: DateTime<Utc>) -> Option<String> {
         let value = match &self.method {
             SignInMethod::Link(link, _) => {
-                link.use_up(token, Instant::now()).then(|| self.sessions.open(BY_LINK, now))?
+                link.use_up(token, Instant::now()).then(|| self.sessions.open(LINK_CREDENTIAL, now))?
             }
-            SignInMethod::Tokens(file) => self.sessions.open(file.tokens().entry(token)?.0.as_bytes(), now),
+            SignInMethod::Tokens(file) => {
+                self.sessions.open(file.read_tokens().find_entry(token)?.0.as_bytes(), now)
+            }
             SignInMethod::Proxy(..) => return None,
         };
-        Some(self.set_cookie(&value, self.sessions.lifetime().as_secs()))
+        Some(self.cookie_header(&value, self.sessions.lifetime().as_secs()))
     }
 
     /// Ends a session; returns the `Set-Cookie` value.
-    pub(crate) fn let_out(&self, session: &LoginSession, now: DateTime<Utc>) -> String {
+    pub(crate) fn sign_out(&self, session: &LoginSession, now: DateTime<Utc>) -> String {
         self.sessions.close(session, now);
-        self.set_cookie("", 0)
+        self.cookie_header("", 0)
     }
 
-    /// Returns the token of a new link, if links are used and the last one is old enough.
+    /// Creates another link, if links are used and the last one is old enough; returns its token.
     pub(crate) fn renew_link(&self) -> Option<String> {
         match &self.method {
             SignInMethod::Link(link, _) => link.renew(Instant::now()),
@@ -226,36 +240,42 @@ impl Access {
     }
 
     /// Returns the sign-in URL of a token.
-    pub(crate) fn link(&self, token: &str) -> String {
+    pub(crate) fn sign_in_url(&self, token: &str) -> String {
         format!("{}login?token={token}", self.site.address())
     }
 
-    fn set_cookie(&self, value: &str, seconds: u64) -> String {
+    /// Returns the `Set-Cookie` value of a cookie with this value and lifetime.
+    fn cookie_header(&self, value: &str, seconds: u64) -> String {
         let secure = if self.site.secure { "; Secure" } else { "" };
         let path = if self.site.base.is_empty() { "/" } else { &self.site.base };
-        format!("{}={value}; Path={path}; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}", self.cookie)
+        format!(
+            "{}={value}; Path={path}; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}",
+            self.cookie_name
+        )
     }
 }
 
 /// Returns a header that occurs once: of two, one may be the client's own.
 fn single_header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a HeaderValue> {
-    let mut found = headers.get_all(name).iter();
-    match (found.next(), found.next()) {
+    let mut values = headers.get_all(name).iter();
+    match (values.next(), values.next()) {
         (Some(value), None) => Some(value),
         _ => None,
     }
 }
 
-/// Returns the header of the proxy's secret, and the secret's hash.
-fn secret(proxy: &ProxySettings) -> Result<Option<(String, blake3::Hash)>, Problems> {
+/// Reads the file of the proxy's secret; returns the secret's header and hash.
+fn read_secret(proxy: &ProxySettings) -> Result<Option<(String, blake3::Hash)>, Problems> {
     let Some(secret) = &proxy.secret else { return Ok(None) };
     let mut problems = Problems::default();
     let place = format!("console.proxy.secret.file {}", secret.file.display());
     match private::read(&secret.file) {
         Err(what) => problems.add(place, what),
-        Ok((_, text)) if text.trim().len() < SECRET => {
-            problems
-                .add(place, format!("holds less than {SECRET} bytes; `openssl rand -hex 24` makes a secret"));
+        Ok((_, text)) if text.trim().len() < MIN_SECRET_BYTES => {
+            problems.add(
+                place,
+                format!("holds less than {MIN_SECRET_BYTES} bytes; `openssl rand -hex 24` makes a secret"),
+            );
         }
         Ok((_, text)) => {
             return Ok(Some((secret.header.clone(), blake3::hash(text.trim().as_bytes()))));
@@ -275,7 +295,7 @@ mod tests {
     }
 
     fn refused(text: &str, listen: &str, insecure_plaintext: bool) -> Vec<String> {
-        let problems = refusals(&settings(text), listen.parse().unwrap(), insecure_plaintext);
+        let problems = check_listen_address(&settings(text), listen.parse().unwrap(), insecure_plaintext);
         problems.list().iter().map(|problem| problem.place.clone()).collect()
     }
 
@@ -300,20 +320,23 @@ mod tests {
         let (access, token) =
             Access::open(&settings, "main", "0.0.0.0:7420".parse().unwrap(), "root").unwrap();
         assert_eq!(token, None);
-        assert!(access.answers("10.1.2.3".parse().unwrap()) && !access.answers("11.1.2.3".parse().unwrap()));
+        assert!(
+            access.is_allowed_peer("10.1.2.3".parse().unwrap())
+                && !access.is_allowed_peer("11.1.2.3".parse().unwrap())
+        );
         let user = |names: &[&str]| {
             let mut headers = HeaderMap::new();
             for name in names {
                 headers.append("x-user", name.parse().unwrap());
             }
-            access.session(&headers, Utc::now()).map(|session| (session.user.name, session.user.role))
+            access.authenticate(&headers, Utc::now()).map(|session| (session.user.name, session.user.role))
         };
         assert_eq!(user(&["bo"]), Some(("bo".to_owned(), ConsoleRole::Operator)));
         assert_eq!(user(&["ana"]), Some(("ana".to_owned(), ConsoleRole::Viewer)));
         for names in [&[][..], &[""], &["ana", "bo"], &["bo\t\tx"]] {
             assert_eq!(user(names), None, "{names:?}");
         }
-        assert_eq!(access.let_in("anything", Utc::now()), None);
+        assert_eq!(access.sign_in("anything", Utc::now()), None);
     }
 
     #[test]
@@ -338,7 +361,7 @@ mod tests {
             for secret in secrets {
                 headers.append("x-proxy", secret.parse().unwrap());
             }
-            access.session(&headers, Utc::now()).is_some()
+            access.authenticate(&headers, Utc::now()).is_some()
         };
         assert!(is_known(&[secret]));
         for others in [&[][..], &[""], &[&secret[1..]], &[secret, secret]] {

@@ -9,6 +9,7 @@ use std::path::Path;
 pub(super) struct FileVersion([u64; 3], [i64; 4]);
 
 impl FileVersion {
+    /// Reads the version of a file; `None` if the file is not accessible.
     pub(super) fn read(path: &Path) -> Option<Self> {
         std::fs::metadata(path).ok().map(|data| Self::from(&data))
     }
@@ -32,13 +33,14 @@ pub(super) fn read(path: &Path) -> Result<(FileVersion, String), String> {
     let mut file = std::fs::File::open(path).map_err(unreadable)?;
     // Checks the open file, not the path, which may lead elsewhere by now.
     let data = file.metadata().map_err(unreadable)?;
-    trusted(data.mode(), data.uid(), rustix::process::geteuid().as_raw())?;
+    check_permissions(data.mode(), data.uid(), rustix::process::geteuid().as_raw())?;
     let mut text = String::new();
     std::io::Read::read_to_string(&mut file, &mut text).map_err(unreadable)?;
     Ok((FileVersion::from(&data), text))
 }
 
-fn trusted(mode: u32, owner: u32, own: u32) -> Result<(), String> {
+/// Refuses a file that users outside its group can access, its group can change, or another user owns.
+fn check_permissions(mode: u32, owner: u32, own: u32) -> Result<(), String> {
     if mode & 0o007 != 0 {
         return Err("is accessible to all users: run chmod o= on it".to_owned());
     }
@@ -57,10 +59,10 @@ mod tests {
 
     #[test]
     fn nobody_else_may_own_read_or_change_it() {
-        assert!(trusted(0o100_600, 7, 7).is_ok() && trusted(0o100_640, 0, 7).is_ok());
-        assert!(trusted(0o100_600, 8, 7).unwrap_err().contains("belongs to user 8"));
+        assert!(check_permissions(0o100_600, 7, 7).is_ok() && check_permissions(0o100_640, 0, 7).is_ok());
+        assert!(check_permissions(0o100_600, 8, 7).unwrap_err().contains("belongs to user 8"));
         for mode in [0o604, 0o602, 0o660, 0o620] {
-            assert!(trusted(mode, 7, 7).is_err(), "{mode:o}");
+            assert!(check_permissions(mode, 7, 7).is_err(), "{mode:o}");
         }
     }
 }

@@ -8,12 +8,12 @@ use super::user::{ConsoleRole, User};
 use oncely_config::Problems;
 
 /// Minimum length of a token, in characters, so that it can't be guessed.
-const SHORTEST: usize = 24;
+const MIN_LENGTH: usize = 24;
 
 /// Holds the tokens of a file, which is read again after each change: a removed user is signed out at the next request.
 pub(crate) struct TokenFile {
     path: PathBuf,
-    known: Mutex<(FileVersion, Arc<AccessTokens>)>,
+    cache: Mutex<(FileVersion, Arc<AccessTokens>)>,
 }
 
 impl TokenFile {
@@ -22,22 +22,22 @@ impl TokenFile {
     /// # Errors
     /// If the file is invalid; the text contains no token.
     pub(crate) fn open(path: &Path) -> Result<Self, Problems> {
-        let known = AccessTokens::read(path)?;
-        Ok(Self { path: path.to_owned(), known: Mutex::new(known) })
+        let cache = AccessTokens::read(path)?;
+        Ok(Self { path: path.to_owned(), cache: Mutex::new(cache) })
     }
 
-    /// Returns the current tokens. A file that has become invalid lets no user in until it is fixed.
-    pub(crate) fn tokens(&self) -> Arc<AccessTokens> {
-        let now = FileVersion::read(&self.path);
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(now) = now else { return Arc::default() };
-        if known.0 != now {
-            *known = AccessTokens::read(&self.path).unwrap_or_else(|problems| {
+    /// Returns the current tokens; reads the file again if it has changed. An invalid file lets no user in until it is fixed.
+    pub(crate) fn read_tokens(&self) -> Arc<AccessTokens> {
+        let version = FileVersion::read(&self.path);
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(version) = version else { return Arc::default() };
+        if cache.0 != version {
+            *cache = AccessTokens::read(&self.path).unwrap_or_else(|problems| {
                 tracing::error!("console.tokens is invalid; no sign-in until it is fixed: {problems}");
-                (now, Arc::default())
+                (version, Arc::default())
             });
         }
-        Arc::clone(&known.1)
+        Arc::clone(&cache.1)
     }
 }
 
@@ -58,13 +58,14 @@ impl AccessTokens {
                 problems.add(place, what);
                 Err(problems)
             }
-            Ok((stamp, text)) => {
+            Ok((version, text)) => {
                 let tokens = Self::parse(&text, &place, &mut problems);
-                problems.or((stamp, Arc::new(tokens)))
+                problems.into_result((version, Arc::new(tokens)))
             }
         }
     }
 
+    /// Parses the lines of a token file: viewer or operator, a name, a token.
     fn parse(text: &str, place: &str, problems: &mut Problems) -> Self {
         let mut tokens = Self::default();
         for (index, line) in text.lines().enumerate() {
@@ -81,13 +82,13 @@ impl AccessTokens {
             let user = ConsoleRole::parse(role).and_then(|role| User::new(name, role));
             match user {
                 None => problems.add(place, "must begin with viewer or operator and a name"),
-                Some(_) if token.chars().count() < SHORTEST => {
+                Some(_) if token.chars().count() < MIN_LENGTH => {
                     let what = format!(
-                        "has a token of less than {SHORTEST} characters; `openssl rand -hex 24` makes one"
+                        "has a token of less than {MIN_LENGTH} characters; `openssl rand -hex 24` makes one"
                     );
                     problems.add(place, what);
                 }
-                Some(_) if tokens.user(token).is_some() => {
+                Some(_) if tokens.find_user(token).is_some() => {
                     problems.add(place, "has the token of a line before: each user needs one of their own");
                 }
                 Some(user) => tokens.0.push((blake3::hash(token.as_bytes()), user)),
@@ -99,20 +100,20 @@ impl AccessTokens {
         tokens
     }
 
-    /// Returns the owner of a token, in constant time for all unknown tokens.
-    pub(crate) fn user(&self, token: &str) -> Option<&User> {
-        self.entry(token).map(|(_, user)| user)
+    /// Finds the owner of a token, in constant time for all unknown tokens.
+    pub(crate) fn find_user(&self, token: &str) -> Option<&User> {
+        self.find_entry(token).map(|(_, user)| user)
     }
 
-    /// Returns the owner with the token's hash.
-    pub(crate) fn entry(&self, token: &str) -> Option<&(blake3::Hash, User)> {
+    /// Finds the owner of a token, with the token's hash.
+    pub(crate) fn find_entry(&self, token: &str) -> Option<&(blake3::Hash, User)> {
         let hash = blake3::hash(token.as_bytes());
         self.0.iter().find(|(known, _)| *known == hash)
     }
 
-    /// Returns the owner of the first token with a hash that satisfies the predicate.
-    pub(crate) fn find(&self, is_it: impl Fn(&blake3::Hash) -> bool) -> Option<&User> {
-        self.0.iter().find(|(known, _)| is_it(known)).map(|(_, user)| user)
+    /// Finds the owner of the first token with a hash that satisfies the predicate.
+    pub(crate) fn find_by_hash(&self, predicate: impl Fn(&blake3::Hash) -> bool) -> Option<&User> {
+        self.0.iter().find(|(known, _)| predicate(known)).map(|(_, user)| user)
     }
 }
 
@@ -127,17 +128,17 @@ mod tests {
     fn parse(text: &str) -> Result<AccessTokens, String> {
         let mut problems = Problems::default();
         let tokens = AccessTokens::parse(text, "tokens", &mut problems);
-        problems.or(tokens).map_err(|problems| problems.to_string())
+        problems.into_result(tokens).map_err(|problems| problems.to_string())
     }
 
     #[test]
     fn a_token_is_its_persons() {
         let text = format!("# the team\nviewer ana {TOKEN}\n\noperator bo {TOKEN}x\n");
         let tokens = parse(&text).unwrap();
-        assert_eq!(tokens.user(TOKEN).unwrap().name, "ana");
-        assert_eq!(tokens.user(&format!("{TOKEN}x")).unwrap().role, ConsoleRole::Operator);
-        assert_eq!(tokens.user(&TOKEN[1..]), None);
-        assert_eq!(tokens.user(""), None);
+        assert_eq!(tokens.find_user(TOKEN).unwrap().name, "ana");
+        assert_eq!(tokens.find_user(&format!("{TOKEN}x")).unwrap().role, ConsoleRole::Operator);
+        assert_eq!(tokens.find_user(&TOKEN[1..]), None);
+        assert_eq!(tokens.find_user(""), None);
     }
 
     #[test]
@@ -145,11 +146,11 @@ mod tests {
         let text = format!(
             "owner ana {TOKEN}\nviewer bo short\nviewer {TOKEN}\nviewer cy {TOKEN}\noperator di {TOKEN}\n"
         );
-        let told = parse(&text).unwrap_err();
+        let error = parse(&text).unwrap_err();
         for line in [1, 2, 3, 5] {
-            assert!(told.contains(&format!("line {line}:")), "{told}");
+            assert!(error.contains(&format!("line {line}:")), "{error}");
         }
-        assert!(!told.contains("line 4") && !told.contains(TOKEN), "{told}");
+        assert!(!error.contains("line 4") && !error.contains(TOKEN), "{error}");
         assert!(parse("# nobody\n").unwrap_err().contains("has no tokens"));
     }
 
@@ -175,7 +176,7 @@ mod tests {
         };
         write(&format!("viewer ana {TOKEN}\noperator bo {TOKEN}x\n"));
         let file = TokenFile::open(&path).unwrap();
-        let known = |token: &str| file.tokens().user(token).map(|user| user.role);
+        let known = |token: &str| file.read_tokens().find_user(token).map(|user| user.role);
         assert_eq!(
             (known(TOKEN), known(&format!("{TOKEN}x"))),
             (Some(ConsoleRole::Viewer), Some(ConsoleRole::Operator))

@@ -7,7 +7,7 @@ oncely_core::words! {
     /// The role of a user in the console. The roles of the database limit it further.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
     pub(crate) enum ConsoleRole {
-        /// Can look.
+        /// Can view pages.
         Viewer = "viewer",
         /// Can also act.
         Operator = "operator",
@@ -15,6 +15,7 @@ oncely_core::words! {
 }
 
 impl ConsoleRole {
+    /// Parses the role of a token file.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|role| role.as_str() == text)
     }
@@ -28,17 +29,17 @@ pub(crate) struct User {
 }
 
 /// Maximum length of a name, in bytes.
-pub(crate) const NAME: usize = 128;
+pub(crate) const MAX_NAME_BYTES: usize = 128;
 
 impl User {
-    /// Returns `None` if the name is empty, too long, or has hidden characters.
+    /// Creates a user; `None` if the name is empty, too long, or has hidden characters.
     pub(crate) fn new(name: &str, role: ConsoleRole) -> Option<Self> {
         let name = name.trim();
-        let fits = !name.is_empty() && name.len() <= NAME && shown::value(name) == name;
+        let fits = !name.is_empty() && name.len() <= MAX_NAME_BYTES && shown::escape_value(name) == name;
         fits.then(|| Self { name: name.to_owned(), role })
     }
 
-    /// Returns the name for records of the user's actions.
+    /// Returns the name with which the user's actions are recorded.
     pub(crate) fn actor(&self) -> String {
         format!("{}, console", self.name)
     }

@@ -29,7 +29,7 @@ impl Asset {
         }
     }
 
-    fn kind(self) -> &'static str {
+    fn content_type(self) -> &'static str {
         match self {
             Self::Style => "text/css; charset=utf-8",
             Self::Script | Self::Htmx => "text/javascript; charset=utf-8",
@@ -37,7 +37,7 @@ impl Asset {
         }
     }
 
-    fn name(self) -> &'static str {
+    fn base_name(self) -> &'static str {
         match self {
             Self::Style => "console.css",
             Self::Script => "console.js",
@@ -46,32 +46,32 @@ impl Asset {
         }
     }
 
-    /// Returns a name like `console-0123456789ab.css`.
-    fn file(self) -> &'static str {
-        static FILES: LazyLock<Vec<String>> = LazyLock::new(|| {
-            let named = |asset: Asset| {
+    /// Returns the name with a hash of the content, like `console-0123456789ab.css`.
+    fn file_name(self) -> &'static str {
+        static FILE_NAMES: LazyLock<Vec<String>> = LazyLock::new(|| {
+            let hash_name = |asset: Asset| {
                 let hash = &blake3::hash(asset.text().as_bytes()).to_hex()[..12];
-                let (stem, end) = asset.name().rsplit_once('.').unwrap_or((asset.name(), ""));
+                let (stem, end) = asset.base_name().rsplit_once('.').unwrap_or((asset.base_name(), ""));
                 format!("{stem}-{hash}.{end}")
             };
-            Asset::ALL.into_iter().map(named).collect()
+            Asset::ALL.into_iter().map(hash_name).collect()
         });
         let index = Self::ALL.iter().position(|asset| *asset == self).unwrap_or(0);
-        &FILES[index]
+        &FILE_NAMES[index]
     }
 }
 
 /// Returns the path of a file.
 pub(crate) fn path(site: &Site, asset: Asset) -> String {
-    site.path(&format!("/assets/{}", asset.file()))
+    site.path(&format!("/assets/{}", asset.file_name()))
 }
 
-/// Serves a file by its name.
-pub(crate) fn serve(file: &str) -> Response {
-    match Asset::ALL.into_iter().find(|asset| asset.file() == file) {
+/// Builds the response with a file, or with status 404 if there is no file of this name.
+pub(crate) fn build_response(file_name: &str) -> Response {
+    match Asset::ALL.into_iter().find(|asset| asset.file_name() == file_name) {
         Some(asset) => {
             let headers = [
-                (header::CONTENT_TYPE, asset.kind()),
+                (header::CONTENT_TYPE, asset.content_type()),
                 (header::CACHE_CONTROL, "public, max-age=31536000, immutable"),
             ];
             (headers, asset.text()).into_response()

@@ -5,19 +5,19 @@ use maud::{Markup, html};
 
 use super::super::ask::{PageReply, PageRequest, PageResult};
 use super::super::checkup::{CheckRunnerStatus, FinishedCheckRun};
-use super::super::html::{ago, code, duration, text};
-use super::super::page::csrf;
+use super::super::html::{ago, code, format_duration, text};
+use super::super::page::csrf_field;
 use oncely_doctor::{CheckResult, Report, Verdict};
 
-/// Begins a run, and redirects to the page.
-pub(super) async fn run(ask: PageRequest) -> PageResult {
-    ask.app.checkup.begin(&ask.app.config);
-    Ok(PageReply::SeeOther(ask.link("/doctor").to("checks-title")))
+/// Begins a run of the checks, and redirects to their page.
+pub(super) async fn begin_run(request: PageRequest) -> PageResult {
+    request.app.checkup.begin(&request.app.config);
+    Ok(PageReply::SeeOther(request.link("/doctor").with_anchor("checks-title")))
 }
 
 /// Renders the results; begins a run if the last one is too old.
-pub(super) fn section(ask: &PageRequest, now: DateTime<Utc>) -> Markup {
-    let CheckRunnerStatus { is_running, last } = ask.app.checkup.status(&ask.app.config);
+pub(super) fn section(request: &PageRequest, now: DateTime<Utc>) -> Markup {
+    let CheckRunnerStatus { is_running, last } = request.app.checkup.refresh(&request.app.config);
     html! {
         section aria-labelledby="checks-title" {
             h2 #checks-title { "Checks" }
@@ -29,40 +29,41 @@ pub(super) fn section(ask: &PageRequest, now: DateTime<Utc>) -> Markup {
                 " "
                 @if is_running { span.quiet { "Running now." } }
             }
-            @if !is_running && ask.visitor.is_operator() {
-                form.inline method="post" action=(ask.app.access.site().path("/doctor/run")) {
-                    (csrf(&ask.visitor))
+            @if !is_running && request.viewer.is_operator() {
+                form.inline method="post" action=(request.app.access.site().path("/doctor/run")) {
+                    (csrf_field(&request.viewer))
                     button #run-checks { "Run now" }
                 }
             }
-            @if let Some(last) = &last { (all(&last.report)) }
+            @if let Some(last) = &last { (results(&last.report)) }
         }
     }
 }
 
-fn count(report: &Report, verdict: Verdict) -> usize {
-    report.checks.iter().filter(|examined| examined.verdict == verdict).count()
+/// Counts the checks with a verdict.
+fn count_verdict(report: &Report, verdict: Verdict) -> usize {
+    report.checks.iter().filter(|result| result.verdict == verdict).count()
 }
 
 fn summary(last: &FinishedCheckRun, now: DateTime<Utc>) -> Markup {
     let report = &last.report;
     html! {
-        (report.checks.len()) " checks as " (report.role.to_string()) ", " (ago(last.at, now)) ", in " (duration(last.took.as_secs_f64())) ": "
+        (report.checks.len()) " checks as " (report.role.to_string()) ", " (ago(last.at, now)) ", in " (format_duration(last.duration.as_secs_f64())) ": "
         @for (index, verdict) in [Verdict::Error, Verdict::Warning, Verdict::Info, Verdict::Skipped, Verdict::Ok].into_iter().enumerate() {
             @if index > 0 { ", " }
-            (count(report, verdict)) " " (verdict.as_str())
+            (count_verdict(report, verdict)) " " (verdict.as_str())
         }
         "."
     }
 }
 
-fn all(report: &Report) -> Markup {
+fn results(report: &Report) -> Markup {
     let of = |verdicts: &'static [Verdict]| {
-        report.checks.iter().filter(move |examined| verdicts.contains(&examined.verdict))
+        report.checks.iter().filter(move |result| verdicts.contains(&result.verdict))
     };
     html! {
         ul.findings #bad-checks {
-            @for examined in of(&[Verdict::Error]).chain(of(&[Verdict::Warning])) { (bad(examined)) }
+            @for result in of(&[Verdict::Error]).chain(of(&[Verdict::Warning])) { (bad_check(result)) }
         }
         @for (title, id, verdicts) in [
             ("Information", "info-checks", &[Verdict::Info][..]),
@@ -72,7 +73,7 @@ fn all(report: &Report) -> Markup {
             @if of(verdicts).next().is_some() {
                 details id=(id) {
                     summary { (title) ": " (of(verdicts).count()) }
-                    ul.plain { @for examined in of(verdicts) { (other(examined)) } }
+                    ul.plain { @for result in of(verdicts) { (other_check(result)) } }
                 }
             }
         }
@@ -80,8 +81,8 @@ fn all(report: &Report) -> Markup {
 }
 
 /// Renders a failed check with its fixes.
-fn bad(examined: &CheckResult) -> Markup {
-    let (style, sign, word) = match examined.verdict {
+fn bad_check(result: &CheckResult) -> Markup {
+    let (style, sign, word) = match result.verdict {
         Verdict::Error => ("bad", "■", "error: "),
         _ => ("look", "▲", "warning: "),
     };
@@ -89,20 +90,20 @@ fn bad(examined: &CheckResult) -> Markup {
         li {
             span class=(format!("sign {style}")) aria-hidden="true" { (sign) }
             span.unseen { (word) }
-            b { (examined.check.title) } " " (code(examined.check.id))
-            @for finding in &examined.findings {
+            b { (result.check.title) } " " (code(result.check.id))
+            @for finding in &result.findings {
                 br; @if !finding.about.is_empty() { (text(&finding.about)) ": " } (text(&finding.text))
             }
-            br; span.quiet { "Fix: " (examined.check.fix) ". See " code { (examined.page) } }
+            br; span.quiet { "Fix: " (result.check.fix) ". See " code { (result.page) } }
         }
     }
 }
 
-fn other(examined: &CheckResult) -> Markup {
+fn other_check(result: &CheckResult) -> Markup {
     html! {
         li {
-            (code(examined.check.id)) " " (examined.check.title)
-            @for finding in &examined.findings {
+            (code(result.check.id)) " " (result.check.title)
+            @for finding in &result.findings {
                 br; span.quiet { @if !finding.about.is_empty() { (text(&finding.about)) ": " } (text(&finding.text)) }
             }
         }

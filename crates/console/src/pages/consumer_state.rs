@@ -17,11 +17,11 @@ pub(super) fn state_sign(state: ConsumerState) -> Markup {
         ConsumerState::Unattended | ConsumerState::NoWorker => ("bad", "○"),
     };
     // The words of `oncely top`, in lower case.
-    let word = state.shown().to_lowercase();
+    let word = state.label().to_lowercase();
     html! { span class=(format!("state {style}")) { span aria-hidden="true" { (sign) } " " (word) } }
 }
 
-/// Renders who paused a consumer, if it is paused, and the reason.
+/// Renders a consumer's pause, if it is paused: its author, time, reason and end.
 pub(super) fn pause_details(database: &DatabaseSnapshot, consumer: &str) -> Markup {
     html! {
         @if let Some(pause) = database.pause(consumer) {

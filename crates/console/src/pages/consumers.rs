@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 
 use super::super::ask::{PageRequest, PageResult};
-use super::super::html::{ago, code, count, text};
+use super::super::html::{ago, code, format_number, text};
 use super::super::page::{EquivalentCommands, Page, Tab};
 use super::overview::unavailable_error;
 use super::table::consumers;
@@ -11,28 +11,32 @@ use oncely_ops::overview::ProcessOverview;
 use oncely_ops::status::DatabaseSnapshot;
 use oncely_postgres as pg;
 
-pub(super) async fn page(ask: PageRequest) -> PageResult {
-    let view = ask.app.view().await;
-    let (Ok(database), Some(lately)) = (&view.picture.postgres, &view.lately) else {
+/// Renders `/consumers`: all consumers and processes.
+///
+/// # Errors
+/// If PostgreSQL does not answer, or a query fails.
+pub(super) async fn page(request: PageRequest) -> PageResult {
+    let view = request.app.query_status().await;
+    let (Ok(database), Some(activity)) = (&view.snapshot.postgres, &view.activity) else {
         return Err(unavailable_error(&view));
     };
     let mut page = Page::new(Tab::Consumers, "Consumers");
     page.live = html! {
-        (consumers(&ask, &view, database, lately))
+        (consumers(&request, &view, database, activity))
         section aria-labelledby="processes-title" {
             h2 #processes-title { "Processes" }
-            (processes(&ask, database))
+            (processes(&request, database))
         }
     };
-    page.elsewhere = EquivalentCommands {
+    page.equivalents = EquivalentCommands {
         cli: vec!["oncely consumers list".to_owned(), "oncely status".to_owned()],
         sql: vec![pg::equivalent_sql::consumers(), pg::equivalent_sql::processes()],
     };
     Ok(page.into())
 }
 
-fn processes(ask: &PageRequest, database: &DatabaseSnapshot) -> Markup {
-    let digest = &ask.app.config.digest;
+fn processes(request: &PageRequest, database: &DatabaseSnapshot) -> Markup {
+    let digest = &request.app.config.digest;
     html! {
         div.scroll tabindex="0" role="group" aria-label="Processes" {
             table #processes {
@@ -51,11 +55,11 @@ fn processes(ask: &PageRequest, database: &DatabaseSnapshot) -> Markup {
                     }
                 }
                 tbody {
-                    @for seen in &database.overview.processes {
-                        @let row = &seen.row;
+                    @for process in &database.overview.processes {
+                        @let row = &process.row;
                         tr {
                             th scope="row" { (row.kind) " " (text(&row.name)) }
-                            td { (state(seen)) }
+                            td { (process_state(process)) }
                             td { (text(&row.version)) @if row.version != env!("CARGO_PKG_VERSION") { " " span.look { "another than this console's" } } }
                             td { (text(&row.host)) }
                             td.number { (row.pid) }
@@ -72,15 +76,16 @@ fn processes(ask: &PageRequest, database: &DatabaseSnapshot) -> Markup {
             }
         }
         p.quiet {
-            (count(i128::try_from(database.overview.processes.len()).unwrap_or(0))) " within an hour. This console's configuration is " (code(digest)) "."
+            (format_number(i128::try_from(database.overview.processes.len()).unwrap_or(0))) " within an hour. This console's configuration is " (code(digest)) "."
         }
     }
 }
 
-fn state(seen: &ProcessOverview) -> Markup {
-    let row = &seen.row;
+/// Renders the state of a process: silent, or the state of its last heartbeat.
+fn process_state(process: &ProcessOverview) -> Markup {
+    let row = &process.row;
     let (style, sign, word) = match row.state.as_str() {
-        _ if seen.silent => ("bad", "✗", "silent"),
+        _ if process.silent => ("bad", "✗", "silent"),
         "ready" => ("fine", "●", "ready"),
         "starting" => ("look", "◔", "starting"),
         "stopping" => ("look", "◑", "stopping"),

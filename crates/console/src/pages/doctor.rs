@@ -3,28 +3,34 @@
 use maud::{Markup, html};
 
 use super::super::ask::{PageRequest, PageResult};
-use super::super::html::{bytes, capped, code, count, length, text, time};
+use super::super::html::{
+    code, format_bytes, format_capped, format_config_duration, format_number, text, time,
+};
 use super::super::page::{EquivalentCommands, Page, Tab};
 use super::super::watch::StatusView;
 use super::checks;
 use super::overview::{finding_item, unavailable_error};
 use oncely_config::{Config, MirrorSettings};
-use oncely_core::units::counted;
+use oncely_core::units::format_count;
 use oncely_ops::status::{DatabaseSnapshot, Severity, StatusFinding};
 use oncely_postgres as pg;
 
-pub(super) async fn page(ask: PageRequest) -> PageResult {
-    let view = ask.app.view().await;
-    let Ok(database) = &view.picture.postgres else { return Err(unavailable_error(&view)) };
+/// Renders `/doctor`: findings, checks, servers, and the configuration.
+///
+/// # Errors
+/// If PostgreSQL does not answer, or a query fails.
+pub(super) async fn page(request: PageRequest) -> PageResult {
+    let view = request.app.query_status().await;
+    let Ok(database) = &view.snapshot.postgres else { return Err(unavailable_error(&view)) };
     let mut page = Page::new(Tab::Doctor, "Doctor");
     page.live = html! {
         (findings(&view.findings))
-        (checks::section(&ask, database.now))
-        (servers(&ask.app.config, &view, database))
+        (checks::section(&request, database.now))
+        (servers(&request.app.config, &view, database))
         (tables(database))
     };
-    page.below = configuration(&ask.app.config);
-    page.elsewhere = EquivalentCommands {
+    page.below = configuration(&request.app.config);
+    page.equivalents = EquivalentCommands {
         cli: vec!["oncely status".to_owned(), "oncely doctor".to_owned()],
         sql: vec![pg::equivalent_sql::processes()],
     };
@@ -47,8 +53,8 @@ fn findings(findings: &[StatusFinding]) -> Markup {
         p.lead {
             @match (of(Severity::Danger).count(), of(Severity::Notice).count()) {
                 (0, 0) => { span.sign.fine aria-hidden="true" { "●" } "No findings." },
-                (0, looks) => { span.sign.look aria-hidden="true" { "▲" } (counted(looks, "finding")) " for working hours. Messages are being processed." },
-                (dangers, looks) => { span.sign.bad aria-hidden="true" { "■" } (counted(dangers, "finding")) " with messages that are not processed, " (looks) " for working hours." },
+                (0, notices) => { span.sign.look aria-hidden="true" { "▲" } (format_count(notices, "finding")) " for working hours. Messages are being processed." },
+                (dangers, notices) => { span.sign.bad aria-hidden="true" { "■" } (format_count(dangers, "finding")) " with messages that are not processed, " (notices) " for working hours." },
             }
         }
         (list("Messages are not processed", "danger-title", Severity::Danger))
@@ -57,11 +63,11 @@ fn findings(findings: &[StatusFinding]) -> Markup {
 }
 
 fn servers(config: &Config, view: &StatusView, database: &DatabaseSnapshot) -> Markup {
-    let row = |name: &str, url: String, answer: Option<&String>, more: Markup| {
+    let row = |name: &str, url: String, failure: Option<&String>, more: Markup| {
         html! {
             tr {
                 th scope="row" { (name) }
-                td { @match answer { None => span.state.fine { span aria-hidden="true" { "●" } " answers" }, Some(why) => { span.state.bad { span aria-hidden="true" { "✗" } " does not answer: " } (text(why)) } } }
+                td { @match failure { None => span.state.fine { span aria-hidden="true" { "●" } " answers" }, Some(why) => { span.state.bad { span aria-hidden="true" { "✗" } " does not answer: " } (text(why)) } } }
                 td { (code(&url)) }
                 td { (more) }
             }
@@ -76,12 +82,12 @@ fn servers(config: &Config, view: &StatusView, database: &DatabaseSnapshot) -> M
                     thead { tr { th scope="col" { "Server" } th scope="col" { "State" } th scope="col" { "URL" } th scope="col" { "" } } }
                     tbody {
                         @let read_only = "takes no writes".to_owned();
-                        (row("PostgreSQL", config.postgres.shown(), database.read_only.then_some(&read_only), html! { "epoch " (code(&database.epoch)) }))
+                        (row("PostgreSQL", config.postgres.redacted(), database.read_only.then_some(&read_only), html! { "epoch " (code(&database.epoch)) }))
                         @if config.has_broker {
-                            (row("RabbitMQ", config.rabbitmq.shown(), view.picture.rabbitmq.as_ref().err(), Markup::default()))
+                            (row("RabbitMQ", config.rabbitmq.redacted(), view.snapshot.rabbitmq.as_ref().err(), Markup::default()))
                         }
-                        @if let (Some(mirror), Some(answer)) = (&config.mirror, &view.picture.redis) {
-                            (row("Redis", mirror.shown(), answer.as_ref().err().map(|missing| &missing.text), html! { "only makes duplicates cheaper" }))
+                        @if let (Some(mirror), Some(redis)) = (&config.mirror, &view.snapshot.redis) {
+                            (row("Redis", mirror.redacted(), redis.as_ref().err().map(|failure| &failure.text), html! { "only makes duplicates cheaper" }))
                         }
                     }
                 }
@@ -96,8 +102,8 @@ fn tables(database: &DatabaseSnapshot) -> Markup {
         section aria-labelledby="tables-title" {
             h2 #tables-title { "What is kept" }
             dl.facts {
-                dt { "Keys" } dd { "about " (count(tables.keys)) ", " (bytes(tables.keys_bytes)) "; " (capped(tables.failed)) " given up" }
-                dt { "Trail" } dd { "about " (bytes(tables.audit_bytes)) ", partitions up to the week of " (tables.last_partition.as_deref().unwrap_or("(none: rows go to the default one)")) }
+                dt { "Keys" } dd { "about " (format_number(tables.keys)) ", " (format_bytes(tables.keys_bytes)) "; " (format_capped(tables.failed)) " given up" }
+                dt { "Trail" } dd { "about " (format_bytes(tables.audit_bytes)) ", partitions up to the week of " (tables.last_partition.as_deref().unwrap_or("(none: rows go to the default one)")) }
                 dt { "Sealed up to" } dd { @match tables.sealing_since { Some(at) => (time(at)), None => "not yet" } }
                 dt { "Cell" } dd { (code(&database.cell)) }
             }
@@ -106,21 +112,21 @@ fn tables(database: &DatabaseSnapshot) -> Markup {
 }
 
 fn configuration(config: &Config) -> Markup {
-    let time = length;
+    let time = format_config_duration;
     let rows = [
         ("cell.name", config.cell.clone()),
-        ("postgres.url", config.postgres.shown()),
+        ("postgres.url", config.postgres.redacted()),
         ("postgres.statement_timeout", time(config.postgres.statement_timeout)),
-        ("rabbitmq.url", config.rabbitmq.shown()),
+        ("rabbitmq.url", config.rabbitmq.redacted()),
         ("rabbitmq.heartbeat", time(config.rabbitmq.heartbeat)),
-        ("redis.url", config.mirror.as_ref().map_or_else(|| "none".to_owned(), MirrorSettings::shown)),
+        ("redis.url", config.mirror.as_ref().map_or_else(|| "none".to_owned(), MirrorSettings::redacted)),
         ("gc.schedule", config.gc.expression.clone()),
         ("audit.retention", time(config.audit.retention)),
         ("audit.duplicates", config.audit.duplicates.to_string()),
         ("events.batch × lanes", format!("{} × {}", config.events.batch, config.events.lanes)),
-        ("dead_letters.max_body", bytes(i64::from(config.dead_letters.max_body))),
+        ("dead_letters.max_body", format_bytes(i64::from(config.dead_letters.max_body))),
         ("dead_letters.tenant_letters", config.dead_letters.tenant_letters.to_string()),
-        ("dead_letters.tenant_bytes", bytes(i64::from(config.dead_letters.tenant_bytes))),
+        ("dead_letters.tenant_bytes", format_bytes(i64::from(config.dead_letters.tenant_bytes))),
     ];
     html! {
         section aria-labelledby="configuration-title" {

@@ -8,47 +8,47 @@ use oncely_postgres::Position;
 
 /// Maximum age of a decision when it becomes visible: it has the time when its transaction began, and is visible from the commit on.
 /// Decisions that commit later are in the list, but not sent to followers.
-const LATE: chrono::Duration = chrono::Duration::seconds(10);
+const MAX_DELAY: chrono::Duration = chrono::Duration::seconds(10);
 /// Maximum age of rows that a reconnected follower gets, as far as a page shows; the list has the older ones.
-const FAR: chrono::Duration = chrono::Duration::minutes(5);
+const MAX_REPLAY_AGE: chrono::Duration = chrono::Duration::minutes(5);
 
 /// Position of a follower.
 #[derive(Debug)]
 pub(super) struct TailPosition {
-    /// When following began. The list has the rows before it.
-    from: DateTime<Utc>,
+    /// The time when following began. The list has the rows before it.
+    start: DateTime<Utc>,
     /// The time of the last query: all rows that had committed by then were found, whether or not any matched.
-    looked: DateTime<Utc>,
+    last_query: DateTime<Utc>,
     /// Rows that were sent and may be found again.
-    told: HashSet<Position>,
+    sent_rows: HashSet<Position>,
 }
 
 impl TailPosition {
-    /// Begins now, or after a row. The row may have a future time, from a previous primary with a faster clock.
-    pub(super) fn begin(now: DateTime<Utc>, after: Option<Position>) -> Self {
-        let from = after.as_ref().map_or(now, |after| after.at.clamp(now - FAR, now));
-        Self { from, looked: from, told: after.into_iter().collect() }
+    /// Creates a position that begins now, or after a row. The row may have a future time, from a previous primary with a faster clock.
+    pub(super) fn new(now: DateTime<Utc>, after: Option<Position>) -> Self {
+        let start = after.as_ref().map_or(now, |after| after.at.clamp(now - MAX_REPLAY_AGE, now));
+        Self { start, last_query: start, sent_rows: after.into_iter().collect() }
     }
 
-    /// Returns the start of the next query. After a failover the clock may be behind: the rows that follow are older than some that were
-    /// sent, but are new.
-    pub(super) fn since(&mut self, now: DateTime<Utc>) -> DateTime<Utc> {
-        self.from = self.from.min(now);
-        self.looked = self.looked.min(now);
-        self.from.max(self.looked - LATE)
+    /// Prepares a query at `now`, and returns its start. After a failover the clock may be behind: the rows that follow are older than some
+    /// that were sent, but are new.
+    pub(super) fn prepare_query(&mut self, now: DateTime<Utc>) -> DateTime<Utc> {
+        self.start = self.start.min(now);
+        self.last_query = self.last_query.min(now);
+        self.start.max(self.last_query - MAX_DELAY)
     }
 
-    /// Returns the new rows of a query at `now`.
-    pub(super) fn take<T>(
+    /// Returns the rows of a query at `now` that were not sent before, and remembers them.
+    pub(super) fn take_new<T>(
         &mut self,
         now: DateTime<Utc>,
-        found: impl IntoIterator<Item = (Position, T)>,
+        rows: impl IntoIterator<Item = (Position, T)>,
     ) -> Vec<(Position, T)> {
-        let mut new: Vec<_> = found.into_iter().collect();
-        new.retain(|(position, _)| position.at >= self.from && self.told.insert(position.clone()));
-        self.looked = now;
-        self.told.retain(|position| position.at >= now - LATE);
-        new
+        let mut new_rows: Vec<_> = rows.into_iter().collect();
+        new_rows.retain(|(position, _)| position.at >= self.start && self.sent_rows.insert(position.clone()));
+        self.last_query = now;
+        self.sent_rows.retain(|position| position.at >= now - MAX_DELAY);
+        new_rows
     }
 }
 
@@ -62,64 +62,64 @@ mod tests {
     }
 
     fn row(seconds: i64) -> (Position, i64) {
-        (Position { at: at(seconds), table: 1, place: format!("(0,{})", seconds.abs() + 1) }, seconds)
+        (Position { at: at(seconds), table: 1, ctid: format!("(0,{})", seconds.abs() + 1) }, seconds)
     }
 
     /// Returns the rows sent by a query of a trail with these rows.
-    fn look(following: &mut TailPosition, now: i64, trail: &[i64]) -> Vec<i64> {
-        let since = following.since(at(now));
-        let found: Vec<_> =
+    fn query_rows(tail_position: &mut TailPosition, now: i64, trail: &[i64]) -> Vec<i64> {
+        let since = tail_position.prepare_query(at(now));
+        let rows: Vec<_> =
             trail.iter().map(|row_at| row(*row_at)).filter(|(row, _)| row.at >= since).collect();
-        following.take(at(now), found).into_iter().map(|(_, seconds)| seconds).collect()
+        tail_position.take_new(at(now), rows).into_iter().map(|(_, seconds)| seconds).collect()
     }
 
     #[test]
     fn each_row_is_told_once_and_none_of_before() {
-        let mut following = TailPosition::begin(at(0), None);
+        let mut tail_position = TailPosition::new(at(0), None);
         let mut trail = vec![-8, -1];
-        assert_eq!(look(&mut following, 2, &trail), [0; 0]);
+        assert_eq!(query_rows(&mut tail_position, 2, &trail), [0; 0]);
         trail.push(3);
-        assert_eq!(look(&mut following, 4, &trail), [3]);
-        assert_eq!(look(&mut following, 6, &trail), [0; 0], "what was there before stays untold");
+        assert_eq!(query_rows(&mut tail_position, 4, &trail), [3]);
+        assert_eq!(query_rows(&mut tail_position, 6, &trail), [0; 0], "what was there before stays untold");
         // Begun at 1, committed after the others.
         trail.push(1);
-        assert_eq!(look(&mut following, 8, &trail), [1]);
-        assert_eq!(look(&mut following, 10, &trail), [0; 0]);
-        let mut again = TailPosition::begin(at(20), Some(row(3).0));
+        assert_eq!(query_rows(&mut tail_position, 8, &trail), [1]);
+        assert_eq!(query_rows(&mut tail_position, 10, &trail), [0; 0]);
+        let mut again = TailPosition::new(at(20), Some(row(3).0));
         trail.push(15);
-        assert_eq!(look(&mut again, 22, &trail), [15]);
-        assert_eq!(look(&mut again, 24, &trail), [0; 0]);
+        assert_eq!(query_rows(&mut again, 22, &trail), [15]);
+        assert_eq!(query_rows(&mut again, 24, &trail), [0; 0]);
     }
 
     #[test]
     fn where_nothing_fits_a_look_goes_no_further_back_than_the_last() {
-        let mut following = TailPosition::begin(at(0), None);
+        let mut tail_position = TailPosition::new(at(0), None);
         for now in (2..600).step_by(2) {
-            let since = following.since(at(now));
-            assert!(since >= at(now - 2) - LATE, "{since} at {now}");
-            following.take::<()>(at(now), []);
+            let since = tail_position.prepare_query(at(now));
+            assert!(since >= at(now - 2) - MAX_DELAY, "{since} at {now}");
+            tail_position.take_new::<()>(at(now), []);
         }
         // Begun before the last query, committed after it.
-        assert_eq!(look(&mut following, 600, &[591]), [591]);
+        assert_eq!(query_rows(&mut tail_position, 600, &[591]), [591]);
     }
 
     #[test]
     fn a_clock_that_is_behind_the_one_of_before_silences_nobody() {
-        let mut following = TailPosition::begin(at(0), Some(row(3_600).0));
-        assert_eq!(look(&mut following, 2, &[1]), [1]);
-        let mut following = TailPosition::begin(at(3_600), None);
-        assert_eq!(look(&mut following, 3_602, &[3_601]), [3_601]);
+        let mut tail_position = TailPosition::new(at(0), Some(row(3_600).0));
+        assert_eq!(query_rows(&mut tail_position, 2, &[1]), [1]);
+        let mut tail_position = TailPosition::new(at(3_600), None);
+        assert_eq!(query_rows(&mut tail_position, 3_602, &[3_601]), [3_601]);
         // A failover.
-        assert_eq!(look(&mut following, 10, &[10, 3_601]), [10]);
-        assert_eq!(look(&mut following, 12, &[10, 11, 3_601]), [11]);
+        assert_eq!(query_rows(&mut tail_position, 10, &[10, 3_601]), [10]);
+        assert_eq!(query_rows(&mut tail_position, 12, &[10, 11, 3_601]), [11]);
     }
 
     #[test]
     fn what_is_told_is_forgotten_when_no_look_finds_it_any_more() {
-        let mut following = TailPosition::begin(at(0), None);
+        let mut tail_position = TailPosition::new(at(0), None);
         for now in 1..1_000 {
-            assert_eq!(look(&mut following, now, &[now]), [now]);
+            assert_eq!(query_rows(&mut tail_position, now, &[now]), [now]);
         }
-        assert!(following.told.len() <= 11, "{}", following.told.len());
+        assert!(tail_position.sent_rows.len() <= 11, "{}", tail_position.sent_rows.len());
     }
 }

@@ -5,8 +5,8 @@ use maud::{Markup, html};
 
 use super::super::ask::{PageRequest, PageResult};
 use super::super::error::PageError;
-use super::super::html::{ago, code, duration, exact_time, text, time};
-use super::super::page::{EquivalentCommands, Page, Tab, csrf};
+use super::super::html::{ago, code, exact_time, format_duration, text, time};
+use super::super::page::{EquivalentCommands, Page, Tab, csrf_field};
 use super::keys::batch_link;
 use super::leases::{release_link, steps};
 use super::reveal::{RevealTarget, record_reveal};
@@ -14,45 +14,59 @@ use super::rows::trace_link;
 use super::settle::settle_link;
 use oncely_core::mask::Visibility;
 use oncely_core::shown;
-use oncely_ops::story::{KeyStory, RepeatedDecision, folded, stories, verdict};
+use oncely_ops::story::{KeyStory, RepeatedDecision, fold_decisions, format_conclusion, read_stories};
 use oncely_ops::trail;
 use oncely_postgres::{self as pg, Abilities, AuditRow, LeaseStep, LetterRow};
 
-/// Inputs of the page.
+/// The page of a key: its inputs, without the stories.
 struct KeyPage<'a> {
-    ask: &'a PageRequest,
+    request: &'a PageRequest,
     pub key: &'a str,
     now: DateTime<Utc>,
     abilities: Abilities,
-    sight: Visibility,
+    visibility: Visibility,
 }
 
-pub(super) async fn page(ask: PageRequest) -> PageResult {
-    Ok(build(&ask, Visibility::Outline).await?.into())
+/// Renders `/key`: all facts about a key; its response is masked.
+///
+/// # Errors
+/// If the key is missing, or PostgreSQL does not answer.
+pub(super) async fn page(request: PageRequest) -> PageResult {
+    Ok(build_page(&request, Visibility::Outline).await?.into())
 }
 
-/// Renders the page with the unmasked response; recorded.
-pub(super) async fn reveal(ask: PageRequest) -> PageResult {
-    let mut page = build(&ask, Visibility::Revealed).await?;
-    page.polls = false;
+/// Renders `/key/reveal`: the page with the unmasked response. It is recorded before.
+///
+/// # Errors
+/// If it can't be recorded, or PostgreSQL does not answer.
+pub(super) async fn reveal(request: PageRequest) -> PageResult {
+    let mut page = build_page(&request, Visibility::Revealed).await?;
+    page.is_refreshed = false;
     Ok(page.into())
 }
 
-async fn build(ask: &PageRequest, sight: Visibility) -> Result<Page, PageError> {
-    let Some(key) = ask.parameters.get("key") else {
+/// Builds the page of a key; with the response unmasked, it is recorded first.
+async fn build_page(request: &PageRequest, visibility: Visibility) -> Result<Page, PageError> {
+    let Some(key) = request.parameters.get("key") else {
         return Err(PageError::Wrong("The key is missing. Search for it on Keys & trail.".to_owned()));
     };
-    let (tenant, consumer) = (ask.parameters.get("tenant"), ask.parameters.get("consumer"));
-    let mut pooled = ask.app.pool.acquire().await?;
-    let stories = stories(&ask.app.config, &mut pooled.session, key, tenant, consumer).await?;
+    let (tenant, consumer) = (request.parameters.get("tenant"), request.parameters.get("consumer"));
+    let mut pooled = request.app.pool.acquire().await?;
+    let stories = read_stories(&request.app.config, &mut pooled.session, key, tenant, consumer).await?;
     let since =
-        if stories.is_empty() { trail::beginning(&mut pooled.session.connection).await? } else { None };
-    let known = KeyPage { ask, key, now: pooled.session.clock.now(), abilities: pooled.facts.clone(), sight };
+        if stories.is_empty() { trail::find_beginning(&mut pooled.session.connection).await? } else { None };
+    let key_page = KeyPage {
+        request,
+        key,
+        now: pooled.session.clock.now(),
+        abilities: pooled.facts.clone(),
+        visibility,
+    };
     pooled.give_back();
-    if sight == Visibility::Revealed {
+    if visibility == Visibility::Revealed {
         for story in &stories {
             let (tenant, consumer) = (&story.tenant, &story.consumer);
-            record_reveal(ask, RevealTarget { what: "key", id: None, tenant, consumer, key }).await?;
+            record_reveal(request, RevealTarget { kind: "key", id: None, tenant, consumer, key }).await?;
         }
     }
     let mut page = Page::new(Tab::Keys, key);
@@ -62,24 +76,25 @@ async fn build(ask: &PageRequest, sight: Visibility) -> Result<Page, PageError> 
         _ => code(key),
     };
     page.live = html! {
-        @if stories.is_empty() { (nothing(since)) }
-        @for (index, story) in stories.iter().enumerate() { (known.story(story, index, stories.len() > 1)) }
+        @if stories.is_empty() { (unknown_key_notice(since)) }
+        @for (index, story) in stories.iter().enumerate() { (key_page.story(story, index, stories.len() > 1)) }
     };
-    let flags = shown::shell_flags([("tenant", tenant), ("consumer", consumer)]);
+    let flags = shown::format_shell_flags([("tenant", tenant), ("consumer", consumer)]);
     // A key that looks like an option is placed after all options.
     let command = match key.starts_with('-') {
-        true => format!("oncely explain{flags} -- {}", shown::shell_word(key)),
-        false => format!("oncely explain {}{flags}", shown::shell_word(key)),
+        true => format!("oncely explain{flags} -- {}", shown::quote_shell_word(key)),
+        false => format!("oncely explain {}{flags}", shown::quote_shell_word(key)),
     };
     let sql = match stories.first() {
         Some(story) => pg::equivalent_sql::key(&story.tenant, &story.consumer, key),
         None => pg::equivalent_sql::key(tenant.unwrap_or("…"), consumer.unwrap_or("…"), key),
     };
-    page.elsewhere = EquivalentCommands { cli: vec![command], sql: sql.to_vec() };
+    page.equivalents = EquivalentCommands { cli: vec![command], sql: sql.to_vec() };
     Ok(page)
 }
 
-fn nothing(since: Option<DateTime<Utc>>) -> Markup {
+/// Renders that nothing is known of the key. `since`: the beginning of the trail.
+fn unknown_key_notice(since: Option<DateTime<Utc>>) -> Markup {
     html! {
         p.lead { "Nothing is known of this key." }
         @match since {
@@ -97,26 +112,26 @@ struct TimelineEntry {
     at: DateTime<Utc>,
     sign: &'static str,
     style: &'static str,
-    what: Markup,
+    content: Markup,
 }
 
 impl KeyPage<'_> {
     fn story(&self, story: &KeyStory, index: usize, is_one_of_many: bool) -> Markup {
         html! {
-            section aria-label=(format!("{} · {}", oncely_core::shown::value(&story.tenant), oncely_core::shown::value(&story.consumer))) {
+            section aria-label=(format!("{} · {}", oncely_core::shown::escape_value(&story.tenant), oncely_core::shown::escape_value(&story.consumer))) {
                 @if is_one_of_many { h2 id=(format!("story-{index}")) { (text(&story.tenant)) " · " (text(&story.consumer)) } }
-                p.lead { (verdict(story)) }
+                p.lead { (format_conclusion(story)) }
                 (self.letters(story, index))
                 ol.timeline aria-label="Timeline" {
                     @for event in self.timeline(story) {
                         li {
                             span class=(format!("dot {}", event.style)) aria-hidden="true" { (event.sign) }
-                            span.what { (event.what) }
+                            span.what { (event.content) }
                             span.when { (exact_time(event.at)) }
                         }
                     }
                 }
-                @if !self.ask.app.config.audit.duplicates && story.timeline.iter().all(|row| row.outcome != "duplicate") {
+                @if !self.request.app.config.audit.duplicates && story.timeline.iter().all(|row| row.outcome != "duplicate") {
                     p.note { "Duplicates are counted, and listed here only with " code { "audit.duplicates = true" } "." }
                 }
                 (self.facts(story, index))
@@ -124,9 +139,12 @@ impl KeyPage<'_> {
         }
     }
 
+    /// Returns the events of a key in the order of time.
     fn timeline(&self, story: &KeyStory) -> Vec<TimelineEntry> {
-        let mut events: Vec<TimelineEntry> =
-            folded(&story.timeline).iter().map(|told| self.decision(story, told)).collect();
+        let mut events: Vec<TimelineEntry> = fold_decisions(&story.timeline)
+            .iter()
+            .map(|decision| self.decision_entry(story, decision))
+            .collect();
         if let Some(details) = &story.details
             && story.timeline.first().is_none_or(|row| row.occurred_at > details.created_at)
             && details.completed_at != Some(details.created_at)
@@ -135,7 +153,7 @@ impl KeyPage<'_> {
                 at: details.created_at,
                 sign: "◦",
                 style: "quiet",
-                what: html! { "first claimed" },
+                content: html! { "first claimed" },
             });
         }
         for letter in story.letters.iter().filter(|letter| letter.state != "waiting") {
@@ -143,16 +161,17 @@ impl KeyPage<'_> {
                 at: letter.updated_at,
                 sign: if letter.state == "discarded" { "–" } else { "↺" },
                 style: "quiet",
-                what: html! { (text(&letter.state)) " by an operator" },
+                content: html! { (text(&letter.state)) " by an operator" },
             });
         }
         events.sort_by_key(|event| event.at);
         events
     }
 
+    /// Returns the event of a decision and its repetitions.
     #[allow(clippy::cast_precision_loss)] // shown with one decimal
-    fn decision(&self, story: &KeyStory, told: &RepeatedDecision<'_>) -> TimelineEntry {
-        let row: &AuditRow = told.first;
+    fn decision_entry(&self, story: &KeyStory, decision: &RepeatedDecision<'_>) -> TimelineEntry {
+        let row: &AuditRow = decision.first;
         let (sign, style) = match row.outcome.as_str() {
             "completed" => ("●", "fine"),
             "duplicate" => ("○", "quiet"),
@@ -162,40 +181,40 @@ impl KeyPage<'_> {
             "taken_over" | "fenced" => ("⇄", "look"),
             _ => ("✗", "bad"),
         };
-        let took = row.duration_us.map(|micros| duration(micros as f64 / 1_000_000.0));
-        let what = html! {
-            @if told.count > 1 { b { (told.count) " × " } }
+        let duration = row.duration_us.map(|micros| format_duration(micros as f64 / 1_000_000.0));
+        let content = html! {
+            @if decision.count > 1 { b { (decision.count) " × " } }
             span class=(format!("outcome {}", row.outcome)) { (row.outcome) }
             @if row.attempt > 0 { ", attempt " (row.attempt) }
-            @if let Some(took) = took { ", " (took) }
+            @if let Some(duration) = duration { ", " (duration) }
             @if let Some(reason) = &row.reason {
-                @if row.outcome == "duplicate" { ", not run: " (text(reason)) " knew it" (self.before(story, row)) } @else { ", " (text(reason)) }
+                @if row.outcome == "duplicate" { ", not run: " (text(reason)) " knew it" (self.completion_age(story, row)) } @else { ", " (text(reason)) }
             }
             @if let Some(detail) = &row.detail { ": " (text(detail)) }
             span.quiet {
                 " · worker " (text(&row.worker)) ", queue " (text(&row.queue))
                 @if let Some(login) = &row.login { ", login " (text(login)) }
-                @if told.count > 1 { ", until " (exact_time(told.last.occurred_at)) }
-                " · " a href=(batch_link(self.ask, &story.consumer, &row.worker, row.occurred_at)) { "its batch" }
+                @if decision.count > 1 { ", until " (exact_time(decision.last.occurred_at)) }
+                " · " a href=(batch_link(self.request, &story.consumer, &row.worker, row.occurred_at)) { "its batch" }
                 @if let Some(trace) = &row.trace_id { " · " (self.trace(trace)) }
             }
         };
-        TimelineEntry { at: row.occurred_at, sign, style, what }
+        TimelineEntry { at: row.occurred_at, sign, style, content }
     }
 
-    /// Renders how long before a duplicate the first run had completed.
+    /// Renders the time between the completion of the key and a later duplicate.
     #[allow(clippy::cast_precision_loss)] // shown with one decimal
-    fn before(&self, story: &KeyStory, row: &AuditRow) -> Markup {
+    fn completion_age(&self, story: &KeyStory, row: &AuditRow) -> Markup {
         let first = story.details.as_ref().and_then(|details| details.completed_at);
         html! {
             @if let Some(first) = first && first <= row.occurred_at {
-                ", completed " (duration((row.occurred_at - first).num_milliseconds() as f64 / 1_000.0)) " before"
+                ", completed " (format_duration((row.occurred_at - first).num_milliseconds() as f64 / 1_000.0)) " before"
             }
         }
     }
 
     fn trace(&self, trace: &str) -> Markup {
-        trace_link(self.ask, trace)
+        trace_link(self.request, trace)
     }
 
     /// Renders waiting letters, with their actions.
@@ -205,15 +224,15 @@ impl KeyPage<'_> {
             .iter()
             .filter(|letter| ["waiting", "requeueing"].contains(&letter.state.as_str()))
             .collect();
-        let may = self.ask.visitor.is_operator() && self.abilities.change_letters;
+        let may_requeue = self.request.viewer.is_operator() && self.abilities.change_letters;
         html! {
             @for letter in &waiting {
                 p.said {
                     "A dead letter waits, from " (ago(letter.dead_lettered_at, self.now)) ": " b { (text(&letter.reason)) } " "
                     (text(letter.detail.as_deref().unwrap_or_default())) " "
-                    a id=(format!("letter-{index}-{}", letter.id)) href=(self.ask.link("/failed/letter").with("id", letter.id.to_string())) { "Look at it" }
-                    @if may && letter.reason != "key_conflict" {
-                        " · " a id=(format!("requeue-{index}-{}", letter.id)) href=(self.ask.link("/failed/plan").with("change", "requeue").with("id", letter.id.to_string())) { "Requeue…" }
+                    a id=(format!("letter-{index}-{}", letter.id)) href=(self.request.link("/failed/letter").with("id", letter.id.to_string())) { "Look at it" }
+                    @if may_requeue && letter.reason != "key_conflict" {
+                        " · " a id=(format!("requeue-{index}-{}", letter.id)) href=(self.request.link("/failed/plan").with("change", "requeue").with("id", letter.id.to_string())) { "Requeue…" }
                     }
                 }
             }
@@ -222,19 +241,19 @@ impl KeyPage<'_> {
 
     fn facts(&self, story: &KeyStory, index: usize) -> Markup {
         let Some(details) = &story.details else { return Markup::default() };
-        let digest = details.fingerprint.as_ref().map(|print| {
-            let digest = print.iter().skip(4).map(|byte| format!("{byte:02x}")).collect::<String>();
+        let digest = details.fingerprint.as_ref().map(|fingerprint| {
+            let digest = fingerprint.iter().skip(4).map(|byte| format!("{byte:02x}")).collect::<String>();
             format!("{digest}…")
         });
-        let masks = &self.ask.app.masks;
+        let masks = &self.request.app.masks;
         html! {
             h2 id=(format!("facts-{index}")) { "Facts" }
             dl.facts {
                 dt { "Status" }
                 dd {
                     (details.status) @if let Some(reason) = &details.reason { ", " (text(reason)) }
-                    @if self.ask.visitor.is_operator() && details.is_to_settle(self.now) {
-                        " · " a id=(format!("settle-{index}")) href=(settle_link(self.ask, details)) { "Settle…" }
+                    @if self.request.viewer.is_operator() && details.is_to_settle(self.now) {
+                        " · " a id=(format!("settle-{index}")) href=(settle_link(self.request, details)) { "Settle…" }
                     }
                 }
                 dt { "Attempts" } dd { (details.attempts) }
@@ -258,12 +277,12 @@ impl KeyPage<'_> {
                     dd {
                         "held by " (text(owner)) ", "
                         @if until > self.now { "until " (time(until)) } @else { span.look { "over since " (time(until)) } }
-                        @if self.ask.visitor.is_operator() {
-                            " · " a id=(format!("release-{index}")) href=(release_link(self.ask, &story.tenant, &story.consumer, self.key)) { "Release…" }
+                        @if self.request.viewer.is_operator() {
+                            " · " a id=(format!("release-{index}")) href=(release_link(self.request, &story.tenant, &story.consumer, self.key)) { "Release…" }
                         }
                     }
                 }
-                @if let Some(known) = &details.steps { dt { "Steps" } dd { (steps(&LeaseStep::of_row(known))) } }
+                @if let Some(json) = &details.steps { dt { "Steps" } dd { (steps(&LeaseStep::parse_steps(json))) } }
                 @if let Some(status) = details.http_status { dt { "HTTP" } dd { "answered with " (status) } }
                 @if let Some(error) = &details.last_error { dt { "Last error" } dd { (text(error)) } }
             }
@@ -272,10 +291,10 @@ impl KeyPage<'_> {
                 p { (text(why)) }
             } @else if let Some(response) = &details.response {
                 h2 id=(format!("response-{index}")) { "Response" }
-                pre.message tabindex="0" { (masks.json(response, self.sight)) }
-                @if self.sight == Visibility::Outline && self.ask.visitor.is_operator() && self.abilities.record {
-                    form.inline method="post" action=(self.ask.app.access.site().path("/key/reveal")) {
-                        (csrf(&self.ask.visitor))
+                pre.message tabindex="0" { (masks.mask_text(response, self.visibility)) }
+                @if self.visibility == Visibility::Outline && self.request.viewer.is_operator() && self.abilities.record {
+                    form.inline method="post" action=(self.request.app.access.site().path("/key/reveal")) {
+                        (csrf_field(&self.request.viewer))
                         input type="hidden" name="key" value=(self.key);
                         input type="hidden" name="tenant" value=(story.tenant);
                         input type="hidden" name="consumer" value=(story.consumer);

@@ -7,93 +7,107 @@ use super::super::ask::{PageRequest, PageResult};
 use super::super::error::PageError;
 use super::super::html::{PageLink, code, text, time};
 use super::super::page::{EquivalentCommands, Page, Tab};
-use super::super::search::{OUTCOMES, Question, Search};
+use super::super::search::{OUTCOMES, Search, SearchQuery};
 use super::rows::{head, key_link, row, search_link};
 use oncely_core::shown;
-use oncely_ops::trail::{MOMENT, TrailPage, TrailQuery, search_trail};
+use oncely_ops::trail::{PAGE_SEARCH_TIME, TrailPage, TrailQuery, search_trail};
 use oncely_postgres::{self as pg, KeyDetails, Position};
 
 /// Rows per page.
 const ROWS: usize = 50;
 /// Time ranges on offer, and the default.
-const SINCE: [&str; 5] = ["15m", "2h", "24h", "7d", "30d"];
-const DEFAULT: usize = 2;
+const TIME_RANGES: [&str; 5] = ["15m", "2h", "24h", "7d", "30d"];
+const DEFAULT_RANGE: usize = 2;
 /// Margin for decisions made while the page is built.
-const AHEAD: chrono::Duration = chrono::Duration::minutes(1);
+const BUILD_MARGIN: chrono::Duration = chrono::Duration::minutes(1);
 
-/// A query of a page or an export.
+/// The search of a page or an export, with its query.
 pub(super) struct KeySearch {
     pub(super) search: Search,
-    pub(super) look: TrailQuery,
+    pub(super) query: TrailQuery,
 }
 
-/// Parses the query: the search box, and the position of the page.
-pub(super) fn asked(ask: &PageRequest, now: DateTime<Utc>, limit: usize) -> Result<KeySearch, PageError> {
-    let search = Search::parse(ask.parameters.get("q").unwrap_or_default());
-    let Question { filter, since, until } = search.question(now).map_err(PageError::Wrong)?;
+/// Parses the search of a request: the search box, and the position of the page.
+///
+/// # Errors
+/// If a value of the search, or the position, is invalid.
+pub(super) fn parse_search(
+    request: &PageRequest,
+    now: DateTime<Utc>,
+    limit: usize,
+) -> Result<KeySearch, PageError> {
+    let search = Search::parse(request.parameters.get("q").unwrap_or_default());
+    let SearchQuery { filter, since, until } = search.to_query(now).map_err(PageError::Wrong)?;
     // For one key there is no default time range: the query is an index probe.
-    let default = if filter.key.is_some() { "3650d" } else { SINCE[DEFAULT] };
+    let default = if filter.key.is_some() { "3650d" } else { TIME_RANGES[DEFAULT_RANGE] };
     let since =
-        since.map_or_else(|| oncely_core::units::since(default, now).map_err(PageError::Wrong), Ok)?;
-    let after = ask.parameters.word("after").map(|text| {
+        since.map_or_else(|| oncely_core::units::parse_time(default, now).map_err(PageError::Wrong), Ok)?;
+    let after = request.parameters.get_trimmed("after").map(|text| {
         Position::parse(text).ok_or_else(|| PageError::Wrong("That is no place in the trail.".to_owned()))
     });
-    let below =
-        ask.parameters.word("below").and_then(|text| DateTime::from_timestamp_micros(text.parse().ok()?));
-    let until = [until, below].into_iter().flatten().min().unwrap_or(now + AHEAD);
-    let look = TrailQuery { filter, since, until, after: after.transpose()?, limit };
-    Ok(KeySearch { search, look })
+    let below = request
+        .parameters
+        .get_trimmed("below")
+        .and_then(|text| DateTime::from_timestamp_micros(text.parse().ok()?));
+    let until = [until, below].into_iter().flatten().min().unwrap_or(now + BUILD_MARGIN);
+    let query = TrailQuery { filter, since, until, after: after.transpose()?, limit };
+    Ok(KeySearch { search, query })
 }
 
-pub(super) async fn page(ask: PageRequest) -> PageResult {
-    let mut pooled = ask.app.pool.acquire().await?;
+/// Renders `/keys`: the search of the trail.
+///
+/// # Errors
+/// If the search is invalid, or PostgreSQL does not answer.
+pub(super) async fn page(request: PageRequest) -> PageResult {
+    let mut pooled = request.app.pool.acquire().await?;
     let now = pooled.session.clock.now();
-    let KeySearch { search, look: wanted } = asked(&ask, now, ROWS)?;
-    let found = search_trail(&mut pooled.session.connection, now, &wanted, Some(MOMENT)).await?;
-    let keys = match &wanted.filter.key {
+    let KeySearch { search, query } = parse_search(&request, now, ROWS)?;
+    let trail_page =
+        search_trail(&mut pooled.session.connection, now, &query, Some(PAGE_SEARCH_TIME)).await?;
+    let keys = match &query.filter.key {
         Some(key) => {
-            let (tenant, consumer) = (wanted.filter.tenant.as_deref(), wanted.filter.consumer.as_deref());
-            pg::key_details(&mut pooled.session.connection, key, tenant, consumer).await?
+            let (tenant, consumer) = (query.filter.tenant.as_deref(), query.filter.consumer.as_deref());
+            pg::read_key_details(&mut pooled.session.connection, key, tenant, consumer).await?
         }
         None => Vec::new(),
     };
     pooled.give_back();
-    let is_first = wanted.after.is_none() && !ask.parameters.has("below");
+    let is_first = query.after.is_none() && !request.parameters.has("below");
     let mut page = Page::new(Tab::Keys, "Keys & trail");
-    page.above = html! { (search_box(&ask, &search)) (facets(&ask, &search)) };
+    page.above = html! { (search_box(&request, &search)) (facets(&request, &search)) };
     page.live = html! {
-        (known(&ask, &keys))
-        (table(&ask, &search, &found, &wanted, is_first))
-        (navigation(&ask, &search, &wanted, &found, is_first))
+        (known_keys(&request, &keys))
+        (table(&request, &search, &trail_page, &query, is_first))
+        (navigation(&request, &search, &query, &trail_page, is_first))
     };
     // Further pages are not refreshed, so that rows don't move while they are read.
-    page.polls = is_first;
-    page.elsewhere = EquivalentCommands {
-        cli: vec![command(&wanted, &search)],
+    page.is_refreshed = is_first;
+    page.equivalents = EquivalentCommands {
+        cli: vec![format_command(&query, &search)],
         sql: vec![pg::equivalent_sql::trail(
-            &wanted.filter,
-            wanted.since,
-            search.get("until").map(|_| wanted.until),
+            &query.filter,
+            query.since,
+            search.get("until").map(|_| query.until),
         )],
     };
     Ok(page.into())
 }
 
-fn search_box(ask: &PageRequest, search: &Search) -> Markup {
+fn search_box(request: &PageRequest, search: &Search) -> Markup {
     html! {
-        form.search role="search" action=(ask.link("/keys")) {
+        form.search role="search" action=(request.link("/keys")) {
             label.unseen for="q" { "A key, or tenant:… consumer:… outcome:… reason:… worker:… since:… until:…" }
-            input #q type="search" name="q" value=(search.text()) autocomplete="off" spellcheck="false"
+            input #q type="search" name="q" value=(search.to_text()) autocomplete="off" spellcheck="false"
                 placeholder="a key, or  tenant:acme consumer:payments outcome:retried since:2h";
             button { "Search" }
         }
     }
 }
 
-fn facets(ask: &PageRequest, search: &Search) -> Markup {
-    let since = search.get("since").or((search.get("key").is_none()).then_some(SINCE[DEFAULT]));
+fn facets(request: &PageRequest, search: &Search) -> Markup {
+    let since = search.get("since").or((search.get("key").is_none()).then_some(TIME_RANGES[DEFAULT_RANGE]));
     let consumers: Vec<&str> =
-        ask.app.config.consumers.iter().map(|consumer| consumer.name.as_str()).collect();
+        request.app.config.consumers.iter().map(|consumer| consumer.name.as_str()).collect();
     let facet = |name: &'static str, shown: &str, current: Option<&str>, values: &[&str]| {
         html! {
             span {
@@ -101,23 +115,23 @@ fn facets(ask: &PageRequest, search: &Search) -> Markup {
                 @for (index, value) in values.iter().enumerate() {
                     @let is_current = current == Some(*value);
                     @let other = search.with(name, (!is_current || name == "since").then_some(*value));
-                    a id=(format!("facet-{name}-{index}")) href=(search_link(ask, &other)) aria-current=[is_current.then_some("true")] { (oncely_core::shown::value(value)) }
+                    a id=(format!("facet-{name}-{index}")) href=(search_link(request, &other)) aria-current=[is_current.then_some("true")] { (oncely_core::shown::escape_value(value)) }
                 }
             }
         }
     };
     html! {
         nav.facets aria-label="Narrow the search" {
-            (facet("since", "Since", since, &SINCE))
+            (facet("since", "Since", since, &TIME_RANGES))
             (facet("outcome", "Outcome", search.get("outcome"), &OUTCOMES))
             @if !consumers.is_empty() { (facet("consumer", "Consumer", search.get("consumer"), &consumers)) }
-            span { a #held href=(ask.link("/leases")) { "Held by leases" } }
+            span { a #held href=(request.link("/leases")) { "Held by leases" } }
         }
     }
 }
 
 /// Renders the tenants and consumers with this key.
-fn known(ask: &PageRequest, keys: &[KeyDetails]) -> Markup {
+fn known_keys(request: &PageRequest, keys: &[KeyDetails]) -> Markup {
     html! {
         @if !keys.is_empty() {
             section aria-labelledby="known-title" {
@@ -126,7 +140,7 @@ fn known(ask: &PageRequest, keys: &[KeyDetails]) -> Markup {
                     @for key in keys {
                         li {
                             a id=(format!("known-{}", super::table::anchor(&format!("{}\0{}", key.tenant, key.consumer))))
-                                href=(key_link(ask, &key.tenant, &key.consumer, &key.key)) { (text(&key.tenant)) " · " (text(&key.consumer)) " · " (code(&key.key)) }
+                                href=(key_link(request, &key.tenant, &key.consumer, &key.key)) { (text(&key.tenant)) " · " (text(&key.consumer)) " · " (code(&key.key)) }
                             " " (key.status)
                         }
                     }
@@ -137,10 +151,10 @@ fn known(ask: &PageRequest, keys: &[KeyDetails]) -> Markup {
 }
 
 fn table(
-    ask: &PageRequest,
+    request: &PageRequest,
     search: &Search,
-    found: &TrailPage,
-    wanted: &TrailQuery,
+    trail_page: &TrailPage,
+    query: &TrailQuery,
     is_first: bool,
 ) -> Markup {
     html! {
@@ -149,15 +163,15 @@ fn table(
                 caption.unseen { "Decisions, newest first" }
                 (head())
                 tbody #rows {
-                    @for (position, decision) in &found.rows { (row(ask, position, decision)) }
+                    @for (position, decision) in &trail_page.rows { (row(request, position, decision)) }
                 }
             }
         }
-        @if found.rows.is_empty() {
+        @if trail_page.rows.is_empty() {
             p.empty {
-                "Nothing" @if !is_first { " more" } @match found.down_to {
-                    Some(at) if at > wanted.since => { " down to " (time(at)) ": it was not looked further yet." },
-                    _ => { " " (span(search)) "." },
+                "Nothing" @if !is_first { " more" } @match trail_page.down_to {
+                    Some(at) if at > query.since => { " down to " (time(at)) ": it was not looked further yet." },
+                    _ => { " " (describe_range(search)) "." },
                 }
             }
         }
@@ -166,76 +180,80 @@ fn table(
 
 /// Renders links to older rows, the first page, a file, and following the trail.
 fn navigation(
-    ask: &PageRequest,
+    request: &PageRequest,
     search: &Search,
-    wanted: &TrailQuery,
-    found: &TrailPage,
+    query: &TrailQuery,
+    trail_page: &TrailPage,
     is_first: bool,
 ) -> Markup {
-    let link = search_link(ask, search);
-    let next = match (&found.down_to, found.rows.last()) {
+    let link = search_link(request, search);
+    let next = match (&trail_page.down_to, trail_page.rows.last()) {
         (None, Some((position, _))) => Some((link.clone().with("after", position.to_string()), "Older")),
-        (Some(at), _) if !found.is_all(wanted) => {
+        (Some(at), _) if !trail_page.is_complete(query) => {
             Some((link.clone().with("below", at.timestamp_micros().to_string()), "Look further back"))
         }
         _ => None,
     };
-    let file = |kind: &str| ask.link(&format!("/keys/export.{kind}")).with("q", search.text());
+    let export_link = |kind: &str| request.link(&format!("/keys/export.{kind}")).with("q", search.to_text());
     html! {
         p.pages {
             @if !is_first { a #newest href=(link) { "Newest" } }
             @if let Some((link, name)) = &next { a #older rel="next" href=(link) { (name) } }
-            @else if !found.rows.is_empty() { span { "That is all " (span(search)) "." } }
-            (wider(ask, search, found, wanted))
-            span { "Export " a #csv href=(file("csv")) download="" { "CSV" } " " a #ndjson href=(file("ndjson")) download="" { "NDJSON" } }
+            @else if !trail_page.rows.is_empty() { span { "That is all " (describe_range(search)) "." } }
+            (wider_link(request, search, trail_page, query))
+            span { "Export " a #csv href=(export_link("csv")) download="" { "CSV" } " " a #ndjson href=(export_link("ndjson")) download="" { "NDJSON" } }
             @if is_first && search.get("until").is_none() {
-                button #follow type="button" hidden aria-pressed="false" hx-preserve="true" data-follow=(ask.link("/keys/tail").with("q", search.text())) { "Follow" }
+                button #follow type="button" hidden aria-pressed="false" hx-preserve="true" data-follow=(request.link("/keys/tail").with("q", search.to_text())) { "Follow" }
             }
         }
     }
 }
 
-/// Describes the searched time range in the user's words.
-fn span(search: &Search) -> String {
-    let since = search.get("since").or((search.get("key").is_none()).then_some(SINCE[DEFAULT]));
+/// Describes the searched time range as the user wrote it.
+fn describe_range(search: &Search) -> String {
+    let since = search.get("since").or((search.get("key").is_none()).then_some(TIME_RANGES[DEFAULT_RANGE]));
     match since {
         None => "in the trail".to_owned(),
         Some(since) if humantime::parse_duration(since).is_ok() => format!("in {since}"),
-        Some(since) => format!("since {}", oncely_core::shown::value(since)),
+        Some(since) => format!("since {}", oncely_core::shown::escape_value(since)),
     }
 }
 
-/// Renders a link to the next longer time range, if this one has no rows.
-fn wider(ask: &PageRequest, search: &Search, found: &TrailPage, wanted: &TrailQuery) -> Markup {
-    let current = search.get("since").or((search.get("key").is_none()).then_some(SINCE[DEFAULT]));
-    let next = SINCE.iter().position(|since| Some(*since) == current).and_then(|index| SINCE.get(index + 1));
+/// Renders a link to the next longer time range, if the searched one has no rows.
+fn wider_link(request: &PageRequest, search: &Search, trail_page: &TrailPage, query: &TrailQuery) -> Markup {
+    let current = search.get("since").or((search.get("key").is_none()).then_some(TIME_RANGES[DEFAULT_RANGE]));
+    let next = TIME_RANGES
+        .iter()
+        .position(|since| Some(*since) == current)
+        .and_then(|index| TIME_RANGES.get(index + 1));
     html! {
-        @if let Some(next) = next && found.is_all(wanted) && found.rows.len() < ROWS {
-            a #wider href=(search_link(ask, &search.with("since", Some(next)))) { "Search " (next) }
+        @if let Some(next) = next && trail_page.is_complete(query) && trail_page.rows.len() < ROWS {
+            a #wider href=(search_link(request, &search.with("since", Some(next)))) { "Search " (next) }
         }
     }
 }
 
-fn command(wanted: &TrailQuery, search: &Search) -> String {
-    let filter = &wanted.filter;
-    let flags = shown::shell_flags([
+/// Formats the equivalent command.
+fn format_command(query: &TrailQuery, search: &Search) -> String {
+    let filter = &query.filter;
+    let flags = shown::format_shell_flags([
         ("tenant", filter.tenant.as_deref()),
         ("consumer", filter.consumer.as_deref()),
         ("key", filter.key.as_deref()),
         ("outcome", filter.outcome.as_deref()),
         ("reason", filter.reason.as_deref()),
-        ("since", search.get("since").or(filter.key.is_none().then_some(SINCE[DEFAULT]))),
+        ("since", search.get("since").or(filter.key.is_none().then_some(TIME_RANGES[DEFAULT_RANGE]))),
         ("until", search.get("until")),
     ]);
     format!("oncely audit list{flags}")
 }
 
-/// Returns the search for decisions made together with a row.
-pub(super) fn batch_link(ask: &PageRequest, consumer: &str, worker: &str, at: DateTime<Utc>) -> PageLink {
+/// Returns the link to a search for the decisions of one batch: those of a consumer and a worker at one time.
+pub(super) fn batch_link(request: &PageRequest, consumer: &str, worker: &str, at: DateTime<Utc>) -> PageLink {
     let search = Search::default()
         .with("consumer", Some(consumer))
         .with("worker", Some(worker))
-        .with("since", Some(&super::super::search::instant(at)))
-        .with("until", Some(&super::super::search::instant(at + chrono::Duration::microseconds(1))));
-    search_link(ask, &search)
+        .with("since", Some(&super::super::search::format_instant(at)))
+        .with("until", Some(&super::super::search::format_instant(at + chrono::Duration::microseconds(1))));
+    search_link(request, &search)
 }

@@ -2,10 +2,10 @@
 
 use maud::{Markup, html};
 
-use super::super::ask::{PageReply, PageRequest, PageResult, refused};
+use super::super::ask::{PageReply, PageRequest, PageResult, describe_refusal};
 use super::super::error::PageError;
-use super::super::html::{ago, code, count, duration, exact_time, text};
-use super::super::page::{EquivalentCommands, Page, Tab, csrf};
+use super::super::html::{PageLink, ago, code, exact_time, format_duration, format_number, text};
+use super::super::page::{EquivalentCommands, Page, Tab, csrf_field};
 use super::rows::key_link;
 use super::table::anchor;
 use oncely_core::shown;
@@ -14,35 +14,39 @@ use oncely_postgres::{self as pg, HeldLease, LeaseFilter, LeaseStep};
 /// Rows per page.
 const ROWS: i64 = 50;
 /// The refusal of a login without the ability.
-const CANNOT: &str = "may release no key";
+const NO_ABILITY: &str = "may release no key";
 
-/// Returns the filter of the page; the next page begins after its last lease.
-fn filter(ask: &PageRequest) -> Result<LeaseFilter, PageError> {
-    let after = ask.parameters.word("after").map(serde_json::from_str).transpose();
+/// Parses the filter of the page; the next page begins after its last lease.
+fn parse_filter(request: &PageRequest) -> Result<LeaseFilter, PageError> {
+    let after = request.parameters.get_trimmed("after").map(serde_json::from_str).transpose();
     Ok(LeaseFilter {
-        tenant: ask.parameters.text("tenant"),
-        consumer: ask.parameters.text("consumer"),
+        tenant: request.parameters.get_owned("tenant"),
+        consumer: request.parameters.get_owned("consumer"),
         key: None,
-        is_over: ask.parameters.has("over"),
+        is_over: request.parameters.has("over"),
         after: after.map_err(|_| PageError::Wrong("That is no place in the list.".to_owned()))?,
         limit: ROWS,
     })
 }
 
-pub(super) async fn page(ask: PageRequest) -> PageResult {
-    let filter = filter(&ask)?;
-    let mut pooled = ask.app.pool.acquire().await?;
+/// Renders `/leases`: the keys that runs hold.
+///
+/// # Errors
+/// If the position of the page is invalid, or PostgreSQL does not answer.
+pub(super) async fn page(request: PageRequest) -> PageResult {
+    let filter = parse_filter(&request)?;
+    let mut pooled = request.app.pool.acquire().await?;
     let now = pooled.session.clock.now();
-    let held = pg::held_leases(&mut pooled.session.connection, &filter, now).await?;
+    let leases = pg::list_held_leases(&mut pooled.session.connection, &filter, now).await?;
     pooled.give_back();
     let link = |is_over: bool| {
-        let link = ask
+        let link = request
             .link("/leases")
             .with_some("tenant", filter.tenant.as_deref())
             .with_some("consumer", filter.consumer.as_deref());
         if is_over { link.with("over", "1") } else { link }
     };
-    let next = held.last().filter(|_| i64::try_from(held.len()).is_ok_and(|rows| rows == ROWS));
+    let next = leases.last().filter(|_| i64::try_from(leases.len()).is_ok_and(|rows| rows == ROWS));
     let mut page = Page::new(Tab::Keys, "Held by leases");
     page.above = html! {
         p { "Keys of runs with effects outside PostgreSQL. A lease that is over keeps no message waiting: the next copy of the message takes the key over." }
@@ -55,26 +59,26 @@ pub(super) async fn page(ask: PageRequest) -> PageResult {
         }
     };
     page.live = html! {
-        (table(&ask, &held))
+        (table(&request, &leases))
         p.pages {
             @if filter.after.is_some() { a #first href=(link(filter.is_over)) { "From the first" } }
             @if let Some(last) = next {
-                @let place = serde_json::json!([last.consumer, last.token, last.tenant, last.key]).to_string();
-                a #next rel="next" href=(link(filter.is_over).with("after", place)) { "Next" }
+                @let position = serde_json::json!([last.consumer, last.token, last.tenant, last.key]).to_string();
+                a #next rel="next" href=(link(filter.is_over).with("after", position)) { "Next" }
             }
         }
     };
     // Further pages are not refreshed, so that rows don't move while they are read.
-    page.polls = filter.after.is_none();
-    let named = [("consumer", filter.consumer.as_deref()), ("tenant", filter.tenant.as_deref())];
+    page.is_refreshed = filter.after.is_none();
+    let filters = [("consumer", filter.consumer.as_deref()), ("tenant", filter.tenant.as_deref())];
     let over = if filter.is_over { " --over" } else { "" };
-    let command = format!("oncely leases list{}{over}", shown::shell_flags(named));
-    page.elsewhere =
+    let command = format!("oncely leases list{}{over}", shown::format_shell_flags(filters));
+    page.equivalents =
         EquivalentCommands { cli: vec![command], sql: vec![pg::equivalent_sql::leases(&filter)] };
     Ok(page.into())
 }
 
-fn table(ask: &PageRequest, held: &[HeldLease]) -> Markup {
+fn table(request: &PageRequest, leases: &[HeldLease]) -> Markup {
     html! {
         div.scroll tabindex="0" role="group" aria-label="Leases" {
             table.rows #leases {
@@ -86,33 +90,33 @@ fn table(ask: &PageRequest, held: &[HeldLease]) -> Markup {
                     }
                 }
                 tbody {
-                    @for one in held {
-                        @let id = anchor(&format!("{}\0{}\0{}", one.tenant, one.consumer, one.key));
+                    @for lease in leases {
+                        @let id = anchor(&format!("{}\0{}\0{}", lease.tenant, lease.consumer, lease.key));
                         tr {
-                            th.keys scope="row" { a id=(format!("held-{id}")) href=(key_link(ask, &one.tenant, &one.consumer, &one.key)) { (code(&one.key)) } }
-                            td.keys { (text(&one.tenant)) }
-                            td.keys { (text(&one.consumer)) }
-                            td { (exact_time(one.since)) }
-                            td { (remaining(one)) }
-                            td.keys { (text(&one.owner)) }
-                            td.number { (count(one.crash_attempts)) }
+                            th.keys scope="row" { a id=(format!("held-{id}")) href=(key_link(request, &lease.tenant, &lease.consumer, &lease.key)) { (code(&lease.key)) } }
+                            td.keys { (text(&lease.tenant)) }
+                            td.keys { (text(&lease.consumer)) }
+                            td { (exact_time(lease.since)) }
+                            td { (remaining_time(lease)) }
+                            td.keys { (text(&lease.owner)) }
+                            td.number { (format_number(lease.crash_attempts)) }
                             td.wide {
-                                (steps(one.steps.as_deref().unwrap_or_default()))
-                                @if ask.visitor.is_operator() { " " a id=(format!("release-{id}")) href=(release_link(ask, &one.tenant, &one.consumer, &one.key)) { "Release…" } }
+                                (steps(lease.steps.as_deref().unwrap_or_default()))
+                                @if request.viewer.is_operator() { " " a id=(format!("release-{id}")) href=(release_link(request, &lease.tenant, &lease.consumer, &lease.key)) { "Release…" } }
                             }
                         }
                     }
-                    @if held.is_empty() { tr { td.empty colspan="8" { "No run holds a key like that." } } }
+                    @if leases.is_empty() { tr { td.empty colspan="8" { "No run holds a key like that." } } }
                 }
             }
         }
     }
 }
 
-/// Formats how long a lease lasts, or how long ago it ended.
-fn remaining(one: &HeldLease) -> Markup {
-    let shown = duration(one.remaining.as_seconds_f64().abs());
-    html! { @if one.is_over { span.look { "over for " (shown) } } @else { "ends in " (shown) } }
+/// Renders the time until a lease ends, or since its end.
+fn remaining_time(lease: &HeldLease) -> Markup {
+    let shown = format_duration(lease.remaining.as_seconds_f64().abs());
+    html! { @if lease.is_over { span.look { "over for " (shown) } } @else { "ends in " (shown) } }
 }
 
 /// Renders steps with their state, without their results.
@@ -126,19 +130,14 @@ pub(super) fn steps(steps: &[LeaseStep]) -> Markup {
     }
 }
 
-/// Returns a link to the page that releases a key.
-pub(super) fn release_link(
-    ask: &PageRequest,
-    tenant: &str,
-    consumer: &str,
-    key: &str,
-) -> super::super::html::PageLink {
-    ask.link("/lease").with("tenant", tenant).with("consumer", consumer).with("key", key)
+/// Returns a link to the form that releases a key.
+pub(super) fn release_link(request: &PageRequest, tenant: &str, consumer: &str, key: &str) -> PageLink {
+    request.link("/lease").with("tenant", tenant).with("consumer", consumer).with("key", key)
 }
 
-/// Returns the named lease; `None` if no run holds the key.
-async fn find_lease(ask: &PageRequest) -> Result<(Option<HeldLease>, pg::Abilities), PageError> {
-    let [tenant, consumer, key] = ask.named_key()?;
+/// Queries the lease of the request's key, which is `None` if no run holds the key, and the abilities of the login.
+async fn find_lease(request: &PageRequest) -> Result<(Option<HeldLease>, pg::Abilities), PageError> {
+    let [tenant, consumer, key] = request.key_parameters()?;
     let filter = LeaseFilter {
         tenant: Some(tenant),
         consumer: Some(consumer),
@@ -146,77 +145,89 @@ async fn find_lease(ask: &PageRequest) -> Result<(Option<HeldLease>, pg::Abiliti
         limit: 1,
         ..LeaseFilter::default()
     };
-    let mut pooled = ask.app.pool.acquire().await?;
+    let mut pooled = request.app.pool.acquire().await?;
     let now = pooled.session.clock.now();
-    let held = pg::held_leases(&mut pooled.session.connection, &filter, now).await?.pop();
+    let lease = pg::list_held_leases(&mut pooled.session.connection, &filter, now).await?.pop();
     let abilities = pooled.facts.clone();
     pooled.give_back();
-    Ok((held, abilities))
+    Ok((lease, abilities))
 }
 
-/// Renders the consequences of a release, and its form.
-pub(super) async fn plan(ask: PageRequest) -> PageResult {
-    let (held, abilities) = find_lease(&ask).await?;
-    Ok(match held {
-        Some(held) => release_page(&ask, &held, &abilities, None).into(),
-        None => no_holder_page(&ask).into(),
+/// Renders `/lease`: the consequences of a release, and the form that confirms it.
+///
+/// # Errors
+/// If a parameter is missing, or PostgreSQL does not answer.
+pub(super) async fn release_form(request: PageRequest) -> PageResult {
+    let (lease, abilities) = find_lease(&request).await?;
+    Ok(match lease {
+        Some(lease) => release_page(&request, &lease, &abilities, None).into(),
+        None => no_holder_page(&request).into(),
     })
 }
 
-fn no_holder_page(ask: &PageRequest) -> Page {
+/// Builds the page for a key that no run holds.
+fn no_holder_page(request: &PageRequest) -> Page {
     let mut page = Page::new(Tab::Keys, "Release a key");
     page.above = html! {
         p.lead { "No run holds this key by a lease." }
-        p { a #leases href=(ask.link("/leases")) { "What is held" } }
+        p { a #leases href=(request.link("/leases")) { "What is held" } }
     };
-    page.polls = false;
-    page.elsewhere = EquivalentCommands {
+    page.is_refreshed = false;
+    page.equivalents = EquivalentCommands {
         cli: vec!["oncely leases list".to_owned()],
         sql: vec![pg::equivalent_sql::leases(&LeaseFilter::default())],
     };
     page
 }
 
-fn release_page(ask: &PageRequest, held: &HeldLease, abilities: &pg::Abilities, said: Option<&str>) -> Page {
+/// Builds the page that releases a key: its lease, the consequences, and the form. `message`: the reason why the last attempt changed
+/// nothing.
+fn release_page(
+    request: &PageRequest,
+    lease: &HeldLease,
+    abilities: &pg::Abilities,
+    message: Option<&str>,
+) -> Page {
     let mut page = Page::new(Tab::Keys, "Release a key");
     page.is_subject = true;
-    page.heading = html! { "Release " span.quiet { (text(&held.tenant)) " · " (text(&held.consumer)) " · " } (code(&held.key)) };
-    page.polls = false;
+    page.heading = html! { "Release " span.quiet { (text(&lease.tenant)) " · " (text(&lease.consumer)) " · " } (code(&lease.key)) };
+    page.is_refreshed = false;
     page.above = html! {
-        @if let Some(said) = said { p.said role="alert" { (said) } }
-        p.lead { "Held by " (text(&held.owner)) ", " (remaining(held)) "." }
+        @if let Some(message) = message { p.said role="alert" { (message) } }
+        p.lead { "Held by " (text(&lease.owner)) ", " (remaining_time(lease)) "." }
         ul.findings {
-            @for consequence in held.consequences() { li { span.sign.look aria-hidden="true" { "▲" } (text(&consequence)) } }
+            @for consequence in lease.describe_consequences() { li { span.sign.look aria-hidden="true" { "▲" } (text(&consequence)) } }
         }
         dl.facts {
-            dt { "Key" } dd { a #key href=(key_link(ask, &held.tenant, &held.consumer, &held.key)) { (code(&held.key)) } }
-            dt { "Held since" } dd { (exact_time(held.since)) }
-            dt { "Runs that ended without a word" } dd { (held.crash_attempts) }
-            @if let Some(known) = held.steps.as_deref().filter(|known| !known.is_empty()) { dt { "Steps" } dd { (steps(known)) } }
+            dt { "Key" } dd { a #key href=(key_link(request, &lease.tenant, &lease.consumer, &lease.key)) { (code(&lease.key)) } }
+            dt { "Held since" } dd { (exact_time(lease.since)) }
+            dt { "Runs that ended without a word" } dd { (lease.crash_attempts) }
+            @if let Some(lease_steps) = lease.steps.as_deref().filter(|lease_steps| !lease_steps.is_empty()) { dt { "Steps" } dd { (steps(lease_steps)) } }
         }
-        @match (ask.visitor.is_operator(), abilities.release_leases) {
+        @match (request.viewer.is_operator(), abilities.release_leases) {
             (false, _) => p.note { "You may look at this; carrying it out takes the role operator." },
-            (true, false) => p.note { (refused(&abilities.login, CANNOT)) },
-            (true, true) => (order(ask, held)),
+            (true, false) => p.note { (describe_refusal(&abilities.login, NO_ABILITY)) },
+            (true, true) => (confirm_form(request, lease)),
         }
     };
-    let flags = shown::shell_flags([("tenant", Some(&*held.tenant)), ("consumer", Some(&*held.consumer))]);
-    page.elsewhere = EquivalentCommands {
-        cli: vec![format!("oncely leases release {}{flags}", shown::shell_word(&held.key))],
-        sql: vec![pg::equivalent_sql::revoke_lease(&held.tenant, &held.consumer, &held.key)],
+    let flags =
+        shown::format_shell_flags([("tenant", Some(&*lease.tenant)), ("consumer", Some(&*lease.consumer))]);
+    page.equivalents = EquivalentCommands {
+        cli: vec![format!("oncely leases release {}{flags}", shown::quote_shell_word(&lease.key))],
+        sql: vec![pg::equivalent_sql::revoke_lease(&lease.tenant, &lease.consumer, &lease.key)],
     };
     page
 }
 
-fn order(ask: &PageRequest, held: &HeldLease) -> Markup {
+fn confirm_form(request: &PageRequest, lease: &HeldLease) -> Markup {
     html! {
         h2 #order-title { "Do it" }
-        form.stacked method="post" action=(ask.app.access.site().path("/lease/release")) {
-            (csrf(&ask.visitor))
-            @for (name, value) in [("tenant", &held.tenant), ("consumer", &held.consumer), ("key", &held.key)] {
+        form.stacked method="post" action=(request.app.access.site().path("/lease/release")) {
+            (csrf_field(&request.viewer))
+            @for (name, value) in [("tenant", &lease.tenant), ("consumer", &lease.consumer), ("key", &lease.key)] {
                 input type="hidden" name=(name) value=(value);
             }
-            input type="hidden" name="token" value=(held.token);
+            input type="hidden" name="token" value=(lease.token);
             label for="note" { "Why, for the record" }
             input #note type="text" name="note" maxlength="1000" required;
             label for="typed" { "Type 1 to confirm" }
@@ -226,46 +237,48 @@ fn order(ask: &PageRequest, held: &HeldLease) -> Markup {
     }
 }
 
-/// Releases the key from the run that was shown.
-pub(super) async fn release(ask: PageRequest) -> PageResult {
-    let (held, abilities) = find_lease(&ask).await?;
+/// Releases the key from the run that was shown; if it can't, renders the page with the reason.
+pub(super) async fn release(request: PageRequest) -> PageResult {
+    let (lease, abilities) = find_lease(&request).await?;
     if !abilities.release_leases {
-        return Err(PageError::Refused(refused(&abilities.login, CANNOT)));
+        return Err(PageError::Refused(describe_refusal(&abilities.login, NO_ABILITY)));
     }
-    let Some(held) = held else { return Ok(PageReply::undone(no_holder_page(&ask))) };
-    let wrong = |said: &str| Ok(PageReply::undone(release_page(&ask, &held, &abilities, Some(said))));
-    let Some(note) = ask.parameters.word("note") else { return wrong("A reason is required.") };
-    if ask.parameters.word("typed") != Some("1") {
-        return wrong("Nothing was changed: type 1 to confirm.");
+    let Some(lease) = lease else { return Ok(PageReply::from_rejected_action(no_holder_page(&request))) };
+    let reject = |message: &str| {
+        Ok(PageReply::from_rejected_action(release_page(&request, &lease, &abilities, Some(message))))
+    };
+    let Some(note) = request.parameters.get_trimmed("note") else { return reject("A reason is required.") };
+    if request.parameters.get_trimmed("typed") != Some("1") {
+        return reject("Nothing was changed: type 1 to confirm.");
     }
-    let actor = ask.visitor.session.user.actor();
-    let is_meant = ask.parameters.word("token") == Some(held.token.to_string().as_str());
-    let mut pooled = ask.app.pool.acquire().await?;
-    let done =
-        is_meant && pg::revoke_lease(&mut pooled.session.connection, &held, &actor, Some(note)).await?;
+    let actor = request.viewer.session.user.actor();
+    let is_same_lease = request.parameters.get_trimmed("token") == Some(lease.token.to_string().as_str());
+    let mut pooled = request.app.pool.acquire().await?;
+    let is_released =
+        is_same_lease && pg::revoke_lease(&mut pooled.session.connection, &lease, &actor, Some(note)).await?;
     pooled.give_back();
-    if !done {
-        return wrong(
+    if !is_released {
+        return reject(
             "Nothing was changed: another run holds the key now than the one that was shown. Look at it again.",
         );
     }
-    Ok(PageReply::SeeOther(key_link(&ask, &held.tenant, &held.consumer, &held.key)))
+    Ok(PageReply::SeeOther(key_link(&request, &lease.tenant, &lease.consumer, &lease.key)))
 }
 
 /// Renders a consumer's leases on its page.
 pub(super) fn lease_summary(
-    ask: &PageRequest,
-    held: Option<&pg::HeldCount>,
+    request: &PageRequest,
+    count: Option<&pg::HeldCount>,
     consumer: &str,
     now: chrono::DateTime<chrono::Utc>,
 ) -> Markup {
     html! {
-        @if let Some(held) = held {
+        @if let Some(count) = count {
             p #held {
-                a #held-link href=(ask.link("/leases").with("consumer", consumer)) { (count(held.held)) " held by leases" }
-                ", the oldest from " (ago(held.oldest, now))
-                @if held.over > 0 {
-                    "; " span.look { (count(held.over)) " of them over" } ", and the keys were not taken over. The first ended " (ago(held.first_end, now))
+                a #held-link href=(request.link("/leases").with("consumer", consumer)) { (format_number(count.held)) " held by leases" }
+                ", the oldest from " (ago(count.oldest, now))
+                @if count.over > 0 {
+                    "; " span.look { (format_number(count.over)) " of them over" } ", and the keys were not taken over. The first ended " (ago(count.first_end, now))
                 }
                 "."
             }

@@ -5,80 +5,88 @@ use uuid::Uuid;
 
 use super::super::ask::{PageRequest, PageResult};
 use super::super::error::PageError;
-use super::super::html::{ago, bytes, code, exact_time, text, text_or};
-use super::super::page::{EquivalentCommands, Page, Tab, csrf};
+use super::super::html::{PageLink, ago, code, exact_time, format_bytes, text, text_or};
+use super::super::page::{EquivalentCommands, Page, Tab, csrf_field};
 use super::failed::LetterQuery;
 use super::reveal::{RevealTarget, record_reveal};
 use super::rows::{key_link, trace_link};
-use oncely_core::letter::{Letter, why_not_stored};
+use oncely_core::letter::{Letter, describe_omission};
 use oncely_core::mask::Visibility;
 use oncely_core::reason::Reason;
-use oncely_core::units::counted;
+use oncely_core::units::format_count;
 use oncely_postgres::{self as pg, LetterFilter, LetterRow, StoredMessage};
 
-pub(super) async fn page(ask: PageRequest) -> PageResult {
-    Ok(build(&ask, Visibility::Outline).await?.into())
+/// Renders `/failed/letter`: one dead letter, named by `id`; its message is masked.
+///
+/// # Errors
+/// If there is no such letter, or PostgreSQL does not answer.
+pub(super) async fn page(request: PageRequest) -> PageResult {
+    Ok(build_page(&request, Visibility::Outline).await?.into())
 }
 
-/// Renders the page with the unmasked message; recorded.
-pub(super) async fn reveal(ask: PageRequest) -> PageResult {
-    let mut page = build(&ask, Visibility::Revealed).await?;
-    page.polls = false;
+/// Renders `/failed/reveal`: the page with the unmasked message. It is recorded before.
+///
+/// # Errors
+/// If it can't be recorded, or PostgreSQL does not answer.
+pub(super) async fn reveal(request: PageRequest) -> PageResult {
+    let mut page = build_page(&request, Visibility::Revealed).await?;
+    page.is_refreshed = false;
     Ok(page.into())
 }
 
-async fn build(ask: &PageRequest, sight: Visibility) -> Result<Page, PageError> {
-    let named = ask.parameters.word("id").and_then(|id| Uuid::try_parse(id).ok());
-    let id = named.ok_or_else(|| PageError::Wrong("The UUID of the dead letter is missing.".to_owned()))?;
+/// Builds the page of a letter; with the message unmasked, it is recorded first.
+async fn build_page(request: &PageRequest, visibility: Visibility) -> Result<Page, PageError> {
+    let id = request.parameters.get_trimmed("id").and_then(|id| Uuid::try_parse(id).ok());
+    let id = id.ok_or_else(|| PageError::Wrong("The UUID of the dead letter is missing.".to_owned()))?;
     let filter = LetterFilter { ids: Some(vec![id]), limit: 1, ..LetterFilter::default() };
-    let mut pooled = ask.app.pool.acquire().await?;
+    let mut pooled = request.app.pool.acquire().await?;
     let connection = &mut pooled.session.connection;
-    let Some(row) = pg::letters(connection, &filter).await?.into_iter().next() else {
+    let Some(row) = pg::list_letters(connection, &filter).await?.into_iter().next() else {
         pooled.give_back();
         return Err(PageError::NotFound("There is no such dead letter. One that was requeued or discarded is collected after audit.retention.".to_owned()));
     };
     let generation = u32::try_from(row.generation).unwrap_or(0);
-    let named = (row.tenant.clone(), Letter { id, generation });
+    let letter = (row.tenant.clone(), Letter { id, generation });
     let message = match pooled.facts.read_messages {
-        true => pg::messages(connection, &[named]).await?.into_iter().next(),
+        true => pg::read_messages(connection, &[letter]).await?.into_iter().next(),
         false => None,
     };
     let (now, abilities) = (pooled.session.clock.now(), pooled.facts.clone());
     pooled.give_back();
-    if sight == Visibility::Revealed {
+    if visibility == Visibility::Revealed {
         let (tenant, consumer, key) = (&row.tenant, &row.consumer, &row.key);
-        record_reveal(ask, RevealTarget { what: "letter", id: Some(id), tenant, consumer, key }).await?;
+        record_reveal(request, RevealTarget { kind: "letter", id: Some(id), tenant, consumer, key }).await?;
     }
-    let is_operator = ask.visitor.is_operator();
+    let is_operator = request.viewer.is_operator();
     let mut page = Page::new(Tab::Failed, "Dead letter");
     page.is_subject = true;
     page.heading = html! { "Dead letter " (code(&id.to_string())) };
     page.live = html! {
         p.lead { b { (text(&row.reason)) } " " (text(row.detail.as_deref().unwrap_or_default())) }
-        @if is_operator && abilities.change_letters { (actions(ask, &row)) }
+        @if is_operator && abilities.change_letters { (actions(request, &row)) }
         dl.facts {
             dt { "Key" }
-            dd { @if row.key.is_empty() { (text_or("", "unknown")) } @else { a #key href=(key_link(ask, &row.tenant, &row.consumer, &row.key)) { (code(&row.key)) } } }
+            dd { @if row.key.is_empty() { (text_or("", "unknown")) } @else { a #key href=(key_link(request, &row.tenant, &row.consumer, &row.key)) { (code(&row.key)) } } }
             dt { "Tenant" } dd { (text_or(&row.tenant, "unknown")) }
             dt { "Consumer" } dd { (text(&row.consumer)) }
             dt { "State" }
             dd {
                 (text(&row.state)) " since " (exact_time(row.updated_at)) " (" (ago(row.updated_at, now)) ")"
-                @if row.generation > 1 { ", came back " (counted(row.generation - 1, "time")) " after a requeue" }
+                @if row.generation > 1 { ", came back " (format_count(row.generation - 1, "time")) " after a requeue" }
             }
             dt { "Dead-lettered" } dd { (exact_time(row.dead_lettered_at)) ", attempt " (row.attempt) ", worker " (text(&row.worker)) @if row.times > 1 { ", " (row.times) " times" } }
             @if let Some(state) = &row.error_code { dt { "SQLSTATE" } dd { (code(state)) } }
             dt { "Came from" } dd { "queue " (code(&row.queue)) ", exchange " (code(&row.exchange)) ", routing key " (code(&row.routing_key)) }
-            dt { "Failed alike" } dd { a #group href=(group(ask, &row)) { (code(&row.failure_group)) } }
-            @if let Some(trace) = &row.trace_id { dt { "Trace" } dd { (trace_link(ask, trace)) } }
+            dt { "Failed alike" } dd { a #group href=(group_link(request, &row)) { (code(&row.failure_group)) } }
+            @if let Some(trace) = &row.trace_id { dt { "Trace" } dd { (trace_link(request, trace)) } }
             @if let Some(at) = row.swept_at { dt { "Swept" } dd { (exact_time(at)) ": no copy is left in the dead-letter queue" } }
         }
-        (contents(ask, &row, message.as_ref(), sight, abilities.read_messages))
+        (contents(request, &row, message.as_ref(), visibility, abilities.read_messages))
     };
     page.below = html! {
-        @if sight == Visibility::Outline && is_operator && abilities.record && abilities.read_messages && message.is_some() {
-            form.inline method="post" action=(ask.app.access.site().path("/failed/reveal")) {
-                (csrf(&ask.visitor))
+        @if visibility == Visibility::Outline && is_operator && abilities.record && abilities.read_messages && message.is_some() {
+            form.inline method="post" action=(request.app.access.site().path("/failed/reveal")) {
+                (csrf_field(&request.viewer))
                 input type="hidden" name="id" value=(id);
                 input type="hidden" name="tenant" value=(row.tenant);
                 button { "Reveal headers and body" }
@@ -86,25 +94,27 @@ async fn build(ask: &PageRequest, sight: Visibility) -> Result<Page, PageError> 
             }
         }
     };
-    page.elsewhere = EquivalentCommands {
+    page.equivalents = EquivalentCommands {
         cli: vec![format!("oncely failed show {id}"), format!("oncely failed show {id} --body")],
         sql: vec![pg::equivalent_sql::letter(id)],
     };
     Ok(page)
 }
 
-fn group(ask: &PageRequest, row: &LetterRow) -> super::super::html::PageLink {
-    let wanted = LetterQuery {
+/// Returns the link to the letters that failed alike.
+fn group_link(request: &PageRequest, row: &LetterRow) -> PageLink {
+    let query = LetterQuery {
         group: Some(row.failure_group.clone()),
         consumer: Some(row.consumer.clone()),
         since: Some("90d".to_owned()),
         ..LetterQuery::default()
     };
-    wanted.link(ask, "/failed/letters")
+    query.link(request, "/failed/letters")
 }
 
-fn actions(ask: &PageRequest, row: &LetterRow) -> Markup {
-    let plan = |change: &str| ask.link("/failed/plan").with("change", change).with("id", row.id.to_string());
+fn actions(request: &PageRequest, row: &LetterRow) -> Markup {
+    let plan =
+        |change: &str| request.link("/failed/plan").with("change", change).with("id", row.id.to_string());
     html! {
         @if ["waiting", "requeueing"].contains(&row.state.as_str()) {
             p.actionsbar {
@@ -120,13 +130,13 @@ fn actions(ask: &PageRequest, row: &LetterRow) -> Markup {
 }
 
 fn contents(
-    ask: &PageRequest,
+    request: &PageRequest,
     row: &LetterRow,
     message: Option<&StoredMessage>,
-    sight: Visibility,
+    visibility: Visibility,
     may_read: bool,
 ) -> Markup {
-    let masks = &ask.app.masks;
+    let masks = &request.app.masks;
     html! {
         @if !may_read {
             p.note { "The console's login may not read messages: that takes the role oncely_operator." }
@@ -134,16 +144,16 @@ fn contents(
         @if let Some(message) = message {
             @if let Some(properties) = &message.properties {
                 h2 #properties { "Properties" }
-                pre.message tabindex="0" { (masks.json(properties, Visibility::Revealed)) }
+                pre.message tabindex="0" { (masks.mask_text(properties, Visibility::Revealed)) }
             }
             @if let Some(headers) = &message.headers {
                 h2 #headers { "Headers" }
-                pre.message tabindex="0" { (masks.json(headers, sight)) }
+                pre.message tabindex="0" { (masks.mask_text(headers, visibility)) }
             }
-            h2 #body { "Body, " (bytes(row.body_size)) }
-            @match message.body(ask.app.config.cipher()) {
-                Ok(Some(body)) => pre.message tabindex="0" { (masks.body(&body, sight)) },
-                Ok(None) => p.note { "It is not stored: " (why_not_stored(row.omitted.as_deref())) "." },
+            h2 #body { "Body, " (format_bytes(row.body_size)) }
+            @match message.body(request.app.config.cipher()) {
+                Ok(Some(body)) => pre.message tabindex="0" { (masks.mask_body(&body, visibility)) },
+                Ok(None) => p.note { "It is not stored: " (describe_omission(row.omitted.as_deref())) "." },
                 Err(error) => p.note { "It is " (error.to_string()) "." },
             }
         }

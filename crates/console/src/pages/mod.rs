@@ -27,44 +27,44 @@ mod tail;
 use axum::Router;
 
 use super::app::SharedApp;
-use super::ask::{action, page};
+use super::ask::{action_route, page_route};
 use super::error::PageError;
 
 /// Returns the routes of all pages.
 pub(super) fn router(app: SharedApp) -> Router {
     Router::new()
-        .route("/", page(overview::page))
-        .route("/consumers", page(consumers::page))
-        .route("/consumer", page(consumer::page))
-        .route("/consumer/pause", action(consumer::pause))
-        .route("/consumer/resume", action(consumer::resume))
-        .route("/keys", page(keys::page))
-        .route("/keys/export.csv", page(export::csv))
-        .route("/keys/export.ndjson", page(export::ndjson))
-        .route("/keys/tail", page(tail::page))
-        .route("/key", page(key::page))
-        .route("/key/reveal", action(key::reveal))
-        .route("/leases", page(leases::page))
-        .route("/lease", page(leases::plan))
-        .route("/lease/release", action(leases::release))
-        .route("/settle", page(settle::plan))
-        .route("/settle/say", action(settle::settle))
-        .route("/failed", page(failed::page))
-        .route("/failed/letters", page(letters::page))
-        .route("/failed/letter", page(letter::page))
-        .route("/failed/reveal", action(letter::reveal))
-        .route("/failed/plan", page(plan::page))
-        .route("/failed/operate", action(plan::operate))
-        .route("/failed/operation", page(operation::page))
-        .route("/failed/stop", action(operation::stop_operation))
-        .route("/outbox", page(outbox::page))
-        .route("/outbox/change", action(outbox::change_them))
-        .route("/doctor", page(doctor::page))
-        .route("/doctor/run", action(checks::run))
-        .fallback_service(page(not_found).with_state(app.clone()))
+        .route("/", page_route(overview::page))
+        .route("/consumers", page_route(consumers::page))
+        .route("/consumer", page_route(consumer::page))
+        .route("/consumer/pause", action_route(consumer::pause))
+        .route("/consumer/resume", action_route(consumer::resume))
+        .route("/keys", page_route(keys::page))
+        .route("/keys/export.csv", page_route(export::export_csv))
+        .route("/keys/export.ndjson", page_route(export::export_ndjson))
+        .route("/keys/tail", page_route(tail::page))
+        .route("/key", page_route(key::page))
+        .route("/key/reveal", action_route(key::reveal))
+        .route("/leases", page_route(leases::page))
+        .route("/lease", page_route(leases::release_form))
+        .route("/lease/release", action_route(leases::release))
+        .route("/settle", page_route(settle::settle_form))
+        .route("/settle/say", action_route(settle::settle))
+        .route("/failed", page_route(failed::page))
+        .route("/failed/letters", page_route(letters::page))
+        .route("/failed/letter", page_route(letter::page))
+        .route("/failed/reveal", action_route(letter::reveal))
+        .route("/failed/plan", page_route(plan::page))
+        .route("/failed/operate", action_route(plan::begin_operation))
+        .route("/failed/operation", page_route(operation::page))
+        .route("/failed/stop", action_route(operation::stop_operation))
+        .route("/outbox", page_route(outbox::page))
+        .route("/outbox/change", action_route(outbox::change_events))
+        .route("/doctor", page_route(doctor::page))
+        .route("/doctor/run", action_route(checks::begin_run))
+        .fallback_service(page_route(reject_unknown_path).with_state(app.clone()))
         .with_state(app)
 }
 
-async fn not_found(_: super::ask::PageRequest) -> super::ask::PageResult {
+async fn reject_unknown_path(_: super::ask::PageRequest) -> super::ask::PageResult {
     Err(PageError::NotFound("There is no such page. The ones there are stand above.".to_owned()))
 }

@@ -7,22 +7,26 @@ use uuid::Uuid;
 
 use super::super::ask::{PageReply, PageRequest, PageResult};
 use super::super::error::PageError;
-use super::super::html::{count, exact_time, text};
-use super::super::page::{EquivalentCommands, Page, Tab, csrf};
+use super::super::html::{exact_time, format_number, text};
+use super::super::page::{EquivalentCommands, Page, Tab, csrf_field};
 use super::rows::key_link;
 use oncely_amqp::Topology;
 use oncely_ops::letters::{
-    Change, LONG, LetterOutcome, Operation, OperationItem, OperationPhase, OperationProgress, SweepResult,
+    Change, LetterOutcome, MAX_AUTOMATIC_MESSAGES, Operation, OperationItem, OperationPhase,
+    OperationProgress, SweepResult,
 };
 use oncely_postgres as pg;
 
 /// Maximum number of letters in the list; those with errors come first.
-const LISTED: usize = 500;
+const MAX_LISTED: usize = 500;
 
-/// Returns the operation that the request names.
-fn find_operation(ask: &PageRequest) -> Result<Arc<Operation>, PageError> {
-    let id = ask.parameters.word("id").and_then(|id| Uuid::try_parse(id).ok());
-    id.and_then(|id| ask.app.operations.get(id)).ok_or_else(|| {
+/// Finds the operation with the request's `id`.
+///
+/// # Errors
+/// If this console has no such operation.
+fn find_operation(request: &PageRequest) -> Result<Arc<Operation>, PageError> {
+    let id = request.parameters.get_trimmed("id").and_then(|id| Uuid::try_parse(id).ok());
+    id.and_then(|id| request.app.operations.get(id)).ok_or_else(|| {
         PageError::NotFound(
             "This console knows of no such operation: it was begun by another one, or before a restart. What was done stands in operator_actions \
              (Operator actions on Overview); letters that stand as half requeued are found by the next requeue."
@@ -31,15 +35,19 @@ fn find_operation(ask: &PageRequest) -> Result<Arc<Operation>, PageError> {
     })
 }
 
-pub(super) async fn page(ask: PageRequest) -> PageResult {
-    let operation = find_operation(&ask)?;
+/// Renders `/failed/operation`: the progress of an operation, named by `id`.
+///
+/// # Errors
+/// If this console has no such operation, or PostgreSQL does not answer.
+pub(super) async fn page(request: PageRequest) -> PageResult {
+    let operation = find_operation(&request)?;
     let progress = operation.progress();
-    let done = operation.done();
-    let came_back = if operation.change == Change::Requeue && !done.is_empty() {
-        let mut pooled = ask.app.pool.acquire().await?;
-        let number = pg::came_back_letters(&mut pooled.session.connection, &done).await?;
+    let changed_letters = operation.changed_letters();
+    let return_counts = if operation.change == Change::Requeue && !changed_letters.is_empty() {
+        let mut pooled = request.app.pool.acquire().await?;
+        let number = pg::count_returned_letters(&mut pooled.session.connection, &changed_letters).await?;
         pooled.give_back();
-        Some((number, done.len()))
+        Some((number, changed_letters.len()))
     } else {
         None
     };
@@ -48,22 +56,22 @@ pub(super) async fn page(ask: PageRequest) -> PageResult {
         Change::Discard => "Discard",
     };
     let mut page = Page::new(Tab::Failed, title);
-    page.verdict = Some(sentence(&operation, &progress));
+    page.verdict = Some(summary(&operation, &progress));
     page.live = html! {
-        (bar(&progress))
-        @if let Some((number, of)) = came_back {
-            p { "Came back: " b { (count(number)) } " of " (count(i128::try_from(of).unwrap_or(0))) "." }
+        (progress_bar(&progress))
+        @if let Some((number, of)) = return_counts {
+            p { "Came back: " b { (format_number(number)) } " of " (format_number(i128::try_from(of).unwrap_or(0))) "." }
         }
         dl.facts {
             dt { "Begun" } dd { (exact_time(operation.began)) " by " (text(&operation.actor)) }
             dt { "Why" } dd { (text(operation.reason.as_deref().unwrap_or_default())) }
             @if operation.change == Change::Requeue && let Some(rate) = operation.rate { dt { "At most" } dd { (rate) " per second" } }
-            @for pass in &progress.swept { dt { "Swept" } dd { (text(&sweep_line(pass))) } }
+            @for result in &progress.swept { dt { "Swept" } dd { (text(&format_sweep(result))) } }
         }
-        (stop(&ask, &operation, &progress))
-        (items(&ask, &progress))
+        (stop_form(&request, &operation, &progress))
+        (items(&request, &progress))
     };
-    page.elsewhere =
+    page.equivalents =
         EquivalentCommands { cli: Vec::new(), sql: vec![pg::equivalent_sql::operation(operation.id)] };
     Ok(page.into())
 }
@@ -74,19 +82,20 @@ fn is_done(outcome: &LetterOutcome) -> bool {
 
 /// Renders the phase in one word, for lists.
 pub(super) fn phase(progress: &OperationProgress) -> Markup {
-    let done = progress.count(is_done);
+    let done_count = progress.count(is_done);
     html! {
         @match &progress.phase {
-            OperationPhase::Running => { "at " (done) " of " (progress.items.len()) },
+            OperationPhase::Running => { "at " (done_count) " of " (progress.items.len()) },
             OperationPhase::Sweeping => "sweeping the dead-letter queues",
             OperationPhase::Done => "done",
-            OperationPhase::Stopped => { "stopped at " (done) },
-            OperationPhase::Broken(_) => { span.bad { "broken off at " (done) } },
+            OperationPhase::Stopped => { "stopped at " (done_count) },
+            OperationPhase::Broken(_) => { span.bad { "broken off at " (done_count) } },
         }
     }
 }
 
-fn sentence(operation: &Operation, progress: &OperationProgress) -> Markup {
+/// Renders the progress and the results in a few sentences.
+fn summary(operation: &Operation, progress: &OperationProgress) -> Markup {
     let of = |outcome: LetterOutcome| progress.count(|known| *known == outcome);
     let (published, from_queue) =
         (of(LetterOutcome::Published), progress.count(LetterOutcome::is_from_queue));
@@ -117,22 +126,22 @@ fn sentence(operation: &Operation, progress: &OperationProgress) -> Markup {
     }
 }
 
-fn bar(progress: &OperationProgress) -> Markup {
-    let done = progress.count(is_done);
+fn progress_bar(progress: &OperationProgress) -> Markup {
+    let done_count = progress.count(is_done);
     html! {
         p.progress {
             label.unseen for="progress" { "How far it is" }
-            progress #progress max=(progress.items.len()) value=(done) { (done) " of " (progress.items.len()) }
-            span { (done) " of " (progress.items.len()) }
+            progress #progress max=(progress.items.len()) value=(done_count) { (done_count) " of " (progress.items.len()) }
+            span { (done_count) " of " (progress.items.len()) }
         }
     }
 }
 
-fn stop(ask: &PageRequest, operation: &Operation, progress: &OperationProgress) -> Markup {
+fn stop_form(request: &PageRequest, operation: &Operation, progress: &OperationProgress) -> Markup {
     html! {
-        @if progress.phase == OperationPhase::Running && ask.visitor.is_operator() {
-            form.inline method="post" action=(ask.app.access.site().path("/failed/stop")) {
-                (csrf(&ask.visitor))
+        @if progress.phase == OperationPhase::Running && request.viewer.is_operator() {
+            form.inline method="post" action=(request.app.access.site().path("/failed/stop")) {
+                (csrf_field(&request.viewer))
                 input type="hidden" name="id" value=(operation.id);
                 button #stop { "Stop" }
             }
@@ -140,7 +149,7 @@ fn stop(ask: &PageRequest, operation: &Operation, progress: &OperationProgress) 
     }
 }
 
-fn items(ask: &PageRequest, progress: &OperationProgress) -> Markup {
+fn items(request: &PageRequest, progress: &OperationProgress) -> Markup {
     let rank = |item: &&OperationItem| match item.outcome {
         LetterOutcome::Failed(_) => 0,
         LetterOutcome::Changed => 1,
@@ -155,31 +164,32 @@ fn items(ask: &PageRequest, progress: &OperationProgress) -> Markup {
                 caption.unseen { "What became of each letter" }
                 thead { tr { th scope="col" { "Key" } th scope="col" { "Tenant" } th scope="col" { "Consumer" } th scope="col" { "Result" } } }
                 tbody {
-                    @for item in items.iter().take(LISTED) {
+                    @for item in items.iter().take(MAX_LISTED) {
                         @let letter = &item.letter;
                         tr {
                             th.keys scope="row" {
-                                a id=(format!("item-{}", letter.id)) href=(ask.link("/failed/letter").with("id", letter.id.to_string())) {
+                                a id=(format!("item-{}", letter.id)) href=(request.link("/failed/letter").with("id", letter.id.to_string())) {
                                     @if letter.key.is_empty() { "unknown" } @else { (super::super::html::code(&letter.key)) }
                                 }
                             }
                             td.keys {
                                 @if letter.key.is_empty() { (text(&letter.tenant)) } @else {
-                                    a id=(format!("item-key-{}", letter.id)) href=(key_link(ask, &letter.tenant, &letter.consumer, &letter.key)) { (text(&letter.tenant)) }
+                                    a id=(format!("item-key-{}", letter.id)) href=(key_link(request, &letter.tenant, &letter.consumer, &letter.key)) { (text(&letter.tenant)) }
                                 }
                             }
                             td.keys { (text(&letter.consumer)) }
-                            td { (result(&item.outcome)) }
+                            td { (outcome_cell(&item.outcome)) }
                         }
                     }
                 }
             }
         }
-        @if items.len() > LISTED { p.quiet { "And " (items.len() - LISTED) " more." } }
+        @if items.len() > MAX_LISTED { p.quiet { "And " (items.len() - MAX_LISTED) " more." } }
     }
 }
 
-fn result(outcome: &LetterOutcome) -> Markup {
+/// Renders the outcome of one letter.
+fn outcome_cell(outcome: &LetterOutcome) -> Markup {
     html! {
         @match outcome {
             LetterOutcome::Waits => span.quiet { "waits" },
@@ -195,37 +205,38 @@ fn result(outcome: &LetterOutcome) -> Markup {
     }
 }
 
-fn sweep_line(pass: &SweepResult) -> String {
-    match pass {
-        SweepResult::Done(swept) => format!(
+/// Describes the result of a sweep.
+fn format_sweep(result: &SweepResult) -> String {
+    match result {
+        SweepResult::Done(report) => format!(
             "{}: {} gone, {} requeued from there, {} stay",
-            Topology::dead_letter_queue(&swept.queue),
-            swept.dropped,
-            swept.requeued,
-            swept.kept
+            Topology::dead_letter_queue(&report.queue),
+            report.dropped,
+            report.requeued,
+            report.kept
         ),
         SweepResult::TooLong(queue) => format!(
-            "{} holds more than {LONG} messages and was not swept: oncely failed sweep --queue {queue}",
+            "{} holds more than {MAX_AUTOMATIC_MESSAGES} messages and was not swept: oncely failed sweep --queue {queue}",
             Topology::dead_letter_queue(queue)
         ),
     }
 }
 
-/// Stops after the current steps; recorded. It stops even if the record can't be written.
-pub(super) async fn stop_operation(ask: PageRequest) -> PageResult {
-    let operation = find_operation(&ask)?;
+/// Stops an operation after its current steps; recorded. It stops even if the record can't be written.
+pub(super) async fn stop_operation(request: PageRequest) -> PageResult {
+    let operation = find_operation(&request)?;
     operation.stop();
-    let done = operation.progress().count(is_done);
-    let mut pooled = ask.app.pool.acquire().await?;
+    let done_count = operation.progress().count(is_done);
+    let mut pooled = request.app.pool.acquire().await?;
     let action = pg::Action {
         tenant: "",
         verb: "stop",
-        user: &ask.visitor.session.user.actor(),
+        user: &request.viewer.session.user.actor(),
         filter: &serde_json::json!({ "operation": operation.id, "verb": operation.change.verb() }),
-        count: i64::try_from(done).unwrap_or(i64::MAX),
+        count: i64::try_from(done_count).unwrap_or(i64::MAX),
         reason: None,
     };
     pg::record_action(&mut pooled.session.connection, &action).await?;
     pooled.give_back();
-    Ok(PageReply::SeeOther(ask.link("/failed/operation").with("id", operation.id.to_string())))
+    Ok(PageReply::SeeOther(request.link("/failed/operation").with("id", operation.id.to_string())))
 }

@@ -6,10 +6,12 @@ use serde_json::json;
 use sqlx::Connection as _;
 
 use super::super::ask::{PageReply, PageRequest, PageResult};
-use super::super::digest::digest;
+use super::super::digest::compute_digest;
 use super::super::error::PageError;
-use super::super::html::{ago, capped, code, count, exact_time, percent, text, text_or};
-use super::super::page::{EquivalentCommands, Page, Tab, csrf};
+use super::super::html::{
+    ago, code, exact_time, format_capped, format_number, format_percent, text, text_or,
+};
+use super::super::page::{EquivalentCommands, Page, Tab, csrf_field};
 use super::super::watch::StatusView;
 use super::overview::unavailable_error;
 use super::plots::{self, PlotQuery};
@@ -22,9 +24,13 @@ use oncely_postgres::{self as pg, EventChange, EventFilter, EventRow};
 /// Rows of the list.
 const ROWS: i64 = 50;
 
-fn filter(ask: &PageRequest, limit: i64) -> Result<EventFilter, PageError> {
-    let own = |name: &str| ask.parameters.text(name);
-    let state = match ask.parameters.word("state") {
+/// Parses the filter of the list.
+///
+/// # Errors
+/// If the state is unknown.
+fn parse_filter(request: &PageRequest, limit: i64) -> Result<EventFilter, PageError> {
+    let own = |name: &str| request.parameters.get_owned(name);
+    let state = match request.parameters.get_trimmed("state") {
         None | Some("any") => None,
         Some(state @ ("pending" | "parked")) => Some(state.to_owned()),
         Some(other) => return Err(PageError::Wrong(format!("{other} is no state of an event."))),
@@ -41,57 +47,61 @@ fn filter(ask: &PageRequest, limit: i64) -> Result<EventFilter, PageError> {
     })
 }
 
-pub(super) async fn page(ask: PageRequest) -> PageResult {
-    let view = ask.app.view().await;
-    let Ok(database) = &view.picture.postgres else { return Err(unavailable_error(&view)) };
-    let wanted = PlotQuery::from_request(&ask);
-    let series = ask.app.plots.series(&ask.app.pool, wanted.range).await?;
-    let filter = filter(&ask, ROWS)?;
-    let mut pooled = ask.app.pool.acquire().await?;
-    let events = pg::events(&mut pooled.session.connection, &filter).await?;
-    let may = ask.visitor.is_operator() && pooled.facts.change_events;
+/// Renders `/outbox`: the backlogs of RabbitMQ and Redis.
+///
+/// # Errors
+/// If the filter is invalid, or PostgreSQL does not answer.
+pub(super) async fn page(request: PageRequest) -> PageResult {
+    let view = request.app.query_status().await;
+    let Ok(database) = &view.snapshot.postgres else { return Err(unavailable_error(&view)) };
+    let query = PlotQuery::from_request(&request);
+    let series = request.app.plots.query_series(&request.app.pool, query.range).await?;
+    let filter = parse_filter(&request, ROWS)?;
+    let mut pooled = request.app.pool.acquire().await?;
+    let events = pg::list_events(&mut pooled.session.connection, &filter).await?;
+    let may_change = request.viewer.is_operator() && pooled.facts.change_events;
     pooled.give_back();
     let mut page = Page::new(Tab::Outbox, "Outbox & mirror");
     page.live = html! {
-        (facts(&ask, &view, database))
+        (facts(&request, &view, database))
         section.plots #plots aria-labelledby="plots-title" {
             h2 #plots-title { "Over time" }
-            (wanted.choices(&ask.link("/outbox")))
-            div.figures { (plots::ages(&wanted, &series)) (plots::relayed(&wanted, &series)) }
+            (query.choices(&request.link("/outbox")))
+            div.figures { (plots::ages(&query, &series)) (plots::relay_rates(&query, &series)) }
         }
     };
     page.below = html! {
         section aria-labelledby="events-title" {
             h2 #events-title { "Events, oldest first" }
-            (choose(&ask, &filter))
+            (filter_form(&request, &filter))
             (table(&events, database.now))
-            @if may && filter.state.as_deref() == Some("parked") && !events.is_empty() { (change(&ask, &filter, &events)) }
+            @if may_change && filter.state.as_deref() == Some("parked") && !events.is_empty() { (change_form(&request, &filter, &events)) }
         }
     };
-    let flags = shown::shell_flags([
+    let flags = shown::format_shell_flags([
         ("state", filter.state.as_deref()),
         ("exchange", filter.exchange.as_deref()),
         ("reason", filter.reason.as_deref()),
     ]);
-    page.elsewhere = EquivalentCommands {
+    page.equivalents = EquivalentCommands {
         cli: vec![format!("oncely outbox list{flags}")],
         sql: vec![pg::equivalent_sql::events(&filter), pg::equivalent_sql::mirror_queue()],
     };
     Ok(page.into())
 }
 
-fn facts(ask: &PageRequest, view: &StatusView, database: &DatabaseSnapshot) -> Markup {
-    let relays = database.overview.living("relay");
+fn facts(request: &PageRequest, view: &StatusView, database: &DatabaseSnapshot) -> Markup {
+    let relays = database.overview.count_living("relay");
     let counts = || {
-        let living = database.overview.processes.iter().filter(|seen| !seen.silent);
-        living.flat_map(|seen| &seen.reports).map(|report| &report.counts)
+        let living = database.overview.processes.iter().filter(|process| !process.silent);
+        living.flat_map(|process| &process.reports).map(|report| &report.counts)
     };
-    let hits = total(counts().map(|counts| counts.duplicates_mirror));
+    let mirror_hits = total(counts().map(|counts| counts.duplicates_mirror));
     let duplicates = total(counts().map(|counts| counts.duplicates()));
     #[allow(clippy::cast_precision_loss)] // counts below 2^53
-    let share = (duplicates > 0).then(|| hits as f64 / duplicates as f64);
+    let share = (duplicates > 0).then(|| mirror_hits as f64 / duplicates as f64);
     let oldest = |at: Option<DateTime<Utc>>| html! { @match at { Some(at) => { ", the oldest written " (ago(at, database.now)) }, None => "" } };
-    let mode = ask.app.config.mirror.as_ref().map(|mirror| match mirror.precheck {
+    let mode = request.app.config.mirror.as_ref().map(|mirror| match mirror.precheck {
         PrecheckMode::Auto => {
             "auto: trust, or verify where a standby could take over without the latest commits"
         }
@@ -102,16 +112,16 @@ fn facts(ask: &PageRequest, view: &StatusView, database: &DatabaseSnapshot) -> M
     html! {
         dl.facts {
             dt { "Relays" } dd { @if relays == 0 { span.bad { "none runs: no event is published, nothing is mirrored" } } @else { (relays) " at work" } }
-            dt { "Events on their way" } dd { (capped(database.events.pending)) (oldest(database.events.oldest_due)) }
+            dt { "Events on their way" } dd { (format_capped(database.events.pending)) (oldest(database.events.oldest_due)) }
             dt { "Events parked" }
             dd {
-                @if database.events.parked > 0 { a #parked href=(ask.link("/outbox").with("state", "parked")) { (capped(database.events.parked)) } } @else { "0" }
+                @if database.events.parked > 0 { a #parked href=(request.link("/outbox").with("state", "parked")) { (format_capped(database.events.parked)) } } @else { "0" }
                 (oldest(database.events.oldest_parked))
             }
-            dt { "Mirror records on their way" } dd { (capped(database.mirror_queue.records)) (oldest(database.mirror_queue.oldest)) }
+            dt { "Mirror records on their way" } dd { (format_capped(database.mirror_queue.records)) (oldest(database.mirror_queue.oldest)) }
             dt { "Redis" }
             dd {
-                @match &view.picture.redis {
+                @match &view.snapshot.redis {
                     None => "not configured: PostgreSQL answers for all duplicates",
                     Some(Ok(())) => "answers",
                     Some(Err(why)) => {
@@ -122,16 +132,16 @@ fn facts(ask: &PageRequest, view: &StatusView, database: &DatabaseSnapshot) -> M
             }
             @if let Some(mode) = mode { dt { "How much a hit is worth" } dd { (mode) } }
             dt { "Duplicates that the mirror knew" }
-            dd { @match share { Some(share) => { (count(hits)) " of " (count(duplicates)) ", " (percent(share)) ", since the workers' starts" }, None => "no duplicate since the workers' starts" } }
+            dd { @match share { Some(share) => { (format_number(mirror_hits)) " of " (format_number(duplicates)) ", " (format_percent(share)) ", since the workers' starts" }, None => "no duplicate since the workers' starts" } }
             dt { "Epoch" } dd { (code(&database.epoch)) }
         }
     }
 }
 
-fn choose(ask: &PageRequest, filter: &EventFilter) -> Markup {
+fn filter_form(request: &PageRequest, filter: &EventFilter) -> Markup {
     let state = filter.state.as_deref().unwrap_or("any");
     html! {
-        form.inline action=(ask.link("/outbox")) role="search" {
+        form.inline action=(request.link("/outbox")) role="search" {
             label for="state" { "State" }
             select #state name="state" {
                 @for choice in ["any", "pending", "parked"] { option value=(choice) selected[choice == state] { (choice) } }
@@ -181,20 +191,20 @@ fn table(events: &[EventRow], now: DateTime<Utc>) -> Markup {
 }
 
 /// Returns the digest of the events that a page shows.
-fn digest_of(events: &[EventRow]) -> String {
-    digest(events.iter().map(|event| (event.tenant.as_str(), event.id, event.attempts)))
+fn digest_events(events: &[EventRow]) -> String {
+    compute_digest(events.iter().map(|event| (event.tenant.as_str(), event.id, event.attempts)))
 }
 
 /// Renders the actions for parked events.
-fn change(ask: &PageRequest, filter: &EventFilter, events: &[EventRow]) -> Markup {
+fn change_form(request: &PageRequest, filter: &EventFilter, events: &[EventRow]) -> Markup {
     let number = events.len();
     let until = events.last().map(|event| event.created_at.timestamp_micros() + 1).unwrap_or_default();
     html! {
         h3 #change-title { "These " (number) " parked events" }
-        form.stacked method="post" action=(ask.app.access.site().path("/outbox/change")) {
-            (csrf(&ask.visitor))
+        form.stacked method="post" action=(request.app.access.site().path("/outbox/change")) {
+            (csrf_field(&request.viewer))
             input type="hidden" name="before" value=(until);
-            input type="hidden" name="digest" value=(digest_of(events));
+            input type="hidden" name="digest" value=(digest_events(events));
             @for (name, value) in [("exchange", &filter.exchange), ("ordering_key", &filter.ordering_key), ("reason", &filter.reason), ("tenant", &filter.tenant), ("routing_key", &filter.routing_key)] {
                 @if let Some(value) = value { input type="hidden" name=(name) value=(value); }
             }
@@ -210,33 +220,41 @@ fn change(ask: &PageRequest, filter: &EventFilter, events: &[EventRow]) -> Marku
     }
 }
 
-/// Retries or discards parked events.
-pub(super) async fn change_them(ask: PageRequest) -> PageResult {
-    let change = match ask.parameters.word("change") {
+/// Retries or discards the parked events that the page showed.
+///
+/// # Errors
+/// If they are other events by now, or not confirmed by their number; nothing is changed then.
+pub(super) async fn change_events(request: PageRequest) -> PageResult {
+    let change = match request.parameters.get_trimmed("change") {
         Some("retry") => EventChange::Retry,
         Some("discard") => EventChange::Discard,
         _ => return Err(PageError::Wrong("Try again, or discard?".to_owned())),
     };
-    let Some(note) = ask.parameters.word("note") else {
+    let Some(note) = request.parameters.get_trimmed("note") else {
         return Err(PageError::Wrong("A reason is required.".to_owned()));
     };
-    let before =
-        ask.parameters.word("before").and_then(|text| DateTime::from_timestamp_micros(text.parse().ok()?));
-    let mut pooled = ask.acquire_for(|may| may.change_events, "may not change events").await?;
-    let filter =
-        EventFilter { state: Some("parked".to_owned()), created_before: before, ..filter(&ask, ROWS)? };
+    let before = request
+        .parameters
+        .get_trimmed("before")
+        .and_then(|text| DateTime::from_timestamp_micros(text.parse().ok()?));
+    let mut pooled = request.acquire_for(|may| may.change_events, "may not change events").await?;
+    let filter = EventFilter {
+        state: Some("parked".to_owned()),
+        created_before: before,
+        ..parse_filter(&request, ROWS)?
+    };
     let now = pooled.session.clock.now();
     let mut transaction = pooled.session.connection.begin().await?;
-    let found = pg::events(&mut transaction, &filter).await?;
-    if ask.parameters.word("typed") != Some(found.len().to_string().as_str()) {
+    let events = pg::list_events(&mut transaction, &filter).await?;
+    if request.parameters.get_trimmed("typed") != Some(events.len().to_string().as_str()) {
         transaction.rollback().await?;
         pooled.give_back();
         return Err(PageError::Wrong(format!(
             "Nothing was changed: there are {} now; type that number to confirm.",
-            found.len()
+            events.len()
         )));
     }
-    if ask.parameters.word("digest") != Some(digest_of(&found).as_str()) {
+    if request.parameters.get_trimmed("digest") != Some(digest_events(&events).as_str()) {
         transaction.rollback().await?;
         pooled.give_back();
         return Err(PageError::Wrong(
@@ -244,11 +262,11 @@ pub(super) async fn change_them(ask: PageRequest) -> PageResult {
                 .to_owned(),
         ));
     }
-    let actor = ask.visitor.session.user.actor();
-    let recorded = serde_json::to_value(&filter).unwrap_or_else(|_| json!({}));
-    let by = pg::EventChangeAuthor { user: &actor, reason: Some(note), filter: &recorded };
-    pg::change_events(&mut transaction, now, change, &found, filter.state.as_deref(), by).await?;
+    let actor = request.viewer.session.user.actor();
+    let filter_json = serde_json::to_value(&filter).unwrap_or_else(|_| json!({}));
+    let author = pg::EventChangeAuthor { user: &actor, reason: Some(note), filter: &filter_json };
+    pg::change_events(&mut transaction, now, change, &events, filter.state.as_deref(), author).await?;
     transaction.commit().await?;
     pooled.give_back();
-    Ok(PageReply::SeeOther(ask.link("/outbox")))
+    Ok(PageReply::SeeOther(request.link("/outbox")))
 }

@@ -1,59 +1,70 @@
-//! The plan of a requeue or a discard, and the order to carry it out.
+//! The plan of a requeue or a discard, and the form that begins it.
 
 use chrono::{DateTime, Utc};
 use maud::{Markup, html};
 use uuid::Uuid;
 
 use super::super::ask::{PageReply, PageRequest, PageResult};
-use super::super::digest::digest;
+use super::super::digest::compute_digest;
 use super::super::error::PageError;
-use super::super::html::{ago, code, count, text};
-use super::super::operations::MOST_AT_ONCE;
-use super::super::page::{EquivalentCommands, Page, Tab, csrf};
+use super::super::html::{ago, code, format_number, text};
+use super::super::operations::MAX_RUNNING;
+use super::super::page::{EquivalentCommands, Page, Tab, csrf_field};
 use super::failed::LetterQuery;
-use oncely_core::units::counted;
+use oncely_core::units::format_count;
 use oncely_ops::letters::{Change, LetterChangePlan, Order, Overrides, requeue_refusal};
 use oncely_postgres::{self as pg, LetterFilter, PlannedLetter};
 
 /// Maximum number of letters per operation.
-const MOST: i64 = 10_000;
+const MAX_LETTERS: i64 = 10_000;
 /// Letters per second: default and maximum.
-const RATE: u32 = 50;
-const FASTEST: u32 = 1_000;
-/// Letters that a plan lists.
-const SAMPLES: usize = 5;
+const DEFAULT_RATE: u32 = 50;
+const MAX_RATE: u32 = 1_000;
+/// Maximum number of letters that a plan lists.
+const MAX_SAMPLES: usize = 5;
 
 /// The requested change.
 struct ChangeRequest {
     change: Change,
-    wanted: LetterQuery,
+    query: LetterQuery,
     id: Option<Uuid>,
     /// Later letters are not included.
     until: DateTime<Utc>,
 }
 
 impl ChangeRequest {
-    fn from_request(ask: &PageRequest, now: DateTime<Utc>) -> Result<Self, PageError> {
-        let change = match ask.parameters.word("change") {
+    /// Parses the change from the parameters of a request. Without `until`, later letters than `now` are not included.
+    ///
+    /// # Errors
+    /// If the change is missing, or the id invalid.
+    fn from_request(request: &PageRequest, now: DateTime<Utc>) -> Result<Self, PageError> {
+        let change = match request.parameters.get_trimmed("change") {
             Some("requeue") => Change::Requeue,
             Some("discard") => Change::Discard,
             _ => return Err(PageError::Wrong("Requeue, or discard?".to_owned())),
         };
-        let id = match ask.parameters.word("id").map(Uuid::try_parse) {
+        let id = match request.parameters.get_trimmed("id").map(Uuid::try_parse) {
             None => None,
             Some(Ok(id)) => Some(id),
             Some(Err(_)) => return Err(PageError::Wrong("The id of a letter is a UUID.".to_owned())),
         };
-        let until =
-            ask.parameters.word("until").and_then(|text| DateTime::from_timestamp_micros(text.parse().ok()?));
-        Ok(Self { change, wanted: LetterQuery::from_request(ask), id, until: until.unwrap_or(now) })
+        let until = request
+            .parameters
+            .get_trimmed("until")
+            .and_then(|text| DateTime::from_timestamp_micros(text.parse().ok()?));
+        Ok(Self { change, query: LetterQuery::from_request(request), id, until: until.unwrap_or(now) })
     }
 
-    fn filter(&self, now: DateTime<Utc>) -> Result<LetterFilter, PageError> {
+    /// Returns the filter of a query for the letters.
+    fn to_filter(&self, now: DateTime<Utc>) -> Result<LetterFilter, PageError> {
         if let Some(id) = self.id {
-            return Ok(LetterFilter { ids: Some(vec![id]), limit: MOST + 1, ..LetterFilter::default() });
+            return Ok(LetterFilter {
+                ids: Some(vec![id]),
+                limit: MAX_LETTERS + 1,
+                ..LetterFilter::default()
+            });
         }
-        let filter = self.wanted.filter(now, MOST + 1)?;
+        let filter = self.query.to_filter(now, MAX_LETTERS + 1)?;
         // The plan selects the state: open letters.
         Ok(LetterFilter { until: Some(self.until), states: None, ..filter })
     }
@@ -61,37 +72,37 @@ impl ChangeRequest {
     /// Returns whether letters are selected by failure or key, and not only by origin and time.
     fn names_letters(&self) -> bool {
         self.id.is_some()
-            || self.wanted.reason.is_some()
-            || self.wanted.group.is_some()
-            || self.wanted.key.is_some()
+            || self.query.reason.is_some()
+            || self.query.group.is_some()
+            || self.query.key.is_some()
     }
 
-    /// Returns `None` if there are more letters than one operation takes: then their keys are not queried.
-    async fn plan(
+    /// Queries the letters and makes the plan; `None` if there are more letters than one operation takes: then their keys are not queried.
+    async fn make_plan(
         &self,
         connection: &mut sqlx::PgConnection,
         now: DateTime<Utc>,
     ) -> Result<Option<LetterChangePlan>, PageError> {
-        if LetterChangePlan::count(connection, self.change, &self.filter(now)?).await? > MOST {
+        if LetterChangePlan::count(connection, self.change, &self.to_filter(now)?).await? > MAX_LETTERS {
             return Ok(None);
         }
-        let named = self.names_letters();
+        let names_letters = self.names_letters();
         let refuse = |letter: &PlannedLetter| match self.change {
-            Change::Requeue => requeue_refusal(letter, named, Overrides::default()),
+            Change::Requeue => requeue_refusal(letter, names_letters, Overrides::default()),
             Change::Discard => None,
         };
-        Ok(Some(LetterChangePlan::make(connection, now, self.change, self.filter(now)?, refuse).await?))
+        Ok(Some(LetterChangePlan::make(connection, now, self.change, self.to_filter(now)?, refuse).await?))
     }
 
     /// Renders the filter as fields of a form.
     fn fields(&self) -> Markup {
-        let [wanted @ .., _] = self.wanted.parts();
+        let [query @ .., _] = self.query.parameters();
         let id = self.id.map(|id| id.to_string());
         let until = self.until.timestamp_micros().to_string();
-        let own =
+        let fields =
             [("change", Some(self.change.verb())), ("id", id.as_deref()), ("until", Some(until.as_str()))];
         html! {
-            @for (name, value) in own.into_iter().chain(wanted) {
+            @for (name, value) in fields.into_iter().chain(query) {
                 @if let Some(value) = value { input type="hidden" name=(name) value=(value); }
             }
         }
@@ -104,75 +115,87 @@ impl ChangeRequest {
         }
     }
 
-    fn command(&self) -> String {
+    /// Formats the equivalent command.
+    fn to_command(&self) -> String {
         let verb = self.change.verb();
         match self.id {
             Some(id) => format!("oncely failed {verb} {id}"),
-            None => format!("oncely failed {verb}{}", self.wanted.flags()),
+            None => format!("oncely failed {verb}{}", self.query.to_flags()),
         }
     }
 }
 
-/// Reads a change, and makes its plan: `None` if there are more letters than one operation takes.
-async fn planned(ask: &PageRequest) -> Result<(ChangeRequest, Option<LetterChangePlan>), PageError> {
-    let mut pooled = ask.acquire_for(|may| may.change_letters, "may not change dead letters").await?;
+/// Parses the requested change, and makes its plan: `None` if there are more letters than one operation takes.
+async fn make_requested_plan(
+    request: &PageRequest,
+) -> Result<(ChangeRequest, Option<LetterChangePlan>), PageError> {
+    let mut pooled = request.acquire_for(|may| may.change_letters, "may not change dead letters").await?;
     let now = pooled.session.clock.now();
-    let asked = ChangeRequest::from_request(ask, now)?;
-    let plan = asked.plan(&mut pooled.session.connection, now).await?;
+    let change_request = ChangeRequest::from_request(request, now)?;
+    let plan = change_request.make_plan(&mut pooled.session.connection, now).await?;
     pooled.give_back();
-    Ok((asked, plan))
+    Ok((change_request, plan))
 }
 
-/// Renders the plan.
-pub(super) async fn page(ask: PageRequest) -> PageResult {
-    let (asked, plan) = planned(&ask).await?;
+/// Renders `/failed/plan`: the plan of a requeue or a discard, and the form that begins it.
+///
+/// # Errors
+/// If the request is invalid, the console's login may not change dead letters, or PostgreSQL does not answer.
+pub(super) async fn page(request: PageRequest) -> PageResult {
+    let (change_request, plan) = make_requested_plan(&request).await?;
     Ok(match plan {
-        Some(plan) => plan_page(&ask, &asked, &plan, None),
-        None => too_many(&ask, &asked),
+        Some(plan) => plan_page(&request, &change_request, &plan, None),
+        None => too_many_page(&request, &change_request),
     }
     .into())
 }
 
-/// Renders that there are more letters than one operation takes.
-fn too_many(ask: &PageRequest, asked: &ChangeRequest) -> Page {
-    let mut page = Page::new(Tab::Failed, asked.title());
-    page.polls = false;
+/// Builds the page for more letters than one operation takes.
+fn too_many_page(request: &PageRequest, change_request: &ChangeRequest) -> Page {
+    let mut page = Page::new(Tab::Failed, change_request.title());
+    page.is_refreshed = false;
     page.above = html! {
-        p.lead { "More than " (count(MOST)) " dead letters match: that is more than one operation takes." }
-        p { "Narrow it down, by their time, reason or tenant: " a #narrow href=(asked.wanted.link(ask, "/failed/letters")) { "these letters" } "." }
+        p.lead { "More than " (format_number(MAX_LETTERS)) " dead letters match: that is more than one operation takes." }
+        p { "Narrow it down, by their time, reason or tenant: " a #narrow href=(change_request.query.link(request, "/failed/letters")) { "these letters" } "." }
     };
-    page.elsewhere = EquivalentCommands { cli: vec![asked.command()], sql: Vec::new() };
+    page.equivalents = EquivalentCommands { cli: vec![change_request.to_command()], sql: Vec::new() };
     page
 }
 
-fn plan_page(ask: &PageRequest, asked: &ChangeRequest, plan: &LetterChangePlan, said: Option<&str>) -> Page {
+/// Builds the page of a plan with its form. `message`: the reason why the last attempt changed nothing.
+fn plan_page(
+    request: &PageRequest,
+    change_request: &ChangeRequest,
+    plan: &LetterChangePlan,
+    message: Option<&str>,
+) -> Page {
     let number = plan.letters.len();
-    let mut page = Page::new(Tab::Failed, asked.title());
-    page.polls = false;
+    let mut page = Page::new(Tab::Failed, change_request.title());
+    page.is_refreshed = false;
     page.above = html! {
-        @if let Some(said) = said { p.said role="alert" { (said) } }
+        @if let Some(message) = message { p.said role="alert" { (message) } }
         p.lead {
             @match plan.letters.first() {
                 None => "There is nothing to do.",
-                Some(oldest) => { (counted(number, "dead letter")) ", the oldest from " (ago(oldest.dead_lettered_at, plan.now)) "." },
+                Some(oldest) => { (format_count(number, "dead letter")) ", the oldest from " (ago(oldest.dead_lettered_at, plan.now)) "." },
             }
         }
-        @match asked.change {
+        @match change_request.change {
             Change::Requeue => p { "Each is published to its queue again, with its key runnable. What took effect meanwhile is not run: publishing twice is harmless." },
             Change::Discard => p { "A discarded message does not run, and its key stays as it is. It leaves its dead-letter queue." },
         }
-        (contents(ask, plan))
-        @if number > 0 && ask.visitor.is_operator() { (order(ask, asked, plan)) }
-        @if !ask.visitor.is_operator() { p.note { "You may look at this; carrying it out takes the role operator." } }
+        (contents(request, plan))
+        @if number > 0 && request.viewer.is_operator() { (confirm_form(request, change_request, plan)) }
+        @if !request.viewer.is_operator() { p.note { "You may look at this; carrying it out takes the role operator." } }
     };
-    page.elsewhere = EquivalentCommands {
-        cli: vec![asked.command()],
+    page.equivalents = EquivalentCommands {
+        cli: vec![change_request.to_command()],
         sql: vec![pg::equivalent_sql::letters(&plan.filter)],
     };
     page
 }
 
-fn contents(ask: &PageRequest, plan: &LetterChangePlan) -> Markup {
+fn contents(request: &PageRequest, plan: &LetterChangePlan) -> Markup {
     html! {
         ul.findings {
             @for note in &plan.notes { li { span.sign.look aria-hidden="true" { "▲" } (note) "." } }
@@ -180,12 +203,12 @@ fn contents(ask: &PageRequest, plan: &LetterChangePlan) -> Markup {
         }
         @if !plan.letters.is_empty() {
             h2 #groups-title { "Which" }
-            ul.plain { @for (group, number) in plan.groups().into_iter().take(20) { li { b { (count(i128::try_from(number).unwrap_or(0))) } " × " (code(group)) } } }
+            ul.plain { @for (group, number) in plan.groups().into_iter().take(20) { li { b { (format_number(i128::try_from(number).unwrap_or(0))) } " × " (code(group)) } } }
             h2 #samples-title { "Such as" }
             ul.plain {
-                @for letter in plan.letters.iter().take(SAMPLES) {
+                @for letter in plan.letters.iter().take(MAX_SAMPLES) {
                     li {
-                        a id=(format!("sample-{}", letter.id)) href=(ask.link("/failed/letter").with("id", letter.id.to_string())) { (code(&letter.key)) }
+                        a id=(format!("sample-{}", letter.id)) href=(request.link("/failed/letter").with("id", letter.id.to_string())) { (code(&letter.key)) }
                         " · " (text(&letter.tenant)) " · " (text(&letter.consumer)) " " span.quiet { (text(letter.detail.as_deref().unwrap_or_default())) }
                     }
                 }
@@ -195,68 +218,76 @@ fn contents(ask: &PageRequest, plan: &LetterChangePlan) -> Markup {
 }
 
 /// Returns the digest of a plan's letters.
-fn digest_of(plan: &LetterChangePlan) -> String {
-    digest(plan.letters.iter().map(|letter| (letter.tenant.as_str(), letter.id, letter.generation)))
+fn digest_letters(plan: &LetterChangePlan) -> String {
+    compute_digest(plan.letters.iter().map(|letter| (letter.tenant.as_str(), letter.id, letter.generation)))
 }
 
-fn order(ask: &PageRequest, asked: &ChangeRequest, plan: &LetterChangePlan) -> Markup {
+fn confirm_form(request: &PageRequest, change_request: &ChangeRequest, plan: &LetterChangePlan) -> Markup {
     let number = plan.letters.len();
     html! {
         h2 #order-title { "Do it" }
-        form.stacked method="post" action=(ask.app.access.site().path("/failed/operate")) {
-            (csrf(&ask.visitor))
-            (asked.fields())
-            input type="hidden" name="digest" value=(digest_of(plan));
+        form.stacked method="post" action=(request.app.access.site().path("/failed/operate")) {
+            (csrf_field(&request.viewer))
+            (change_request.fields())
+            input type="hidden" name="digest" value=(digest_letters(plan));
             label for="note" { "Why, for the record" }
             input #note type="text" name="note" maxlength="1000" required;
-            @if asked.change == Change::Requeue {
+            @if change_request.change == Change::Requeue {
                 label for="rate" { "Messages per second, at most" }
-                input #rate type="number" name="rate" value=(RATE) min="1" max=(FASTEST);
+                input #rate type="number" name="rate" value=(DEFAULT_RATE) min="1" max=(MAX_RATE);
             }
             label for="typed" { "Type " (number) " to confirm" }
             input #typed type="text" name="typed" inputmode="numeric" autocomplete="off" required;
-            button.strong { @match asked.change { Change::Requeue => "Requeue ", Change::Discard => "Discard " } (number) }
+            button.strong { @match change_request.change { Change::Requeue => "Requeue ", Change::Discard => "Discard " } (number) }
         }
     }
 }
 
-/// Begins the confirmed operation: with the letters that were shown, and the number that was typed.
-pub(super) async fn operate(ask: PageRequest) -> PageResult {
-    let (asked, plan) = planned(&ask).await?;
-    let Some(plan) = plan else { return Ok(PageReply::undone(too_many(&ask, &asked))) };
+/// Begins the confirmed operation, if the letters are still those that were shown, and their number was typed; otherwise renders the plan
+/// with the reason.
+pub(super) async fn begin_operation(request: PageRequest) -> PageResult {
+    let (change_request, plan) = make_requested_plan(&request).await?;
+    let Some(plan) = plan else {
+        return Ok(PageReply::from_rejected_action(too_many_page(&request, &change_request)));
+    };
     let number = plan.letters.len();
-    let wrong = |said: &str| Ok(PageReply::undone(plan_page(&ask, &asked, &plan, Some(said))));
-    let Some(reason) = ask.parameters.word("note") else { return wrong("A reason is required.") };
+    let reject = |message: &str| {
+        Ok(PageReply::from_rejected_action(plan_page(&request, &change_request, &plan, Some(message))))
+    };
+    let Some(reason) = request.parameters.get_trimmed("note") else { return reject("A reason is required.") };
     if number == 0 {
-        return wrong("There is nothing to do any more.");
+        return reject("There is nothing to do any more.");
     }
-    if ask.parameters.word("typed") != Some(number.to_string().as_str()) {
-        return wrong(&format!("Nothing was changed: there are {number} now; type that number to confirm."));
+    if request.parameters.get_trimmed("typed") != Some(number.to_string().as_str()) {
+        return reject(&format!("Nothing was changed: there are {number} now; type that number to confirm."));
     }
-    if ask.parameters.word("digest") != Some(digest_of(&plan).as_str()) {
-        return wrong(
+    if request.parameters.get_trimmed("digest") != Some(digest_letters(&plan).as_str()) {
+        return reject(
             "Nothing was changed: these are other letters than the plan showed. Look at them again.",
         );
     }
-    let rate = match asked.change {
-        Change::Requeue => {
-            ask.parameters.word("rate").and_then(|text| text.parse().ok()).unwrap_or(RATE).clamp(1, FASTEST)
-        }
-        Change::Discard => FASTEST,
+    let rate = match change_request.change {
+        Change::Requeue => request
+            .parameters
+            .get_trimmed("rate")
+            .and_then(|text| text.parse().ok())
+            .unwrap_or(DEFAULT_RATE)
+            .clamp(1, MAX_RATE),
+        Change::Discard => MAX_RATE,
     };
     let order = Order {
         plan: plan.clone(),
-        actor: ask.visitor.session.user.actor(),
+        actor: request.viewer.session.user.actor(),
         reason: Some(reason.to_owned()),
         rate: Some(rate),
         // Only the command line requeues a letter that is older than keys and trail remember.
         overrides: Overrides::default(),
         application: "oncely console",
     };
-    let Some(operation) = ask.app.operations.begin(&ask.app.config, order) else {
-        return wrong(&format!(
-            "Nothing was changed: {MOST_AT_ONCE} operations are under way in this console. Wait for one, or stop one."
+    let Some(operation) = request.app.operations.begin(&request.app.config, order) else {
+        return reject(&format!(
+            "Nothing was changed: {MAX_RUNNING} operations are under way in this console. Wait for one, or stop one."
         ));
     };
-    Ok(PageReply::SeeOther(ask.link("/failed/operation").with("id", operation.id.to_string())))
+    Ok(PageReply::SeeOther(request.link("/failed/operation").with("id", operation.id.to_string())))
 }

@@ -3,18 +3,18 @@
 use maud::{Markup, html};
 
 use super::super::ask::PageRequest;
-use super::super::html::{PageLink, code, duration, exact_time, text, text_or};
+use super::super::html::{PageLink, code, exact_time, format_duration, text, text_or};
 use super::super::search::Search;
 use oncely_postgres::{AuditRow, Position};
 
 /// Returns the link to a key's page.
-pub(super) fn key_link(ask: &PageRequest, tenant: &str, consumer: &str, key: &str) -> PageLink {
-    ask.link("/key").with("tenant", tenant).with("consumer", consumer).with("key", key)
+pub(super) fn key_link(request: &PageRequest, tenant: &str, consumer: &str, key: &str) -> PageLink {
+    request.link("/key").with("tenant", tenant).with("consumer", consumer).with("key", key)
 }
 
 /// Returns the link to a search.
-pub(super) fn search_link(ask: &PageRequest, search: &Search) -> PageLink {
-    ask.link("/keys").with("q", search.text())
+pub(super) fn search_link(request: &PageRequest, search: &Search) -> PageLink {
+    request.link("/keys").with("q", search.to_text())
 }
 
 /// Renders an outcome with its sign.
@@ -53,7 +53,7 @@ pub(super) fn head() -> Markup {
 
 /// Renders a decision as a row.
 #[allow(clippy::cast_precision_loss)] // shown with one decimal
-pub(super) fn row(ask: &PageRequest, position: &Position, row: &AuditRow) -> Markup {
+pub(super) fn row(request: &PageRequest, position: &Position, row: &AuditRow) -> Markup {
     let id = format!("row-{}", position.to_string().replace('.', "-"));
     html! {
         tr id=(id) {
@@ -61,24 +61,24 @@ pub(super) fn row(ask: &PageRequest, position: &Position, row: &AuditRow) -> Mar
             td { (outcome(&row.outcome)) }
             th.keys scope="row" {
                 @if row.key.is_empty() { (text_or("", "none")) } @else {
-                    a id=(format!("{id}-key")) href=(key_link(ask, &row.tenant, &row.consumer, &row.key)) { (code(&row.key)) }
+                    a id=(format!("{id}-key")) href=(key_link(request, &row.tenant, &row.consumer, &row.key)) { (code(&row.key)) }
                 }
             }
             td.keys { (text_or(&row.tenant, "none")) }
             td.keys { (text(&row.consumer)) }
             td { (text(row.reason.as_deref().unwrap_or_default())) }
             td.number { @if row.attempt > 0 { (row.attempt) } }
-            td.number { @if let Some(micros) = row.duration_us { (duration(micros as f64 / 1_000_000.0)) } }
+            td.number { @if let Some(micros) = row.duration_us { (format_duration(micros as f64 / 1_000_000.0)) } }
             td.wide { (text(row.detail.as_deref().unwrap_or_default())) @if let Some(state) = &row.error_code { " " span.quiet { (text(state)) } } }
         }
     }
 }
 
 /// Renders a trace id, as a link if a viewer is configured.
-pub(super) fn trace_link(ask: &PageRequest, trace: &str) -> Markup {
+pub(super) fn trace_link(request: &PageRequest, trace: &str) -> Markup {
     // From the publisher, thus untrusted: only characters of trace ids go into a URL.
     let is_id = trace.len() <= 64 && trace.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
-    match ask.app.config.console.trace_url.as_deref().filter(|_| is_id) {
+    match request.app.config.console.trace_url.as_deref().filter(|_| is_id) {
         Some(template) => {
             html! { a href=(template.replace("{trace_id}", trace)) rel="noreferrer" { "trace " (text(trace)) } }
         }

@@ -8,10 +8,10 @@ use super::super::series::Series;
 /// Size of every plot in its own units; browsers scale it.
 pub(super) const WIDTH: f64 = 440.0;
 pub(super) const HEIGHT: f64 = 176.0;
-const LEFT: f64 = 48.0;
-const RIGHT: f64 = 8.0;
-const TOP: f64 = 10.0;
-const BOTTOM: f64 = 22.0;
+const LEFT_MARGIN: f64 = 48.0;
+const RIGHT_MARGIN: f64 = 8.0;
+const TOP_MARGIN: f64 = 10.0;
+const BOTTOM_MARGIN: f64 = 22.0;
 
 /// The time axis.
 #[derive(Clone, Copy, Debug)]
@@ -22,9 +22,9 @@ pub(crate) struct Axis {
 }
 
 /// Possible steps between labels, in seconds.
-const STEPS: [i64; 9] = [60, 300, 900, 3_600, 10_800, 21_600, 43_200, 86_400, 172_800];
+const LABEL_STEPS: [i64; 9] = [60, 300, 900, 3_600, 10_800, 21_600, 43_200, 86_400, 172_800];
 /// Maximum number of labels.
-const TIMES: i64 = 5;
+const MAX_LABELS: i64 = 5;
 
 impl Axis {
     pub(crate) fn from_series(series: &Series) -> Self {
@@ -32,14 +32,14 @@ impl Axis {
     }
 
     pub(super) fn bottom(self) -> f64 {
-        HEIGHT - BOTTOM
+        HEIGHT - BOTTOM_MARGIN
     }
 
     /// Returns the position of the beginning of a span.
     #[allow(clippy::cast_precision_loss)] // a few hundred
     pub(super) fn x(self, index: usize) -> f64 {
         let spans = ((self.until - self.since) / self.width).max(1) as f64;
-        LEFT + (WIDTH - LEFT - RIGHT) * index as f64 / spans
+        LEFT_MARGIN + (WIDTH - LEFT_MARGIN - RIGHT_MARGIN) * index as f64 / spans
     }
 
     /// Returns the position of the middle of a span.
@@ -49,7 +49,7 @@ impl Axis {
 
     /// Returns the position of a share of the height.
     pub(super) fn y(self, share: f64) -> f64 {
-        HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * share.clamp(0.0, 1.0)
+        HEIGHT - BOTTOM_MARGIN - (HEIGHT - TOP_MARGIN - BOTTOM_MARGIN) * share.clamp(0.0, 1.0)
     }
 
     pub(crate) fn time(self, index: usize) -> DateTime<Utc> {
@@ -60,7 +60,7 @@ impl Axis {
     /// Renders the labels.
     pub(super) fn times(self) -> Markup {
         let length = self.until - self.since;
-        let step = STEPS.into_iter().find(|step| length / step <= TIMES).unwrap_or(length.max(1));
+        let step = LABEL_STEPS.into_iter().find(|step| length / step <= MAX_LABELS).unwrap_or(length.max(1));
         let days = step >= 86_400;
         let first = self.since.div_euclid(step) * step + step;
         let times: Vec<i64> = (0..).map(|n| first + n * step).take_while(|at| *at < self.until).collect();
@@ -79,34 +79,35 @@ impl Axis {
         }
     }
 
+    /// Returns the horizontal position of a time in seconds since 1970.
     #[allow(clippy::cast_precision_loss)] // seconds of a week
     fn position(self, seconds: i64) -> f64 {
         let share = (seconds - self.since) as f64 / (self.until - self.since).max(1) as f64;
-        LEFT + (WIDTH - LEFT - RIGHT) * share
+        LEFT_MARGIN + (WIDTH - LEFT_MARGIN - RIGHT_MARGIN) * share
     }
 
     /// Renders horizontal lines with labels.
     pub(super) fn levels(self, levels: &[(f64, String)]) -> Markup {
         html! {
             g.levels {
-                @for (share, written) in levels {
+                @for (share, label) in levels {
                     @let y = self.y(*share);
-                    line x1=(px(LEFT)) x2=(px(WIDTH - RIGHT)) y1=(px(y)) y2=(px(y)) {}
-                    text x=(px(LEFT - 6.0)) y=(px(y + 4.0)) text-anchor="end" { (written) }
+                    line x1=(px(LEFT_MARGIN)) x2=(px(WIDTH - RIGHT_MARGIN)) y1=(px(y)) y2=(px(y)) {}
+                    text x=(px(LEFT_MARGIN - 6.0)) y=(px(y + 4.0)) text-anchor="end" { (label) }
                 }
             }
         }
     }
 
-    /// Renders tooltips: each span with its values.
-    pub(super) fn points(self, told: impl Fn(usize) -> Option<String>) -> Markup {
+    /// Renders the spans' areas with their tooltips; `tooltip` returns the text of a span.
+    pub(super) fn points(self, tooltip: impl Fn(usize) -> Option<String>) -> Markup {
         let spans = usize::try_from((self.until - self.since) / self.width).unwrap_or(0);
         html! {
             g.points {
                 @for index in 0..spans {
-                    @if let Some(told) = told(index) {
-                        rect x=(px(self.x(index))) y=(px(TOP)) width=(px(self.x(index + 1) - self.x(index))) height=(px(HEIGHT - TOP - BOTTOM)) {
-                            title { (self.time(index).format("%Y-%m-%d %H:%M:%SZ")) ": " (told) }
+                    @if let Some(tooltip) = tooltip(index) {
+                        rect x=(px(self.x(index))) y=(px(TOP_MARGIN)) width=(px(self.x(index + 1) - self.x(index))) height=(px(HEIGHT - TOP_MARGIN - BOTTOM_MARGIN)) {
+                            title { (self.time(index).format("%Y-%m-%d %H:%M:%SZ")) ": " (tooltip) }
                         }
                     }
                 }

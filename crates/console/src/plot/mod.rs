@@ -8,7 +8,7 @@ mod stacked;
 pub(crate) use axis::Axis;
 pub(crate) use lines::lines;
 pub(crate) use spark::spark;
-pub(crate) use stacked::stacked;
+pub(crate) use stacked::stacked_areas;
 
 /// Values over time. Their style in the stylesheet distinguishes them by colour, pattern or dash, and name.
 #[derive(Clone, Debug)]
@@ -24,14 +24,14 @@ pub(crate) struct Caption {
     /// Unique on its page.
     pub(crate) id: &'static str,
     pub(crate) title: &'static str,
-    pub(crate) written: fn(f64) -> String,
+    pub(crate) format: fn(f64) -> String,
 }
 
 #[cfg(test)]
 mod tests {
     use chrono::DateTime;
 
-    use super::super::html::{duration, rate};
+    use super::super::html::{format_duration, format_rate};
     use super::super::series::{Range, Series};
     use super::*;
 
@@ -44,9 +44,9 @@ mod tests {
         Values { name, style, values: (0..120).map(of).collect() }
     }
 
-    /// One element per line, for readable differences.
+    /// Compares a plot with its snapshot: one element per line, for readable differences.
     #[track_caller]
-    fn drawn(name: &str, markup: maud::Markup) {
+    fn assert_drawing(name: &str, markup: maud::Markup) {
         let mut settings = insta::Settings::clone_current();
         settings.set_prepend_module_to_snapshot(false);
         settings.set_omit_expression(true);
@@ -56,8 +56,8 @@ mod tests {
     #[test]
     fn a_layer_of_one_span_has_a_visible_edge() {
         let one = values("done", "done", |index| Some(if index == 60 { 5.0 } else { 0.0 }));
-        let caption = Caption { id: "plot", title: "Messages a second", written: rate };
-        let text = stacked(caption, axis(), &[one], &values("dead", "dead", |_| None)).into_string();
+        let caption = Caption { id: "plot", title: "Messages a second", format: format_rate };
+        let text = stacked_areas(caption, axis(), &[one], &values("dead", "dead", |_| None)).into_string();
         let edge = text.split("class=\"edge done\" d=\"").nth(1).and_then(|rest| rest.split('"').next());
         assert!(edge.is_some_and(|edge| edge.contains('L')), "{edge:?}");
     }
@@ -71,14 +71,17 @@ mod tests {
         let dead = values("dead", "dead", |index| {
             [(30, 0.1), (31, 1.0), (90, 10.0)].iter().find(|(at, _)| *at == index).map(|(_, value)| *value)
         });
-        let caption = Caption { id: "plot", title: "Messages a second", written: rate };
-        drawn("stacked", stacked(caption, axis(), &[done, duplicates], &dead));
+        let caption = Caption { id: "plot", title: "Messages a second", format: format_rate };
+        assert_drawing("stacked", stacked_areas(caption, axis(), &[done, duplicates], &dead));
         let none = values("dead", "dead", |_| None);
-        drawn("stacked_nothing", stacked(caption, axis(), &[values("done", "done", |_| None)], &none));
+        assert_drawing(
+            "stacked_nothing",
+            stacked_areas(caption, axis(), &[values("done", "done", |_| None)], &none),
+        );
         let usual = values("half within", "usual", |index| (!(40..50).contains(&index)).then_some(0.0035));
         let slow = values("99 % within", "slow", |index| (index % 30 == 0).then_some(2.0));
-        let caption = Caption { id: "plot", title: "Delivery to settlement", written: duration };
-        drawn("lines", lines(caption, axis(), &[usual, slow], 0.001));
-        drawn("spark", spark("Done", "done", &[0.0, 1.0, 2.0, 1.5, 0.01]));
+        let caption = Caption { id: "plot", title: "Delivery to settlement", format: format_duration };
+        assert_drawing("lines", lines(caption, axis(), &[usual, slow], 0.001));
+        assert_drawing("spark", spark("Done", "done", &[0.0, 1.0, 2.0, 1.5, 0.01]));
     }
 }

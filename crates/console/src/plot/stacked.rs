@@ -6,7 +6,7 @@ use super::axis::{HEIGHT, WIDTH, px, round_up};
 use super::{Axis, Caption, Values};
 
 /// Draws areas, the first at the bottom; missing values count as 0. `ticks`: drawn for each span with any, independent of the scale.
-pub(crate) fn stacked(caption: Caption, axis: Axis, series: &[Values], ticks: &Values) -> Markup {
+pub(crate) fn stacked_areas(caption: Caption, axis: Axis, series: &[Values], ticks: &Values) -> Markup {
     let spans = series.iter().map(|values| values.values.len()).max().unwrap_or(0);
     let value = |values: &Values, index: usize| values.values.get(index).copied().flatten().unwrap_or(0.0);
     let mut lower = vec![0.0; spans];
@@ -16,19 +16,19 @@ pub(crate) fn stacked(caption: Caption, axis: Axis, series: &[Values], ticks: &V
         layers.push((values, lower, upper.clone()));
         lower = upper;
     }
-    let most = lower.iter().copied().fold(0.0, f64::max);
-    let top = round_up(most);
+    let maximum = lower.iter().copied().fold(0.0, f64::max);
+    let top = round_up(maximum);
     let levels: Vec<(f64, String)> =
-        [0.0, 0.5, 1.0].into_iter().map(|share| (share, (caption.written)(share * top))).collect();
-    let told = |index: usize| {
+        [0.0, 0.5, 1.0].into_iter().map(|share| (share, (caption.format)(share * top))).collect();
+    let tooltip = |index: usize| {
         let all = series.iter().chain([ticks]);
-        let parts = all.map(|values| format!("{} {}", values.name, (caption.written)(value(values, index))));
+        let parts = all.map(|values| format!("{} {}", values.name, (caption.format)(value(values, index))));
         Some(parts.collect::<Vec<_>>().join(", "))
     };
     let id = caption.id;
     html! {
         svg.plot viewBox=(format!("0 0 {WIDTH} {HEIGHT}")) role="img" aria-labelledby=(format!("{id}-title")) {
-            title id=(format!("{id}-title")) { (caption.title) ": at most " ((caption.written)(most)) }
+            title id=(format!("{id}-title")) { (caption.title) ": at most " ((caption.format)(maximum)) }
             defs { @for values in series { (pattern(id, values.style)) } }
             (axis.levels(&levels))
             @for (values, lower, upper) in &layers {
@@ -40,7 +40,7 @@ pub(crate) fn stacked(caption: Caption, axis: Axis, series: &[Values], ticks: &V
             }
             (tick_marks(axis, ticks))
             (axis.times())
-            (axis.points(told))
+            (axis.points(tooltip))
         }
     }
 }
@@ -52,11 +52,11 @@ fn point(axis: Axis, index: usize, value: f64, top: f64) -> String {
 /// Returns the path data of a layer's upper edge. It has gaps where the layer is empty, since its edge would cover that of the layer below.
 /// A single span is a short dash.
 fn upper_edge(axis: Axis, lower: &[f64], upper: &[f64], top: f64) -> String {
-    let is_there = |index: usize| upper.get(index) > lower.get(index);
+    let is_visible = |index: usize| upper.get(index) > lower.get(index);
     let mut out = String::new();
-    for (index, value) in upper.iter().enumerate().filter(|(index, _)| is_there(*index)) {
-        let is_open = index > 0 && is_there(index - 1);
-        if !is_open && !is_there(index + 1) {
+    for (index, value) in upper.iter().enumerate().filter(|(index, _)| is_visible(*index)) {
+        let is_open = index > 0 && is_visible(index - 1);
+        if !is_open && !is_visible(index + 1) {
             let y = px(axis.y(value / top));
             out.push_str(&format!("M{} {y}L{} {y}", px(axis.x(index)), px(axis.x(index + 1))));
         } else {
@@ -68,18 +68,18 @@ fn upper_edge(axis: Axis, lower: &[f64], upper: &[f64], top: f64) -> String {
 }
 
 fn area(axis: Axis, lower: &[f64], upper: &[f64], top: f64) -> String {
-    let there = upper.iter().enumerate().map(|(index, value)| point(axis, index, *value, top));
-    let back = lower.iter().enumerate().rev().map(|(index, value)| point(axis, index, *value, top));
-    format!("M{}Z", there.chain(back).collect::<Vec<_>>().join("L"))
+    let upper_points = upper.iter().enumerate().map(|(index, value)| point(axis, index, *value, top));
+    let lower_points = lower.iter().enumerate().rev().map(|(index, value)| point(axis, index, *value, top));
+    format!("M{}Z", upper_points.chain(lower_points).collect::<Vec<_>>().join("L"))
 }
 
 /// Draws a tick for each span with any value; a taller one for ten times as many.
 fn tick_marks(axis: Axis, values: &Values) -> Markup {
-    let most = values.values.iter().flatten().copied().fold(0.0, f64::max);
+    let maximum = values.values.iter().flatten().copied().fold(0.0, f64::max);
     let known = values.values.iter().enumerate().filter_map(|(index, value)| Some((index, (*value)?)));
     html! {
         @for (index, value) in known.filter(|(_, value)| *value > 0.0) {
-            @let height = 6.0 + 8.0 * (1.0 + (value / most).log10()).max(0.0);
+            @let height = 6.0 + 8.0 * (1.0 + (value / maximum).log10()).max(0.0);
             line class=(format!("tick {}", values.style)) x1=(px(axis.middle(index))) x2=(px(axis.middle(index)))
                 y1=(px(axis.bottom())) y2=(px(axis.bottom() - height)) {}
         }

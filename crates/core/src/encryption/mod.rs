@@ -69,10 +69,10 @@ impl<'a> Place<'a> {
 }
 
 impl Place<'_> {
-    /// Returns the place as bytes, for an AEAD's associated data. Different places have different bytes.
+    /// Converts the place to bytes, for an AEAD's associated data. Different places have different bytes.
     #[must_use]
-    pub fn bytes(&self) -> Vec<u8> {
-        let (what, parts): (&[u8], Vec<&[u8]>) = match self {
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let (prefix, parts): (&[u8], Vec<&[u8]>) = match self {
             Self::LetterBody { tenant, consumer, key, queue, letter } => (
                 b"oncely letter body 1\0",
                 vec![
@@ -91,7 +91,7 @@ impl Place<'_> {
                 vec![tenant.as_bytes(), consumer.as_bytes(), key.as_bytes(), step.as_bytes()],
             ),
         };
-        let mut bytes = what.to_vec();
+        let mut bytes = prefix.to_vec();
         for part in parts {
             bytes.extend((part.len() as u64).to_be_bytes());
             bytes.extend(part);
@@ -120,7 +120,7 @@ impl fmt::Debug for EncryptedValue {
 ///
 /// It is called in the transaction of a batch, so it must not wait: fetch keys of a remote service beforehand.
 pub trait Cipher: Send + Sync + 'static {
-    /// Encrypts a value for the place where it will stand.
+    /// Encrypts a value for the place where it will be stored.
     ///
     /// # Errors
     /// If encryption fails: the message is then not stored, and is only in its dead-letter queue.
@@ -173,9 +173,9 @@ impl fmt::Debug for StoredValue {
 }
 
 impl StoredValue {
-    /// Wraps the two columns read from a row.
+    /// Creates a value from the two columns of a row.
     #[doc(hidden)]
-    pub fn read(bytes: Vec<u8>, key: Option<String>) -> Self {
+    pub fn from_columns(bytes: Vec<u8>, key: Option<String>) -> Self {
         Self { key, bytes }
     }
 
@@ -198,13 +198,13 @@ impl StoredValue {
         self.key.as_deref().filter(|_| self.bytes.starts_with(ENVELOPE))
     }
 
-    /// Returns the column of the key's id and that of the bytes.
+    /// Returns the values of the two columns: the key's id, and the bytes.
     #[doc(hidden)]
     pub fn columns(self) -> (Option<String>, Vec<u8>) {
         (self.key, self.bytes)
     }
 
-    /// Returns the plain value.
+    /// Returns the plain value; decrypts it if it is encrypted.
     #[doc(hidden)]
     pub fn open(
         &self,
@@ -244,7 +244,7 @@ mod tests {
         assert!(!stored.bytes.windows(6).any(|part| part == b"secret"));
         assert_eq!(stored.open(Some(&cipher), &place("acme", "k")).unwrap().as_ref(), b"secret");
         let broken = Err(CipherError::DoesNotOpen { key: "a".to_owned() });
-        let elsewhere = [
+        let other_places = [
             place("globex", "k"),
             place("acme", "l"),
             place("acmek", ""),
@@ -270,7 +270,7 @@ mod tests {
                 letter: Uuid::max(),
             },
         ];
-        for other in &elsewhere {
+        for other in &other_places {
             assert_eq!(stored.open(Some(&cipher), other), broken, "{other:?}");
         }
         for bit in 0..stored.bytes.len() * 8 {
@@ -306,14 +306,14 @@ mod tests {
         let cipher = ring(&[("a", 1)]);
         let looks_so = [ENVELOPE, b"junk"].concat();
         for plain in [b"{}".to_vec(), looks_so, Vec::new()] {
-            let stored = StoredValue::read(plain.clone(), None);
+            let stored = StoredValue::from_columns(plain.clone(), None);
             assert_eq!(stored.open(Some(&cipher), &place("acme", "k")).unwrap().as_ref(), plain);
             assert_eq!(StoredValue::seal(None, &place("acme", "k"), &plain).unwrap(), stored);
             let sealed = StoredValue::seal(Some(&cipher), &place("acme", "k"), &plain).unwrap();
             assert_eq!(sealed.open(Some(&cipher), &place("acme", "k")).unwrap().as_ref(), plain);
         }
         // Written by a program without encryption, over a value that was encrypted.
-        let over = StoredValue::read(b"{}".to_vec(), Some("a".to_owned()));
+        let over = StoredValue::from_columns(b"{}".to_vec(), Some("a".to_owned()));
         assert_eq!(over.open(None, &place("acme", "k")).unwrap().as_ref(), b"{}");
     }
 

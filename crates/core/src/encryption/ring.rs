@@ -38,11 +38,11 @@ struct KeyFileEntry {
     key: String,
 }
 
-const DIGITS: usize = 64;
-const NONCE: usize = 24;
+const KEY_DIGITS: usize = 64;
+const NONCE_BYTES: usize = 24;
 
 impl KeyRing {
-    /// Parses a list of keys:
+    /// Parses a list of keys in TOML:
     ///
     /// ```toml
     /// [[keys]]          # the first encrypts
@@ -55,32 +55,32 @@ impl KeyRing {
     pub fn parse(text: &str) -> Result<Self, KeyRingError> {
         // The parser's error quotes the line, which may hold a key.
         let Ok(file) = toml::from_str::<KeyFile>(text) else {
-            let what =
+            let error =
                 "is not TOML with a list [[keys]], each with a text `id` and a text `key` and nothing else";
-            return Err(KeyRingError(vec![what.to_owned()]));
+            return Err(KeyRingError(vec![error.to_owned()]));
         };
-        let mut wrong = Vec::new();
+        let mut errors = Vec::new();
         let mut keys: Vec<(String, XChaCha20Poly1305)> = Vec::new();
         for (index, KeyFileEntry { id, key }) in file.keys.into_iter().enumerate() {
             let name = format!("keys[{index}]");
             if !is_id(&id) {
-                wrong.push(format!("{name}.id must be 1 to 64 letters, digits, '-', '_' and '.'"));
+                errors.push(format!("{name}.id must be 1 to 64 letters, digits, '-', '_' and '.'"));
                 continue;
             }
             if keys.iter().any(|(known, _)| *known == id) {
-                wrong.push(format!("{name}.id {id} is there twice"));
+                errors.push(format!("{name}.id {id} is there twice"));
             }
-            match bytes(&key) {
+            match parse_key(&key) {
                 Some(bytes) => keys.push((id, XChaCha20Poly1305::new(&Key::from(bytes)))),
-                None => wrong.push(format!(
-                    "{name}.key ({id}) must be {DIGITS} hexadecimal digits: openssl rand -hex 32"
+                None => errors.push(format!(
+                    "{name}.key ({id}) must be {KEY_DIGITS} hexadecimal digits: openssl rand -hex 32"
                 )),
             }
         }
-        if keys.is_empty() && wrong.is_empty() {
-            wrong.push("holds no key".to_owned());
+        if keys.is_empty() && errors.is_empty() {
+            errors.push("holds no key".to_owned());
         }
-        if wrong.is_empty() { Ok(Self { keys }) } else { Err(KeyRingError(wrong)) }
+        if errors.is_empty() { Ok(Self { keys }) } else { Err(KeyRingError(errors)) }
     }
 
     /// Returns the ids of the keys; the first one encrypts.
@@ -95,31 +95,32 @@ fn is_id(id: &str) -> bool {
         && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
 }
 
-fn bytes(digits: &str) -> Option<[u8; DIGITS / 2]> {
-    if digits.len() != DIGITS || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+/// Parses a key in hexadecimal; `None` if it is not one.
+fn parse_key(digits: &str) -> Option<[u8; KEY_DIGITS / 2]> {
+    if digits.len() != KEY_DIGITS || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
         return None;
     }
-    let mut bytes = [0; DIGITS / 2];
-    for (byte, two) in bytes.iter_mut().zip(digits.as_bytes().chunks_exact(2)) {
-        *byte = u8::from_str_radix(std::str::from_utf8(two).ok()?, 16).ok()?;
+    let mut bytes = [0; KEY_DIGITS / 2];
+    for (byte, pair) in bytes.iter_mut().zip(digits.as_bytes().chunks_exact(2)) {
+        *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
     }
     Some(bytes)
 }
 
 /// Returns the place followed by the key's id: a row with a changed id does not decrypt either.
-fn associated(place: &Place<'_>, key: &str) -> Vec<u8> {
-    [place.bytes().as_slice(), key.as_bytes()].concat()
+fn associated_data(place: &Place<'_>, key: &str) -> Vec<u8> {
+    [place.to_bytes().as_slice(), key.as_bytes()].concat()
 }
 
 impl Cipher for KeyRing {
     fn seal(&self, place: &Place<'_>, plain: &[u8]) -> Result<EncryptedValue, CipherError> {
-        let other = |what: &str| CipherError::Other(what.to_owned());
-        let (id, cipher) = self.keys.first().ok_or_else(|| other("no key"))?;
-        let nonce = XNonce::try_generate().map_err(|_| other("the system gives no random bytes"))?;
-        let aad = associated(place, id);
+        let to_error = |text: &str| CipherError::Other(text.to_owned());
+        let (id, cipher) = self.keys.first().ok_or_else(|| to_error("no key"))?;
+        let nonce = XNonce::try_generate().map_err(|_| to_error("the system gives no random bytes"))?;
+        let aad = associated_data(place, id);
         let sealed = cipher
             .encrypt(&nonce, Payload { msg: plain, aad: &aad })
-            .map_err(|_| other("too long to be encrypted"))?;
+            .map_err(|_| to_error("too long to be encrypted"))?;
         Ok(EncryptedValue { key: id.clone(), bytes: [nonce.as_slice(), &sealed].concat() })
     }
 
@@ -128,10 +129,10 @@ impl Cipher for KeyRing {
             return Err(CipherError::NoKey { key: sealed.key.clone() });
         };
         let broken = || CipherError::DoesNotOpen { key: id.clone() };
-        let (nonce, rest) = sealed.bytes.split_at_checked(NONCE).ok_or_else(broken)?;
-        let nonce = <[u8; NONCE]>::try_from(nonce).map_err(|_| broken())?;
-        let aad = associated(place, id);
-        cipher.decrypt(&XNonce::from(nonce), Payload { msg: rest, aad: &aad }).map_err(|_| broken())
+        let (nonce, ciphertext) = sealed.bytes.split_at_checked(NONCE_BYTES).ok_or_else(broken)?;
+        let nonce = <[u8; NONCE_BYTES]>::try_from(nonce).map_err(|_| broken())?;
+        let aad = associated_data(place, id);
+        cipher.decrypt(&XNonce::from(nonce), Payload { msg: ciphertext, aad: &aad }).map_err(|_| broken())
     }
 }
 
@@ -142,7 +143,7 @@ mod tests {
     #[test]
     fn all_that_is_wrong_with_a_file_of_keys_is_told_at_once_and_no_key_is() {
         let secret = "5ec4e7".repeat(10);
-        let told = |text: &str| {
+        let errors = |text: &str| {
             let error = KeyRing::parse(text).unwrap_err();
             assert!(!format!("{error} {error:?}").contains("5ec4e7"), "{error}");
             error.0
@@ -153,18 +154,18 @@ mod tests {
              [[keys]]\nid = \"c\"\nkey = \"{good}\""
         );
         assert_eq!(
-            told(&text),
+            errors(&text),
             [
                 "keys[0].key (a) must be 64 hexadecimal digits: openssl rand -hex 32",
                 "keys[1].id must be 1 to 64 letters, digits, '-', '_' and '.'",
                 "keys[3].id c is there twice",
             ]
         );
-        assert_eq!(told(""), ["holds no key"]);
+        assert_eq!(errors(""), ["holds no key"]);
         for text in
             [&format!("key = \"{secret}\""), &secret, &format!("[[keys]]\nid = 1\nkey = \"{secret}\"")]
         {
-            assert!(told(text)[0].starts_with("is not TOML with a list [[keys]]"));
+            assert!(errors(text)[0].starts_with("is not TOML with a list [[keys]]"));
         }
         let ring = KeyRing::parse(&format!("[[keys]]\nid = \"a\"\nkey = \"{good}\"")).unwrap();
         assert_eq!(format!("{ring:?}"), "KeyRing([\"a\"])");

@@ -24,8 +24,8 @@ enum WrappedText {
 }
 
 impl WrappedText {
-    /// Parses a stored text without parsing a handler's own JSON: it may hold numbers that Rust can't represent.
-    fn read(json: &str) -> Option<Self> {
+    /// Parses a stored text that is a wrapper, without parsing a handler's own JSON: it may hold numbers that Rust can't represent.
+    fn parse(json: &str) -> Option<Self> {
         // The beginning of such an object, as Rust and PostgreSQL write it.
         if !json.starts_with("{\"oncely_") {
             return None;
@@ -46,7 +46,7 @@ impl WrappedText {
 }
 
 /// Returns whether the value may be a wrapper; all others are not examined further.
-fn is_suspect(value: &Value) -> bool {
+fn may_be_wrapper(value: &Value) -> bool {
     value.as_object().is_some_and(|object| {
         object.len() == 1 && (object.contains_key(ENCRYPTED) || object.contains_key(PLAIN))
     })
@@ -56,22 +56,22 @@ fn is_suspect(value: &Value) -> bool {
 #[derive(Clone, Default)]
 pub struct Sealer {
     cipher: Option<Arc<dyn Cipher>>,
-    seals: bool,
+    is_encrypting: bool,
 }
 
 impl Sealer {
-    /// Creates a sealer. `seals`: whether new values are encrypted; encrypted values are decrypted in either case.
+    /// Creates a sealer. `is_encrypting`: new values are encrypted; encrypted values are decrypted in either case.
     #[doc(hidden)]
-    pub fn new(cipher: Option<Arc<dyn Cipher>>, seals: bool) -> Self {
-        Self { cipher, seals }
+    pub fn new(cipher: Option<Arc<dyn Cipher>>, is_encrypting: bool) -> Self {
+        Self { cipher, is_encrypting }
     }
 
-    /// Returns the value to store: the value itself if it needs no encryption.
+    /// Converts a handler's value to the value to store: encrypted, wrapped if it looks like a wrapper, otherwise unchanged.
     #[doc(hidden)]
     pub fn seal(&self, place: &Place<'_>, value: Value) -> Result<Value, CipherError> {
-        match self.seals {
-            true => self.envelope(place, &value.to_string()),
-            false if is_suspect(&value) && WrappedText::read(&value.to_string()).is_some() => {
+        match self.is_encrypting {
+            true => self.encrypt(place, &value.to_string()),
+            false if may_be_wrapper(&value) && WrappedText::parse(&value.to_string()).is_some() => {
                 Ok(json!({ PLAIN: value }))
             }
             false => Ok(value),
@@ -81,22 +81,23 @@ impl Sealer {
     /// Checks that encryption would succeed, before work that might have a result that can't be stored.
     #[doc(hidden)]
     pub fn check_available(&self, place: &Place<'_>) -> Result<(), CipherError> {
-        match self.seals {
-            true => self.envelope(place, "null").map(drop),
+        match self.is_encrypting {
+            true => self.encrypt(place, "null").map(drop),
             false => Ok(()),
         }
     }
 
-    /// Returns the JSON text to store; `None` if it is stored unchanged.
+    /// Converts a handler's JSON text to the text to store; `None` if it is stored unchanged.
     #[doc(hidden)]
     pub fn seal_text(&self, place: &Place<'_>, json: &str) -> Result<Option<String>, CipherError> {
-        match self.seals {
-            true => self.envelope(place, json).map(|envelope| Some(envelope.to_string())),
-            false => Ok(WrappedText::read(json).map(|_| format!("{{\"{PLAIN}\": {json}}}"))),
+        match self.is_encrypting {
+            true => self.encrypt(place, json).map(|envelope| Some(envelope.to_string())),
+            false => Ok(WrappedText::parse(json).map(|_| format!("{{\"{PLAIN}\": {json}}}"))),
         }
     }
 
-    fn envelope(&self, place: &Place<'_>, json: &str) -> Result<Value, CipherError> {
+    /// Encrypts a JSON text, and wraps the ciphertext.
+    fn encrypt(&self, place: &Place<'_>, json: &str) -> Result<Value, CipherError> {
         let Some(cipher) = &self.cipher else {
             return Err(CipherError::Other(
                 "there is nothing to encrypt with ([encryption] keys)".to_owned(),
@@ -106,10 +107,10 @@ impl Sealer {
         Ok(json!({ ENCRYPTED: { "key": key, "value": BASE64.encode(bytes) } }))
     }
 
-    /// Returns the plain value.
+    /// Converts a stored value to the handler's value: decrypts and unwraps it.
     #[doc(hidden)]
     pub fn open(&self, place: &Place<'_>, stored: Value) -> Result<Value, CipherError> {
-        if !is_suspect(&stored) {
+        if !may_be_wrapper(&stored) {
             return Ok(stored);
         }
         match open_text(self.cipher.as_ref(), place, &stored.to_string())? {
@@ -119,21 +120,21 @@ impl Sealer {
     }
 }
 
-/// Returns the plain text; `None` if `stored` is the plain text itself.
+/// Decrypts and unwraps a stored text; `None` if `stored` is the handler's text itself.
 pub fn open_text(
     cipher: Option<&Arc<dyn Cipher>>,
     place: &Place<'_>,
     stored: &str,
 ) -> Result<Option<String>, CipherError> {
-    let (key, value) = match WrappedText::read(stored) {
+    let (key, value) = match WrappedText::parse(stored) {
         None => return Ok(None),
         Some(WrappedText::Plain(json)) => return Ok(Some(json)),
         Some(WrappedText::Encrypted { key, value }) => (key, value),
     };
     let Some(cipher) = cipher else { return Err(CipherError::NoKey { key }) };
     let Ok(bytes) = BASE64.decode(value) else { return Err(CipherError::DoesNotOpen { key }) };
-    let opened = cipher.open(place, &EncryptedValue { key: key.clone(), bytes })?;
-    String::from_utf8(opened).map(Some).map_err(|_| CipherError::DoesNotOpen { key })
+    let plain = cipher.open(place, &EncryptedValue { key: key.clone(), bytes })?;
+    String::from_utf8(plain).map(Some).map_err(|_| CipherError::DoesNotOpen { key })
 }
 
 #[cfg(test)]
@@ -176,8 +177,8 @@ mod tests {
         let place = response("acme", "k");
         let ours = json!({ "oncely_encrypted": { "key": "a", "value": "aaaa" } });
         for value in [ours.clone(), json!({ "oncely_plain": 1.5 }), json!({ "oncely_plain": ours })] {
-            for seals in [false, true] {
-                let sealer = Sealer::new(cipher("a"), seals);
+            for is_encrypting in [false, true] {
+                let sealer = Sealer::new(cipher("a"), is_encrypting);
                 let stored = sealer.seal(&place, value.clone()).unwrap();
                 assert_ne!(stored, value);
                 assert_eq!(sealer.open(&place, stored.clone()).unwrap(), value);

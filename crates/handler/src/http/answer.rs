@@ -4,15 +4,15 @@ use bytes::Bytes;
 use hyper::StatusCode;
 use serde_json::{Value, json};
 
-use super::client::{EndpointResult, LARGEST};
+use super::client::{EndpointResult, MAX_ANSWER_BYTES};
 use crate::HandlerError;
 use oncely_lease::StepError;
 
-/// Returns the step's result, by the status alone: bodies of failures are not read.
-pub(super) fn meaning(sent: EndpointResult) -> Result<Value, StepError> {
-    match sent {
-        EndpointResult::Answer(status, body) if status.is_success() => Ok(result(status, body)),
-        EndpointResult::Answer(status, _) => Err(failure(status)),
+/// Classifies a call: the step's result, or its error by the status alone. Bodies of failures are not read.
+pub(super) fn classify_result(result: EndpointResult) -> Result<Value, StepError> {
+    match result {
+        EndpointResult::Answer(status, body) if status.is_success() => Ok(build_result(status, body)),
+        EndpointResult::Answer(status, _) => Err(classify_status(status)),
         // Every message would fail like this, unless others succeed meanwhile.
         EndpointResult::Unsent(why) => {
             Err(StepError::Refused(HandlerError::environment(format!("not sent: {why}"))))
@@ -21,16 +21,17 @@ pub(super) fn meaning(sent: EndpointResult) -> Result<Value, StepError> {
     }
 }
 
-fn failure(status: StatusCode) -> StepError {
-    let said = format!("the endpoint answered {status}");
+/// Classifies a status that is no success.
+fn classify_status(status: StatusCode) -> StepError {
+    let text = format!("the endpoint answered {status}");
     match status {
-        // Not now, and not done.
+        // Refused for now; the call did not happen.
         StatusCode::TOO_EARLY | StatusCode::TOO_MANY_REQUESTS => {
-            StepError::Refused(HandlerError::transient(said))
+            StepError::Refused(HandlerError::transient(text))
         }
-        // A call with this key is at work there; or one was cut off while it was, as platforms that run functions report it.
+        // Another call with this key is at work there, or was cut off at work, as function platforms report it.
         StatusCode::CONFLICT | StatusCode::LOCKED | StatusCode::REQUEST_TIMEOUT => {
-            StepError::Unknown(anyhow::anyhow!(said))
+            StepError::Unknown(anyhow::anyhow!(text))
         }
         // If others succeed, it is this message's fault. A POST that is to be sent elsewhere is another call.
         StatusCode::UNAUTHORIZED
@@ -41,19 +42,19 @@ fn failure(status: StatusCode) -> StepError {
         | StatusCode::PROXY_AUTHENTICATION_REQUIRED
         | StatusCode::MISDIRECTED_REQUEST
         | StatusCode::TEMPORARY_REDIRECT
-        | StatusCode::PERMANENT_REDIRECT => StepError::Refused(HandlerError::environment(said)),
-        _ if status.is_client_error() => StepError::Refused(HandlerError::permanent(said)),
+        | StatusCode::PERMANENT_REDIRECT => StepError::Refused(HandlerError::environment(text)),
+        _ if status.is_client_error() => StepError::Refused(HandlerError::permanent(text)),
         // From a proxy before the service: the service may have been reached, and all calls fail alike.
         StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT => {
-            StepError::Away(anyhow::anyhow!(said))
+            StepError::Away(anyhow::anyhow!(text))
         }
         // Some services report success like this: 303 leads to the result.
-        _ => StepError::Unknown(anyhow::anyhow!(said)),
+        _ => StepError::Unknown(anyhow::anyhow!(text)),
     }
 }
 
-/// Returns the result for duplicates: the body if it is JSON, else its text; the status alone if the body can't be stored.
-fn result(status: StatusCode, body: Option<Bytes>) -> Value {
+/// Builds the result for duplicates: the body if it is JSON, else its text; the status alone if the body can't be stored.
+fn build_result(status: StatusCode, body: Option<Bytes>) -> Value {
     let status_alone = || json!({ "status": status.as_u16() });
     let Some(body) = body else { return status_alone() };
     let value = match serde_json::from_slice(&body) {
@@ -67,7 +68,7 @@ fn result(status: StatusCode, body: Option<Bytes>) -> Value {
     // Length with escapes, and with the blanks that PostgreSQL writes.
     let text = value.to_string();
     let blanks = text.bytes().filter(|byte| matches!(byte, b',' | b':')).count();
-    match text.len() + blanks > LARGEST || text.contains("\\u0000") || has_float(&value) {
+    match text.len() + blanks > MAX_ANSWER_BYTES || text.contains("\\u0000") || has_float(&value) {
         true => status_alone(),
         false => value,
     }
@@ -89,7 +90,7 @@ mod tests {
     use super::*;
 
     fn answer(status: u16, body: &[u8]) -> Result<Value, StepError> {
-        meaning(EndpointResult::Answer(
+        classify_result(EndpointResult::Answer(
             StatusCode::from_u16(status).unwrap(),
             Some(Bytes::copy_from_slice(body)),
         ))
@@ -98,7 +99,7 @@ mod tests {
     #[test]
     fn a_status_says_what_happened() {
         for status in 200..600 {
-            let said = answer(status, b"{}");
+            let result = answer(status, b"{}");
             let expected = match status {
                 200..300 => "done",
                 425 | 429 => "refused for now",
@@ -108,7 +109,7 @@ mod tests {
                 502..=504 => "away",
                 _ => "unknown",
             };
-            let got = match said {
+            let class = match result {
                 Ok(_) => "done",
                 Err(StepError::Unknown(_)) => "unknown",
                 Err(StepError::Away(_)) => "away",
@@ -117,7 +118,7 @@ mod tests {
                 Err(StepError::Refused(HandlerError::Permanent(_))) => "refused",
                 Err(other) => panic!("{other:?}"),
             };
-            assert_eq!(got, expected, "{status}");
+            assert_eq!(class, expected, "{status}");
         }
     }
 
@@ -131,9 +132,9 @@ mod tests {
         {
             assert_eq!(answer(204, body).unwrap(), json!({ "status": 204 }), "{body:?}");
         }
-        let quotes = vec![b'"'; LARGEST / 2 + 1];
+        let quotes = vec![b'"'; MAX_ANSWER_BYTES / 2 + 1];
         assert_eq!(answer(200, &quotes).unwrap(), json!({ "status": 200 }), "longer once it is escaped");
-        let large = meaning(EndpointResult::Answer(StatusCode::OK, None)).unwrap();
+        let large = classify_result(EndpointResult::Answer(StatusCode::OK, None)).unwrap();
         assert_eq!(large, json!({ "status": 200 }));
     }
 }

@@ -30,7 +30,7 @@ pub struct HttpEndpoint {
 impl fmt::Debug for HttpEndpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HttpEndpoint")
-            .field("url", &self.shown())
+            .field("url", &self.redacted())
             .field("repeat", &self.repeat)
             .field("timeout", &self.timeout)
             .finish_non_exhaustive()
@@ -38,9 +38,9 @@ impl fmt::Debug for HttpEndpoint {
 }
 
 impl HttpEndpoint {
-    /// Returns the endpoint for people: without path and query, which may hold a secret, as those of webhooks do.
+    /// Returns the endpoint without path and query, which may hold a secret, as those of webhooks do.
     #[doc(hidden)]
-    pub fn shown(&self) -> String {
+    pub fn redacted(&self) -> String {
         format!("POST {}", self.url.origin().ascii_serialization())
     }
 }

@@ -17,16 +17,16 @@ pub use post::HttpHandler;
 mod post {
     use serde_json::Value;
 
-    use super::answer::meaning;
+    use super::answer::classify_result;
     use super::client::EndpointClient;
     use super::endpoint::HttpEndpoint;
-    use super::request::request;
+    use super::request::build_request;
     use crate::lease::{Finish, Lease, LeasedHandler};
     use crate::{HandlerError, Message};
     use oncely_lease::{Call, Step, StepError};
 
-    /// The one step of such a handler. Its name is part of the key that the other side sees, so it never changes.
-    const STEP: &str = "http";
+    /// Name of the only step of this handler. It is part of the key that the endpoint receives, so it must never change.
+    const HTTP_STEP: &str = "http";
 
     /// Posts messages to an endpoint.
     pub struct HttpHandler {
@@ -48,16 +48,16 @@ mod post {
         }
 
         async fn call(&self, message: Message<'_>, call: Call) -> Result<Value, StepError> {
-            let request = request(&self.endpoint, message, call).await?;
-            meaning(self.client.send(request, self.endpoint.timeout).await)
+            let request = build_request(&self.endpoint, message, call).await?;
+            classify_result(self.client.send(request, self.endpoint.timeout).await)
         }
     }
 
     impl LeasedHandler for HttpHandler {
         async fn handle(&self, lease: &Lease, message: Message<'_>) -> Result<Finish, HandlerError> {
-            let step = Step::new(STEP, self.endpoint.repeat);
-            let answer: Value = lease.step(&step, async |call| self.call(message, call).await).await?;
-            Finish::response(answer)
+            let step = Step::new(HTTP_STEP, self.endpoint.repeat);
+            let response: Value = lease.step(&step, async |call| self.call(message, call).await).await?;
+            Finish::response(response)
         }
     }
 }

@@ -17,10 +17,10 @@ use oncely_core::fingerprint::Fingerprint;
 use oncely_core::reason::Reason;
 use oncely_failpoint::step as at;
 use oncely_lease::handler_error::HandlerError;
-use oncely_lease::{RunCompletion, SessionReuse, Statement, StatementError, statement};
+use oncely_lease::{RunCompletion, SessionReuse, Statement, StatementError, build_statement};
 use oncely_postgres::{self as pg, LeaseFailOutcome, LeaseFailure, PgFault, Session};
 
-/// Failure of a run that its message is charged with.
+/// Failure of a run, charged to its message.
 #[derive(Clone, Debug)]
 pub struct RunFailure {
     #[doc(hidden)]
@@ -44,7 +44,7 @@ pub enum RunEndResult<T> {
     Done(T),
     /// Another run has the key.
     Lost,
-    /// The process ends first.
+    /// The process ends before PostgreSQL has answered.
     Abandoned,
 }
 
@@ -55,54 +55,57 @@ impl Lease {
     pub async fn complete(
         &self,
         finish: &Finish,
-        refused: bool,
+        is_refused: bool,
         fingerprint: Option<Fingerprint>,
     ) -> Result<RunEndResult<()>, Fault> {
         let mut backoff = Backoff::default();
-        let stored = self.stored_response(finish, refused)?;
+        let sealed = self.seal_response(finish, is_refused)?;
         loop {
-            let done = match &finish.write {
+            let result = match &finish.write {
                 Some(write) => {
-                    let (me, write) = (self.clone(), Arc::clone(write));
-                    let response = stored.clone();
+                    let (lease, write) = (self.clone(), Arc::clone(write));
+                    let response = sealed.clone();
                     let statement: Statement<(), RunError> = Box::new(move |session| {
-                        Box::pin(complete_with(me, write, response, refused, session))
+                        Box::pin(complete_with_writes(lease, write, response, is_refused, session))
                     });
-                    self.store().writes.within(SessionReuse::Close, self.writing_time(), statement).await
+                    self.store()
+                        .writes
+                        .run_with_handler(SessionReuse::Close, self.transaction_limit(), statement)
+                        .await
                 }
                 None => {
-                    let (held, response) = (self.run().held().clone(), stored.clone());
+                    let (lease_id, response) = (self.run().lease_id().clone(), sealed.clone());
                     let trail = Arc::clone(&self.trail);
-                    let end = RunCompletion { held, fingerprint, response, refused, trail };
+                    let completion = RunCompletion { lease_id, fingerprint, response, is_refused, trail };
                     at("lease.complete.before");
                     // Written and committed together with others: no code runs between the two steps.
                     at("lease.commit.before");
-                    let done = self.store().complete(end).await;
-                    if done.is_ok() {
+                    let result = self.store().complete(completion).await;
+                    if result.is_ok() {
                         at("lease.commit.after");
                     }
-                    done.map_err(RunError::Ours)
+                    result.map_err(RunError::Own)
                 }
             };
-            if done.is_err() && finish.write.is_some() {
+            if result.is_err() && finish.write.is_some() {
                 // It could not be renewed while the transaction held its row.
-                let _told_by_the_next_statement = self.run().renew().await;
+                let _reported_by_next_statement = self.run().renew().await;
             }
-            let fault = match done {
+            let fault = match result {
                 Ok(()) => return Ok(RunEndResult::Done(())),
-                Err(RunError::Ours(error)) if pg::is_lease_lost(&error) => {
+                Err(RunError::Own(error)) if pg::is_lease_lost(&error) => {
                     // The key is another run's; the outcome of this run's call belongs to its step.
-                    self.run().pay_owed().await;
+                    self.run().store_unrecorded_outcomes().await;
                     return Ok(RunEndResult::Lost);
                 }
                 // A panic of the handler's write, which no further try would avoid.
-                Err(RunError::Ours(sqlx::Error::WorkerCrashed)) => {
+                Err(RunError::Own(sqlx::Error::WorkerCrashed)) => {
                     return Err(Fault::new(FaultClass::Transient, None, "the write of the finish panicked"));
                 }
-                Err(RunError::Ours(error)) => match pg::classify(error) {
+                Err(RunError::Own(error)) => match pg::classify(error) {
                     PgFault::Outage(outage) => Fault::new(FaultClass::Environment, None, outage.to_string()),
                     // The calls of other systems have happened, and must be recorded: the fault passes, or the lease is lost.
-                    PgFault::Fault(fault) if pg::passes(&fault) => fault,
+                    PgFault::Fault(fault) if pg::is_temporary(&fault) => fault,
                     PgFault::Fault(fault) => return Err(fault),
                 },
                 Err(RunError::Handler(error)) => match error.into_fault() {
@@ -110,30 +113,30 @@ impl Lease {
                     PgFault::Fault(fault) => return Err(fault),
                 },
             };
-            self.store().own.stall(&fault);
+            self.store().own.report_stall(&fault);
             tracing::warn!(token = self.token(), error = %fault, "cannot record a finished run; retrying");
             tokio::select! {
                 biased;
-                () = self.run().abandon().cancelled() => return Ok(RunEndResult::Abandoned),
+                () = self.run().abandon_token().cancelled() => return Ok(RunEndResult::Abandoned),
                 () = tokio::time::sleep(backoff.next_pause()) => {}
             }
         }
     }
 
-    /// Returns the stored form of the response. The reason of a refusal is in the trail unencrypted, and here as well. A response that is
-    /// too large is the run's failure, whether or not it is encrypted.
-    fn stored_response(&self, finish: &Finish, refused: bool) -> Result<Option<Value>, Fault> {
+    /// Converts the response to its stored form: encrypted if that is configured, but not the reason of a refusal, which is in the trail
+    /// unencrypted as well. A response that is too large is the run's failure. One that can't be encrypted is logged and left out.
+    fn seal_response(&self, finish: &Finish, is_refused: bool) -> Result<Option<Value>, Fault> {
         let Some(response) = finish.response.clone() else { return Ok(None) };
-        let bytes = pg::json_text(&response).len();
-        if bytes > pg::LARGEST_JSON {
-            let text = format!("the response has {bytes} bytes as JSON; {} are allowed", pg::LARGEST_JSON);
+        let bytes = pg::to_json_text(&response).len();
+        if bytes > pg::MAX_JSON_BYTES {
+            let text = format!("the response has {bytes} bytes as JSON; {} are allowed", pg::MAX_JSON_BYTES);
             return Err(Fault::new(FaultClass::Poison, None, text));
         }
-        if refused {
+        if is_refused {
             return Ok(Some(response));
         }
-        Ok(match self.run().sealer().seal(&Place::response(&self.run().held().identity), response) {
-            Ok(stored) => Some(stored),
+        Ok(match self.run().sealer().seal(&Place::response(&self.run().lease_id().identity), response) {
+            Ok(sealed) => Some(sealed),
             // Never stored unencrypted. The calls of other systems have happened, so the key is completed all the same.
             Err(error) => {
                 tracing::error!(token = self.token(), %error, "response not stored: encryption failed");
@@ -142,12 +145,12 @@ impl Lease {
         })
     }
 
-    /// Ends a run that failed.
+    /// Records that the run failed, repeating until it is recorded, the lease is lost or the process ends.
     #[doc(hidden)]
     pub async fn fail(&self, failure: RunFailure) -> RunEndResult<LeaseFailOutcome> {
-        self.run().pay_owed().await;
-        let failed = self
-            .run_until_answered("record a failed run", move |me, connection| {
+        self.run().store_unrecorded_outcomes().await;
+        let outcome = self
+            .run_until_answered("record a failed run", move |lease, connection| {
                 let failure = failure.clone();
                 Box::pin(async move {
                     let failure = LeaseFailure {
@@ -156,20 +159,21 @@ impl Lease {
                         error_code: failure.error_code.as_deref(),
                         max_attempts: failure.max_attempts,
                         delay: failure.delay,
-                        // Charging it was decided before.
+                        // The caller has decided to charge it.
                         is_charged: true,
                     };
                     at("lease.fail.before");
-                    let held = me.run().held().as_row();
-                    let failed = pg::fail_lease(connection, held, &failure, me.trail.as_trace()).await;
+                    let lease_id = lease.run().lease_id().as_row();
+                    let outcome =
+                        pg::fail_lease(connection, lease_id, &failure, lease.trail.as_trace()).await;
                     at("lease.fail.after");
-                    failed
+                    outcome
                 })
             })
             .await;
-        match failed {
+        match outcome {
             Ok(LeaseFailOutcome::Lost) | Err(StatementError::Lost) => RunEndResult::Lost,
-            Ok(failed) => RunEndResult::Done(failed),
+            Ok(outcome) => RunEndResult::Done(outcome),
             Err(StatementError::Unavailable(_)) => RunEndResult::Abandoned,
             Err(StatementError::Refused(fault)) => {
                 // Its lease runs out, and the next copy takes the key over.
@@ -179,16 +183,16 @@ impl Lease {
         }
     }
 
-    /// Gives the key back for its next run. False: another run has it; `None`: PostgreSQL did not answer, and the lease runs out.
+    /// Releases the key for its next run; returns whether this run held it. `None` if PostgreSQL did not answer: the lease runs out.
     #[doc(hidden)]
     pub async fn release(&self) -> Option<bool> {
-        self.run().pay_owed().await;
-        let released = self
-            .run_until_answered("release a lease", |me, connection| {
-                Box::pin(async move { pg::release_lease(connection, me.run().held().as_row()).await })
+        self.run().store_unrecorded_outcomes().await;
+        let result = self
+            .run_until_answered("release a lease", |lease, connection| {
+                Box::pin(async move { pg::release_lease(connection, lease.run().lease_id().as_row()).await })
             })
             .await;
-        match released {
+        match result {
             Ok(was_held) => Some(was_held),
             Err(error) => {
                 tracing::debug!(?error, "lease not released; it will expire");
@@ -197,50 +201,51 @@ impl Lease {
         }
     }
 
-    /// Repeats a statement until it is answered, or the process does not wait any longer.
+    /// Repeats a statement until it is answered, or the process no longer waits for it. `action` is for the log.
     async fn run_until_answered<T: Send + 'static>(
         &self,
-        what: &str,
-        make: impl for<'c> Fn(Lease, &'c mut PgConnection) -> BoxFuture<'c, Result<T, sqlx::Error>>
+        action: &str,
+        build: impl for<'c> Fn(Lease, &'c mut PgConnection) -> BoxFuture<'c, Result<T, sqlx::Error>>
         + Clone
         + Send
         + 'static,
     ) -> Result<T, StatementError> {
-        let statement_for = || {
-            let (me, make) = (self.clone(), make.clone());
-            statement(move |connection| make(me, connection))
+        let statement_builder = || {
+            let (lease, build) = (self.clone(), build.clone());
+            build_statement(move |connection| build(lease, connection))
         };
-        self.store().own.run_until_answered(self.run().abandon(), what, statement_for).await
+        self.store().own.run_until_answered(self.run().abandon_token(), action, statement_builder).await
     }
 }
 
-/// Tries the completion once, with writes of the run's own in its transaction.
-async fn complete_with(
-    me: Lease,
+/// Completes the key once, with the run's own writes in the same transaction.
+async fn complete_with_writes(
+    lease: Lease,
     write: Arc<FinishWrite>,
     response: Option<Value>,
-    refused: bool,
+    is_refused: bool,
     session: &mut Session,
 ) -> Result<(), RunError> {
-    let limit = me.store().own.limit();
-    let mut transaction = pg::within(limit, pg::begin(&mut session.connection)).await?;
+    let limit = lease.store().own.limit();
+    let mut transaction = pg::wait_for_answer(limit, pg::begin(&mut session.connection)).await?;
     at("lease.complete.before");
-    let (held, trace) = (me.run().held().as_row(), me.trail.as_trace());
-    let completed = pg::complete_lease(&mut transaction, held, response.as_ref(), refused, true, trace);
-    if !pg::within(limit, completed).await? {
-        // Done by an earlier COMMIT with a lost answer. This one waits for a synchronous standby, if there is one.
-        pg::within(limit, transaction.commit()).await?;
+    let (lease_id, trace) = (lease.run().lease_id().as_row(), lease.trail.as_trace());
+    let completion =
+        pg::complete_lease(&mut transaction, lease_id, response.as_ref(), is_refused, true, trace);
+    if !pg::wait_for_answer(limit, completion).await? {
+        // Completed by an earlier COMMIT with a lost answer. This one waits for a synchronous standby, if there is one.
+        pg::wait_for_answer(limit, transaction.commit()).await?;
         return Ok(());
     }
-    let own = pg::within(limit, pg::transaction_id(&mut transaction)).await?;
-    pg::within(limit, pg::enter_handler(&mut transaction, pg::LockWait::Session)).await?;
-    me.in_time(write(&mut transaction)).await?;
-    check_transaction(&mut transaction, &own).await?;
+    let transaction_id = pg::wait_for_answer(limit, pg::read_transaction_id(&mut transaction)).await?;
+    pg::wait_for_answer(limit, pg::enter_handler(&mut transaction, pg::LockWait::Session)).await?;
+    lease.run_in_time(write(&mut transaction)).await?;
+    check_transaction(&mut transaction, &transaction_id).await?;
     at("lease.commit.before");
     // Includes the writes' deferred work: a timeout there is an error of the writes.
     transaction.commit().await.map_err(|error| match pg::is_cancelled(&error) {
         true => RunError::Handler(HandlerError::Database(error)),
-        false => RunError::Ours(error),
+        false => RunError::Own(error),
     })?;
     at("lease.commit.after");
     Ok(())

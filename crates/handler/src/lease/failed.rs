@@ -5,16 +5,17 @@ use sqlx::PgConnection;
 use oncely_lease::handler_error::HandlerError;
 use oncely_postgres as pg;
 
-/// Error in a transaction with a handler's writes: of our own statements, or of the handler.
+/// Error in a transaction with a handler's writes.
 #[derive(Debug)]
 pub(super) enum RunError {
-    Ours(sqlx::Error),
+    /// Error of a statement of this crate.
+    Own(sqlx::Error),
     Handler(HandlerError),
 }
 
 impl From<sqlx::Error> for RunError {
     fn from(error: sqlx::Error) -> Self {
-        Self::Ours(error)
+        Self::Own(error)
     }
 }
 
@@ -24,11 +25,14 @@ impl From<HandlerError> for RunError {
     }
 }
 
-/// Checks that it is still our transaction, and that nothing in it has failed. A COMMIT of a failed transaction, or of one that the handler
-/// has ended, would report success.
-pub(super) async fn check_transaction(connection: &mut PgConnection, own: &str) -> Result<(), RunError> {
-    match pg::transaction_id(connection).await {
-        Ok(now) if now == own => Ok(()),
+/// Checks that the transaction is still that of `transaction_id`, and that no statement in it has failed. A COMMIT of a failed transaction,
+/// or of one that the handler has ended, would report success.
+pub(super) async fn check_transaction(
+    connection: &mut PgConnection,
+    transaction_id: &str,
+) -> Result<(), RunError> {
+    match pg::read_transaction_id(connection).await {
+        Ok(current) if current == transaction_id => Ok(()),
         Ok(_) => Err(HandlerError::permanent("the handler has ended the transaction").into()),
         Err(error) if pg::is_outage(&error) => Err(error.into()),
         Err(_) => Err(HandlerError::transient(

@@ -22,13 +22,13 @@ pub struct Finish {
 }
 
 impl Finish {
-    /// Ends the run without a response.
+    /// Creates the end of a run without a response.
     #[must_use]
     pub fn done() -> Self {
         Self::default()
     }
 
-    /// Ends the run with a response that duplicates get: 64 KiB of JSON at most.
+    /// Creates the end of a run with a response that duplicates get: 64 KiB of JSON at most.
     ///
     /// # Errors
     /// When it can't be written as JSON.

@@ -11,7 +11,7 @@ use crate::{HandlerError, Message};
 ///
 /// It runs without a transaction. Each call of another system is a step ([`Lease::step`]); the steps record its work, so it may be called
 /// again for the same message, and then gets their results. It is dropped half-way if its lease is lost, after `max_run`, and if the worker
-/// stops and it does not: two seconds after [`Lease::lost`] has returned, or when a call that is not repeated has ended.
+/// stops and it does not: two seconds after [`Lease::wait_until_lost`] has returned, or when a call that is not repeated has ended.
 ///
 /// ```
 /// use std::time::Duration;
@@ -49,6 +49,7 @@ pub trait LeasedHandler: Send + Sync + 'static {
 
 /// Object-safe form of [`LeasedHandler`].
 pub trait ErasedLeasedHandler: Send + Sync {
+    /// Calls [`LeasedHandler::handle`].
     #[doc(hidden)]
     fn handle<'a>(
         &'a self,

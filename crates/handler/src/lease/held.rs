@@ -16,8 +16,8 @@ use oncely_lease::{Call, GroupedStore, Repeat, Run, RunTrail, SessionReuse, Stat
 use oncely_postgres as pg;
 
 tokio::task_local! {
-    /// Set within a transaction of the lease with this number.
-    static WRITING: i64;
+    /// Token of the lease that has opened the transaction around this task.
+    static TRANSACTION_TOKEN: i64;
 }
 
 /// A key that this run holds. See [`LeasedHandler`](super::LeasedHandler).
@@ -41,8 +41,8 @@ impl Lease {
         Self { run, max_run, trail }
     }
 
-    /// Returns the lease's number: greater than that of every earlier lease of this key. A service that compares it refuses late calls of
-    /// older runs.
+    /// Returns the number of the lease: greater than that of every earlier lease of this key. A service that compares it refuses late calls
+    /// of older runs.
     #[must_use]
     pub fn token(&self) -> i64 {
         self.run.token()
@@ -54,17 +54,17 @@ impl Lease {
         self.run.attempt()
     }
 
-    /// Returns whether a run before this one ended without a report: its last step may have happened.
+    /// Returns whether an earlier run of the key ended without a report: its last step may have happened.
     #[must_use]
     pub fn is_takeover(&self) -> bool {
         self.run.is_takeover()
     }
 
-    /// Waits until this run must end: another one has the key, `max_run` is over, or the worker stops. Two seconds later it is dropped. If
-    /// another run has the key, a [step](Self::step) that is not repeated ([`Repeat::Never`](oncely_lease::Repeat), `Ask`) goes on without the
-    /// message, within `max_run`, and its outcome is stored.
-    pub async fn lost(&self) {
-        self.run.lost().await;
+    /// Waits until this run must end: another run has the key, `max_run` is over, or the worker stops. Two seconds later it is dropped. If
+    /// another run has the key, a [step](Self::step) that is not repeated ([`Repeat::Never`](oncely_lease::Repeat), `Ask`) goes on without
+    /// the message, within `max_run`, and its outcome is stored.
+    pub async fn wait_until_lost(&self) {
+        self.run.wait_until_lost().await;
     }
 
     /// Calls another system, unless an earlier run has done it, as [`Run::step`] does.
@@ -77,7 +77,7 @@ impl Lease {
         F: FnOnce(Call) -> Fut,
         Fut: Future<Output = Result<T, StepError>> + Send,
     {
-        self.outside_of_a_transaction()?;
+        self.check_outside_transaction()?;
         self.run.step(step, call).await
     }
 
@@ -98,7 +98,7 @@ impl Lease {
         F: FnOnce(Call) -> Fut,
         Fut: Future<Output = Result<T, StepError>> + Send,
     {
-        self.outside_of_a_transaction()?;
+        self.check_outside_transaction()?;
         self.run.step_or_ask(step, ask, call).await
     }
 
@@ -113,42 +113,46 @@ impl Lease {
         W: for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<T, HandlerError>> + Send + 'static,
     {
         let step = Step::new(name, Repeat::Always);
-        let me = self.clone();
-        self.outside_of_a_transaction()?;
+        let lease = self.clone();
+        self.check_outside_transaction()?;
         let statement: Statement<Result<T, Value>, RunError> = Box::new(move |session| {
             Box::pin(async move {
-                let (run, limit) = (&me.run, me.store().own.limit());
-                let mut transaction = pg::within(limit, pg::begin(&mut session.connection)).await?;
-                let done = pg::step_result(&mut transaction, run.held().as_row(), name);
-                if let Some(result) = pg::within(limit, done).await? {
-                    pg::within(limit, transaction.rollback()).await?;
+                let (run, limit) = (&lease.run, lease.store().own.limit());
+                let mut transaction = pg::wait_for_answer(limit, pg::begin(&mut session.connection)).await?;
+                let stored = pg::read_step_result(&mut transaction, run.lease_id().as_row(), name);
+                if let Some(result) = pg::wait_for_answer(limit, stored).await? {
+                    pg::wait_for_answer(limit, transaction.rollback()).await?;
                     return Ok(Err(result));
                 }
-                let own = pg::within(limit, pg::transaction_id(&mut transaction)).await?;
-                pg::within(limit, pg::enter_handler(&mut transaction, pg::LockWait::Session)).await?;
-                let written = me.in_time(work(&mut transaction)).await?;
-                let result = run.write(&step, &written)?;
-                check_transaction(&mut transaction, &own).await?;
-                let held = run.held().as_row();
-                let stored = pg::checkpoint(&mut transaction, held, name, &result, true, run.lease());
-                pg::within(limit, stored).await?;
+                let transaction_id =
+                    pg::wait_for_answer(limit, pg::read_transaction_id(&mut transaction)).await?;
+                pg::wait_for_answer(limit, pg::enter_handler(&mut transaction, pg::LockWait::Session))
+                    .await?;
+                let value = lease.run_in_time(work(&mut transaction)).await?;
+                let result = run.encode_result(&step, &value)?;
+                check_transaction(&mut transaction, &transaction_id).await?;
+                let lease_id = run.lease_id().as_row();
+                let checkpoint = pg::checkpoint(&mut transaction, lease_id, name, &result, true, run.lease());
+                pg::wait_for_answer(limit, checkpoint).await?;
                 at("lease.transaction.before");
                 // Includes work that was deferred to COMMIT.
                 transaction.commit().await?;
                 at("lease.transaction.after");
-                Ok(Ok(written))
+                Ok(Ok(value))
             })
         });
-        let written = self.store().writes.within(SessionReuse::Close, self.writing_time(), statement);
-        match written.await {
-            Ok(Ok(written)) => Ok(written),
-            Ok(Err(result)) => self.run.read(&step, result),
+        let outcome =
+            self.store().writes.run_with_handler(SessionReuse::Close, self.transaction_limit(), statement);
+        match outcome.await {
+            Ok(Ok(value)) => Ok(value),
+            Ok(Err(result)) => self.run.decode_result(&step, result),
             Err(RunError::Handler(error)) => Err(error),
-            Err(RunError::Ours(error)) if pg::is_lease_lost(&error) => Err(self.run.give_up()),
-            Err(RunError::Ours(error)) => Err(HandlerError::Database(error)),
+            Err(RunError::Own(error)) if pg::is_lease_lost(&error) => Err(self.run.give_up()),
+            Err(RunError::Own(error)) => Err(HandlerError::Database(error)),
         }
     }
 
+    /// Returns the run of the lease.
     #[doc(hidden)]
     pub fn run(&self) -> &Run<GroupedStore> {
         &self.run
@@ -158,19 +162,19 @@ impl Lease {
         self.run.store()
     }
 
-    /// Returns how long a handler's own transaction may take, with our statements around it.
-    pub(super) fn writing_time(&self) -> Duration {
+    /// Returns the time limit of a handler's own transaction, including the statements of this crate in it.
+    pub(super) fn transaction_limit(&self) -> Duration {
         self.max_run + self.store().own.limit().saturating_mul(4)
     }
 
-    /// Runs a handler's work in a transaction of ours, within the time of a run.
-    pub(super) async fn in_time<T>(
+    /// Runs a handler's work in its transaction, for `max_run` at most.
+    pub(super) async fn run_in_time<T>(
         &self,
         work: impl Future<Output = Result<T, HandlerError>>,
     ) -> Result<T, HandlerError> {
         let limit = self.max_run;
-        match tokio::time::timeout(limit, WRITING.scope(self.token(), work)).await {
-            Ok(done) => done,
+        match tokio::time::timeout(limit, TRANSACTION_TOKEN.scope(self.token(), work)).await {
+            Ok(result) => result,
             Err(_) => Err(HandlerError::transient(format!(
                 "a transaction of the handler took longer than {limit:?} (consumers.lease.max_run)"
             ))),
@@ -178,8 +182,8 @@ impl Lease {
     }
 
     /// Refuses a step in a transaction of the same lease: it would wait for the row that the transaction holds, and the transaction for it.
-    fn outside_of_a_transaction(&self) -> Result<(), HandlerError> {
-        match WRITING.try_with(|writing| *writing == self.token()) {
+    fn check_outside_transaction(&self) -> Result<(), HandlerError> {
+        match TRANSACTION_TOKEN.try_with(|token| *token == self.token()) {
             Ok(true) => Err(HandlerError::permanent(
                 "a step was begun inside a transaction of its own lease: begin it before the transaction, or after it",
             )),

@@ -42,7 +42,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
         // An estimated clock may be wrong at both ends.
         let grace = self.store.facts().clock.grace() * 2;
         fits!(self.claim(&held.identity, "second").await?, ClaimOutcome::InFlight(left) if *left <= LEASE + grace && *left > LEASE - 5 * SECOND);
-        self.pass(20 * SECOND).await;
+        self.advance(20 * SECOND).await;
         fits!(self.claim(&held.identity, "second").await?, ClaimOutcome::InFlight(left) if *left <= 10 * SECOND + grace && *left > SECOND);
         self.assert_held_by(&held).await
     }
@@ -53,11 +53,11 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
         let (again, held) = self.claim_granted(&key, "one").await?;
         same!(again, first);
         // Also late, as long as no other run has it; and the lease counts from then on.
-        self.run_out().await;
+        self.expire_lease().await;
         let (late, _) = self.claim_granted(&key, "one").await?;
         same!(late, first);
         // Also after the time of its run is over: the run has not begun, so its time counts from then on, too.
-        self.pass(claim(&key, "one").max_run).await;
+        self.advance(claim(&key, "one").max_run).await;
         let (later, _) = self.claim_granted(&key, "one").await?;
         same!(later, first);
         fits!(self.claim(&key, "another").await?, ClaimOutcome::InFlight(_));
@@ -72,7 +72,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
 
     pub(super) async fn one_of_16_takeovers_wins(&self) -> Case {
         let held = self.claim_new().await?;
-        self.run_out().await;
+        self.expire_lease().await;
         let owners: Vec<String> = (0..16).map(|number| format!("heir {number}")).collect();
         one_won(join_all(owners.iter().map(|owner| self.claim(&held.identity, owner))).await)
     }
@@ -80,22 +80,22 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     pub(super) async fn a_renewed_lease_is_not_taken_over(&self) -> Case {
         let held = self.claim_new().await?;
         for _ in 0..4 {
-            self.pass(LEASE - 5 * SECOND).await;
+            self.advance(LEASE - 5 * SECOND).await;
             fits!(self.renew(&held).await?, RenewOutcome::Until(left) if *left <= LEASE + self.slack() && *left > LEASE - 5 * SECOND);
             fits!(self.claim(&held.identity, "second").await?, ClaimOutcome::InFlight(_));
         }
         // Late, but no other claim came first.
-        self.run_out().await;
+        self.expire_lease().await;
         self.assert_held_by(&held).await
     }
 
     pub(super) async fn no_renewal_goes_beyond_the_run(&self) -> Case {
         let held = self.claim_new().await?;
-        self.pass(MAX_RUN - 10 * SECOND).await;
+        self.advance(MAX_RUN - 10 * SECOND).await;
         fits!(self.renew(&held).await?, RenewOutcome::Until(left) if *left <= 10 * SECOND + self.slack());
-        self.pass(11 * SECOND + self.slack()).await;
+        self.advance(11 * SECOND + self.slack()).await;
         same!(self.renew(&held).await?, RenewOutcome::Lost);
-        self.pass(self.store.facts().clock.grace()).await;
+        self.advance(self.store.facts().clock.grace()).await;
         let (grant, _) = self.claim_granted(&held.identity, "second").await?;
         same!(grant.is_takeover, true);
         Ok(())
@@ -105,7 +105,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
         let held = self.claim_new().await?;
         let renewed = self.store.renew(std::slice::from_ref(&held), SECOND).await?;
         fits!(renewed.as_slice(), [RenewOutcome::Until(left)] if *left > LEASE - 5 * SECOND);
-        self.pass(10 * SECOND).await;
+        self.advance(10 * SECOND).await;
         fits!(self.claim(&held.identity, "second").await?, ClaimOutcome::InFlight(_));
         Ok(())
     }
@@ -134,7 +134,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
         };
         let held = self.claim_new().await?;
         same!(other(&held).await?, ClaimOutcome::Conflict);
-        self.run_out().await;
+        self.expire_lease().await;
         same!(other(&held).await?, ClaimOutcome::Conflict);
         self.assert_held_by(&held).await?;
         self.store.release(&held).await?;
@@ -203,7 +203,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
                     self.store.fail(&held, &failure(Duration::ZERO, 100, None)).await?,
                     FailOutcome::Retry { .. }
                 ),
-                _ => self.run_out().await,
+                _ => self.expire_lease().await,
             }
             let (grant, next) = self.claim_granted(&held.identity, &format!("owner {round}")).await?;
             same!((round, grant.token > held.token), (round, true));
@@ -214,10 +214,10 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
 
     pub(super) async fn runs_without_a_word_are_counted_and_given_up(&self) -> Case {
         let (_, held) = self.take_over_new().await?;
-        self.run_out().await;
+        self.expire_lease().await;
         let (grant, held) = self.claim_granted(&held.identity, "third").await?;
         same!((grant.attempt, grant.is_takeover), (1, true));
-        self.run_out().await;
+        self.expire_lease().await;
         for owner in ["fourth", "fifth"] {
             fits!(
                 self.claim(&held.identity, owner).await?,
@@ -234,7 +234,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
             self.store.fail(&held, &failure(Duration::ZERO, 100, None)).await?;
             let (grant, _) = self.claim_granted(&held.identity, &format!("fresh {round}")).await?;
             same!((grant.attempt, grant.is_takeover), (round + 2, false));
-            self.run_out().await;
+            self.expire_lease().await;
             let (grant, next) = self.claim_granted(&held.identity, &format!("heir {round}")).await?;
             same!(grant.is_takeover, true);
             held = next;

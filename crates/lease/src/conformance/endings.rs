@@ -35,7 +35,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
         self.store.complete(&held, Some(&text("first"))).await?;
         self.store.complete(&held, Some(&text("first"))).await?;
         // Also late; the first response is kept.
-        self.run_out().await;
+        self.expire_lease().await;
         self.store.complete(&held, Some(&text("later"))).await?;
         same!(self.claim(&held.identity, "second").await?, ClaimOutcome::Done(Some(text("first"))));
         Ok(())
@@ -43,11 +43,11 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
 
     pub(super) async fn a_completed_key_outlives_its_lease(&self) -> Case {
         let held = self.claim_new().await?;
-        self.pass(LEASE / 2).await;
+        self.advance(LEASE / 2).await;
         self.store.complete(&held, Some(&text("done"))).await?;
         for time in [LEASE, Duration::from_secs(86_400), RETENTION - Duration::from_secs(86_400) - 2 * LEASE]
         {
-            self.pass(time).await;
+            self.advance(time).await;
             same!(self.claim(&held.identity, "second").await?, ClaimOutcome::Done(Some(text("done"))));
         }
         Ok(())
@@ -58,7 +58,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
         let delay = 10 * SECOND;
         same!(self.store.fail(&held, &failure(delay, 3, None)).await?, FailOutcome::Retry { attempts: 1 });
         fits!(self.claim(&held.identity, "second").await?, ClaimOutcome::Wait(left) if *left <= delay + self.slack() && *left > 5 * SECOND);
-        self.pass(delay + self.slack()).await;
+        self.advance(delay + self.slack()).await;
         let (grant, _) = self.claim_granted(&held.identity, "second").await?;
         same!((grant.attempt, grant.is_takeover, grant.token > held.token), (2, false, true));
         Ok(())
@@ -72,7 +72,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
                 FailOutcome::Retry { attempts: 1 }
             );
         }
-        self.pass(2 * SECOND).await;
+        self.advance(2 * SECOND).await;
         let (grant, _) = self.claim_granted(&held.identity, "second").await?;
         same!(grant.attempt, 2);
         same!(self.store.fail(&held, &failure(SECOND, 3, None)).await?, FailOutcome::Lost);
@@ -101,7 +101,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
         let held = self.claim_new().await?;
         let failed = self.store.fail(&held, &failure(SECOND, 9, Some(Reason::OutcomeUnknown))).await?;
         same!(failed, FailOutcome::GivenUp { attempts: 1, reason: Reason::OutcomeUnknown });
-        self.pass(3 * LEASE).await;
+        self.advance(3 * LEASE).await;
         let ClaimOutcome::GivenUp { reason, detail } = self.claim(&held.identity, "second").await? else {
             return Err(ObservedBehaviour("it runs again".to_owned()));
         };
@@ -148,7 +148,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
         let first = known().await?;
         same!((first.status, first.owner.as_deref()), (KeyStatus::InProgress, Some("first")));
         same!((first.token, first.attempts, first.crashes), (held.token, 0, 0));
-        self.run_out().await;
+        self.expire_lease().await;
         let (_, second) = self.claim_granted(&held.identity, "second").await?;
         same!(known().await?.crashes, 1);
         self.store.complete(&second, Some(&text("done"))).await?;

@@ -10,9 +10,9 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     pub(super) async fn a_late_finish_without_a_takeover_stands(&self) -> Case {
         let held = self.claim_new().await?;
         self.begin(&held, &CHARGE).await?;
-        self.run_out().await;
+        self.expire_lease().await;
         self.store.checkpoint(&held, "charge", &text("late"), LEASE).await?;
-        self.run_out().await;
+        self.expire_lease().await;
         self.store.complete(&held, Some(&text("late"))).await?;
         same!(self.claim(&held.identity, "second").await?, ClaimOutcome::Done(Some(text("late"))));
         Ok(())
@@ -47,9 +47,9 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
 
     pub(super) async fn a_frozen_holder_cannot_renew(&self) -> Case {
         let (old, new) = self.take_over_new().await?;
-        self.pass(LEASE - 5 * SECOND).await;
+        self.advance(LEASE - 5 * SECOND).await;
         same!(self.renew(&old).await?, RenewOutcome::Lost);
-        self.pass(6 * SECOND + self.store.facts().clock.grace()).await;
+        self.advance(6 * SECOND + self.store.facts().clock.grace()).await;
         let (grant, _) = self.claim_granted(&old.identity, "third").await?;
         same!(grant.token > new.token, true);
         Ok(())
@@ -65,7 +65,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     pub(super) async fn a_frozen_holder_decides_nothing_about_a_call_of_another_run(&self) -> Case {
         let old = self.claim_new().await?;
         self.begin(&old, &CHARGE).await?;
-        self.run_out().await;
+        self.expire_lease().await;
         let (_, new) = self.claim_granted(&old.identity, "second").await?;
         same!(self.begin(&new, &CHARGE).await?.state, StepState::Repeat);
         fits!(self.store.checkpoint(&old, "charge", &text("old"), LEASE).await, Err(StoreError::Lost));

@@ -81,7 +81,8 @@ struct ComparedAnswer {
 }
 
 impl ComparedAnswer {
-    fn is(&self, other: &Self) -> bool {
+    /// Returns whether two answers are equal, up to the time left.
+    fn is_same_as(&self, other: &Self) -> bool {
         self.text == other.text && self.left.abs_diff(other.left) < 2 * SECOND
     }
 }
@@ -106,7 +107,8 @@ struct ComparedStore<'a, S> {
 }
 
 impl<S: LeaseStore> ComparedStore<'_, S> {
-    async fn say(&mut self, call: &HistoryCall) -> ComparedAnswer {
+    /// Sends a call to the store; returns the compared parts of the answer.
+    async fn send(&mut self, call: &HistoryCall) -> ComparedAnswer {
         let held = |place: usize| LeaseId { identity: self.key.clone(), token: self.tokens[place] };
         match *call {
             HistoryCall::Claim { owner, other_payload } => return self.claim(owner, other_payload).await,
@@ -134,13 +136,13 @@ impl<S: LeaseStore> ComparedStore<'_, S> {
             }
             HistoryCall::Release { lease } => self.store.release(&held(lease)).await.into(),
             HistoryCall::LookUp => {
-                let known = self.store.look_up(self.key).await;
+                let snapshot = self.store.look_up(self.key).await;
                 let place = |token| self.tokens.iter().position(|known| *known == token);
                 // A run given up by a claim has a number that was never returned.
-                known
-                    .map(|known| {
-                        known.map(|known| {
-                            (place(known.token), super::super::KeySnapshot { token: 0, ..known })
+                snapshot
+                    .map(|snapshot| {
+                        snapshot.map(|snapshot| {
+                            (place(snapshot.token), super::super::KeySnapshot { token: 0, ..snapshot })
                         })
                     })
                     .into()
@@ -149,7 +151,7 @@ impl<S: LeaseStore> ComparedStore<'_, S> {
         }
     }
 
-    /// Returns whether the key was given up because its outcome is not known.
+    /// Returns whether the key was given up because its outcome is unknown, by the store.
     async fn is_unknown(&self) -> bool {
         let known = self.store.look_up(self.key).await;
         known.is_ok_and(|known| known.is_some_and(|known| known.reason == Some(Reason::OutcomeUnknown)))
@@ -158,8 +160,8 @@ impl<S: LeaseStore> ComparedStore<'_, S> {
     async fn claim(&mut self, owner: u8, other_payload: bool) -> ComparedAnswer {
         let owner = format!("owner {owner}");
         let payload = if other_payload { b"another" } else { PAYLOAD };
-        let asked = Claim { fingerprint: fingerprint(payload), ..claim(self.key, &owner) };
-        match self.store.claim(&asked).await {
+        let request = Claim { fingerprint: fingerprint(payload), ..claim(self.key, &owner) };
+        match self.store.claim(&request).await {
             Ok(ClaimOutcome::Granted(grant)) => {
                 let place = self.tokens.iter().position(|token| *token == grant.token).unwrap_or_else(|| {
                     self.tokens.push(grant.token);
@@ -198,12 +200,12 @@ pub async fn histories<S: LeaseStore, C: Clock>(
     for number in 0..count {
         let mut rng = Rng::with_seed(seed.wrapping_add(number));
         let key = identity(&format!("histories {run}"), "payments", &format!("order {number}"))
-            .map_err(|seen| seen.0)?;
+            .map_err(|answer| answer.0)?;
         let model_clock = MemoryClock::default();
         let model_store = MemoryStore::in_memory(model_clock.clone());
         let mut model = ComparedStore { store: &model_store, key: &key, tokens: Vec::new() };
         let mut real = ComparedStore { store, key: &key, tokens: Vec::new() };
-        let mut said = Vec::new();
+        let mut calls = Vec::new();
         for _ in 0..length {
             let call = HistoryCall::random(&mut rng, model.tokens.len());
             if call.is_completion() && model.is_unknown().await {
@@ -213,14 +215,14 @@ pub async fn histories<S: LeaseStore, C: Clock>(
                 clock.advance(time).await;
                 model_clock.advance(time);
             }
-            let (expected, seen) = (model.say(&call).await, real.say(&call).await);
-            let differs = !seen.is(&expected);
-            said.push(format!("{call:?}: {}", expected.text));
+            let (expected, answer) = (model.send(&call).await, real.send(&call).await);
+            let differs = !answer.is_same_as(&expected);
+            calls.push(format!("{call:?}: {}", expected.text));
             if differs {
                 let seed = seed.wrapping_add(number);
                 return Err(format!(
-                    "seed {seed}: {seen:?} instead of {expected:?} after\n{}",
-                    said.join("\n")
+                    "seed {seed}: {answer:?} instead of {expected:?} after\n{}",
+                    calls.join("\n")
                 ));
             }
         }

@@ -159,9 +159,9 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
         Ok(self.claim_granted(&self.key()?, "first").await?.1)
     }
 
-    /// Lets the lease run out by the store's clock.
-    async fn run_out(&self) {
-        self.pass(LEASE + self.store.facts().clock.grace() + SECOND).await;
+    /// Advances the store's clock until the lease has run out.
+    async fn expire_lease(&self) {
+        self.advance(LEASE + self.store.facts().clock.grace() + SECOND).await;
     }
 
     /// Returns the maximum difference between two answers of an estimated clock.
@@ -169,14 +169,15 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
         self.store.facts().clock.grace()
     }
 
-    async fn pass(&self, time: Duration) {
+    /// Advances the store's clock.
+    async fn advance(&self, time: Duration) {
         self.clock.advance(time).await;
     }
 
     /// Claims an unused key, lets its lease run out and claims it for another owner; returns the old lease and the new one.
     async fn take_over_new(&self) -> Result<(LeaseId, LeaseId), ObservedBehaviour> {
         let old = self.claim_new().await?;
-        self.run_out().await;
+        self.expire_lease().await;
         let (grant, new) = self.claim_granted(&old.identity, "second").await?;
         same!((grant.is_takeover, grant.token > old.token), (true, true));
         Ok((old, new))

@@ -8,14 +8,14 @@ use uuid::Uuid;
 
 use crate::lease_id::{FailOutcome, StepState};
 
-const NEVER: Step = Step::new("call", Repeat::Never);
+const NEVER_REPEATED: Step = Step::new("call", Repeat::Never);
 
 impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     /// Begins the step in a run that then crashes; returns the lease of the next run.
     async fn begin_and_crash(&self, step: &Step) -> Result<LeaseId, ObservedBehaviour> {
         let held = self.claim_new().await?;
         same!(self.begin(&held, step).await?.state, StepState::Run);
-        self.run_out().await;
+        self.expire_lease().await;
         Ok(self.claim_granted(&held.identity, "second").await?.1)
     }
 
@@ -23,7 +23,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
         let step = Step::new("charge", Repeat::Always);
         let held = self.claim_new().await?;
         let first = self.begin(&held, &step).await?;
-        self.run_out().await;
+        self.expire_lease().await;
         let (_, held) = self.claim_granted(&held.identity, "second").await?;
         for _ in 0..2 {
             let again = self.begin(&held, &step).await?;
@@ -39,7 +39,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
         let held = self.begin_and_crash(&step).await?;
         same!(self.begin(&held, &step).await?.state, StepState::Repeat);
         // Counted from the first call, less a tenth: a repetition does not extend it.
-        self.pass(95 * SECOND - LEASE).await;
+        self.advance(95 * SECOND - LEASE).await;
         let (_, held) = self.claim_granted(&held.identity, "third").await?;
         same!(self.begin(&held, &step).await?.state, StepState::Unknown);
         Ok(())
@@ -112,9 +112,9 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     }
 
     /// Begins a step in a run and brings its key into each state in which it may be when the outcome becomes known.
-    async fn in_doubt(&self, state: usize) -> Result<LeaseId, ObservedBehaviour> {
+    async fn begin_in_doubt(&self, state: usize) -> Result<LeaseId, ObservedBehaviour> {
         let old = self.claim_new().await?;
-        self.begin(&old, &NEVER).await?;
+        self.begin(&old, &NEVER_REPEATED).await?;
         match state {
             0 => same!(self.store.release(&old).await?, true),
             1 => fits!(
@@ -122,12 +122,12 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
                 FailOutcome::Retry { .. }
             ),
             _ => {
-                self.run_out().await;
+                self.expire_lease().await;
                 let new = self.claim_granted(&old.identity, "second").await?.1;
                 match state {
                     2 => same!(self.store.release(&new).await?, true),
                     3 => {
-                        same!(self.begin(&new, &NEVER).await?.state, StepState::Unknown);
+                        same!(self.begin(&new, &NEVER_REPEATED).await?.state, StepState::Unknown);
                         let given_up = failure(Duration::ZERO, 9, Some(Reason::OutcomeUnknown));
                         fits!(self.store.fail(&new, &given_up).await?, FailOutcome::GivenUp { .. });
                     }
@@ -138,8 +138,8 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
         Ok(old)
     }
 
-    /// Returns the lease of the run that comes next, or that holds the key.
-    async fn next(&self, state: usize, old: &LeaseId) -> Result<LeaseId, ObservedBehaviour> {
+    /// Claims the key for the next run, or again for the run that holds it; returns the lease.
+    async fn claim_next(&self, state: usize, old: &LeaseId) -> Result<LeaseId, ObservedBehaviour> {
         Ok(match state {
             // The same acquisition.
             4 => self.claim_granted(&old.identity, "second").await?.1,
@@ -149,14 +149,17 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
 
     pub(super) async fn a_late_result_is_the_result_of_its_step(&self) -> Case {
         for state in 0..5 {
-            let old = self.in_doubt(state).await?;
+            let old = self.begin_in_doubt(state).await?;
             // Repeated after a lost reply.
             for _ in 0..2 {
                 self.store.checkpoint(&old, "call", &text("late"), LEASE).await?;
             }
             fits!(self.store.checkpoint(&old, "call", &text("other"), LEASE).await, Err(StoreError::Lost));
-            let next = self.next(state, &old).await?;
-            same!((state, self.begin(&next, &NEVER).await?.state), (state, StepState::Done(text("late"))));
+            let next = self.claim_next(state, &old).await?;
+            same!(
+                (state, self.begin(&next, &NEVER_REPEATED).await?.state),
+                (state, StepState::Done(text("late")))
+            );
             self.store.complete(&next, None).await?;
         }
         Ok(())
@@ -164,7 +167,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
 
     pub(super) async fn a_late_refusal_begins_the_next_round(&self) -> Case {
         for state in 0..5 {
-            let old = self.in_doubt(state).await?;
+            let old = self.begin_in_doubt(state).await?;
             fits!(
                 self.store.refuse_step(&old, "call", RefusedCall::Round(7), LEASE).await,
                 Err(StoreError::Lost)
@@ -172,8 +175,8 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
             for _ in 0..2 {
                 same!(self.store.refuse_step(&old, "call", RefusedCall::Round(0), LEASE).await?, 1);
             }
-            let next = self.next(state, &old).await?;
-            let begun = self.begin(&next, &NEVER).await?;
+            let next = self.claim_next(state, &old).await?;
+            let begun = self.begin(&next, &NEVER_REPEATED).await?;
             same!((state, begun.state, begun.round), (state, StepState::Run, 1));
             self.store.checkpoint(&next, "call", &text("done"), LEASE).await?;
         }
@@ -188,40 +191,43 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
         };
         // It never began, or has begun for another call.
         same!(refuse(&held, call).await?, 0);
-        same!(self.store.begin_step(&held, &NEVER, call, LEASE).await?.state, StepState::Run);
+        same!(self.store.begin_step(&held, &NEVER_REPEATED, call, LEASE).await?.state, StepState::Run);
         same!(refuse(&held, other).await?, 0);
-        same!(self.begin(&held, &NEVER).await?.state, StepState::Unknown);
+        same!(self.begin(&held, &NEVER_REPEATED).await?.state, StepState::Unknown);
         // Repeated after a lost reply.
         for _ in 0..2 {
             same!(refuse(&held, call).await?, 1);
         }
-        same!(self.store.begin_step(&held, &NEVER, other, LEASE).await?.round, 1);
+        same!(self.store.begin_step(&held, &NEVER_REPEATED, other, LEASE).await?.round, 1);
         same!(refuse(&held, call).await?, 1);
-        self.run_out().await;
+        self.expire_lease().await;
         let (_, next) = self.claim_granted(&held.identity, "second").await?;
-        same!(self.begin(&next, &NEVER).await?.state, StepState::Unknown);
+        same!(self.begin(&next, &NEVER_REPEATED).await?.state, StepState::Unknown);
         fits!(refuse(&held, call).await, Err(StoreError::Lost));
         for _ in 0..2 {
             same!(refuse(&held, other).await?, 2);
         }
         let (_, next) = self.claim_granted(&held.identity, "third").await?;
-        let begun = self.begin(&next, &NEVER).await?;
+        let begun = self.begin(&next, &NEVER_REPEATED).await?;
         same!((begun.state, begun.round), (StepState::Run, 2));
         Ok(())
     }
 
     pub(super) async fn a_late_outcome_ends_the_run_that_was_told_that_it_is_unknown(&self) -> Case {
         let old = self.claim_new().await?;
-        self.begin(&old, &NEVER).await?;
-        self.run_out().await;
+        self.begin(&old, &NEVER_REPEATED).await?;
+        self.expire_lease().await;
         let new = self.claim_granted(&old.identity, "second").await?.1;
-        same!(self.begin(&new, &NEVER).await?.state, StepState::Unknown);
+        same!(self.begin(&new, &NEVER_REPEATED).await?.state, StepState::Unknown);
         self.store.checkpoint(&old, "call", &text("late"), LEASE).await?;
         same!(self.renew(&new).await?, RenewOutcome::Lost);
         let unknown = failure(Duration::ZERO, 1, Some(Reason::OutcomeUnknown));
         same!(self.store.fail(&new, &unknown).await?, FailOutcome::Retry { attempts: 0 });
         let (grant, third) = self.claim_granted(&old.identity, "third").await?;
-        same!((grant.attempt, self.begin(&third, &NEVER).await?.state), (1, StepState::Done(text("late"))));
+        same!(
+            (grant.attempt, self.begin(&third, &NEVER_REPEATED).await?.state),
+            (1, StepState::Done(text("late")))
+        );
         Ok(())
     }
 }

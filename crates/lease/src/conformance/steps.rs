@@ -35,7 +35,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
                     )
                 }
                 1 => same!(self.store.release(&held).await?, true),
-                _ => self.run_out().await,
+                _ => self.expire_lease().await,
             }
             held = self.claim_granted(&held.identity, &format!("next {round}")).await?.1;
             same!(self.begin(&held, &CHARGE).await?.state, StepState::Done(text("ch_1")));
@@ -58,7 +58,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     pub(super) async fn a_step_begins_only_in_the_time_of_its_run(&self) -> Case {
         let held = self.claim_new().await?;
         self.begin(&held, &CHARGE).await?;
-        self.pass(MAX_RUN + SECOND + self.slack()).await;
+        self.advance(MAX_RUN + SECOND + self.slack()).await;
         fits!(self.begin(&held, &CHARGE).await, Err(StoreError::Lost));
         // A result is stored all the same, until another run has taken the key over.
         self.store.checkpoint(&held, "charge", &text("late"), LEASE).await?;
@@ -137,7 +137,7 @@ impl<S: LeaseStore, C: Clock> CaseContext<'_, S, C> {
     pub(super) async fn a_step_renews_the_lease(&self) -> Case {
         let held = self.claim_new().await?;
         for round in 0..3 {
-            self.pass(LEASE - 5 * SECOND).await;
+            self.advance(LEASE - 5 * SECOND).await;
             match round {
                 0 => same!(self.begin(&held, &CHARGE).await?.state, StepState::Run),
                 1 => same!(self.store.refuse_step(&held, "charge", RefusedCall::Round(0), LEASE).await?, 1),

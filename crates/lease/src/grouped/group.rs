@@ -11,25 +11,25 @@ use super::sessions::{LeaseSessions, Statement};
 use oncely_postgres::is_outage;
 
 /// Number of checks, while a group waits for more, whether it is full.
-const LOOKS: u32 = 4;
+const FULL_CHECKS: u32 = 4;
 
 /// The limits of a group.
 #[derive(Clone, Copy, Debug)]
 pub struct GroupLimits {
     /// Maximum number of statements in progress at the same time, each in a session of its own.
-    pub(crate) loops: usize,
+    pub(crate) max_statements: usize,
     /// Maximum number of calls per statement.
-    pub(crate) most: usize,
-    /// Time that a group that is not full waits for more calls.
-    pub(crate) linger: Duration,
+    pub(crate) max_calls: usize,
+    /// Time for which a group that is not full waits for more calls.
+    pub(crate) wait: Duration,
 }
 
 impl GroupLimits {
-    /// Returns the limits for urgent calls: none waits, and calls that come while all sessions are busy share the next statement. 128 of
-    /// them bound row locks and the responses in memory.
+    /// Creates the limits for urgent calls: no call waits, and up to 128 calls that come while all sessions are busy share the next
+    /// statement, which bounds row locks and the responses in memory.
     #[doc(hidden)]
-    pub fn at_once(loops: usize) -> Self {
-        Self { loops, most: 128, linger: Duration::ZERO }
+    pub fn new_urgent(max_statements: usize) -> Self {
+        Self { max_statements, max_calls: 128, wait: Duration::ZERO }
     }
 }
 
@@ -44,7 +44,7 @@ pub struct CallGroup<Q, A>(mpsc::UnboundedSender<QueuedCall<Q, A>>);
 
 struct QueuedCall<Q, A> {
     question: Arc<Q>,
-    answer: oneshot::Sender<Result<A, sqlx::Error>>,
+    sender: oneshot::Sender<Result<A, sqlx::Error>>,
 }
 
 impl<Q, A> Clone for CallGroup<Q, A> {
@@ -58,15 +58,15 @@ impl<Q: Send + Sync + 'static, A: Send + 'static> CallGroup<Q, A> {
     #[doc(hidden)]
     pub fn start(
         sessions: &Arc<LeaseSessions>,
-        grouping: GroupLimits,
-        statement_for: Arc<StatementBuilder<Q, A>>,
-        unheard: Option<Arc<FollowUpBuilder<Q, A>>>,
+        limits: GroupLimits,
+        build_statement: Arc<StatementBuilder<Q, A>>,
+        follow_up: Option<Arc<FollowUpBuilder<Q, A>>>,
     ) -> Self {
         let (sender, receiver) = mpsc::unbounded_channel();
         let receiver = Arc::new(Mutex::new(receiver));
-        let state = GroupState { sessions: Arc::clone(sessions), statement_for, unheard };
-        for _ in 0..grouping.loops {
-            tokio::spawn(serve(Arc::clone(&receiver), grouping, state.clone()));
+        let state = GroupState { sessions: Arc::clone(sessions), build_statement, follow_up };
+        for _ in 0..limits.max_statements {
+            tokio::spawn(serve_calls(Arc::clone(&receiver), limits, state.clone()));
         }
         Self(sender)
     }
@@ -74,90 +74,97 @@ impl<Q: Send + Sync + 'static, A: Send + 'static> CallGroup<Q, A> {
     /// Issues a call once. It is carried to its end even if the caller is dropped.
     #[doc(hidden)]
     pub fn submit(&self, question: Q) -> BoxFuture<'static, Result<A, sqlx::Error>> {
-        let (answer, answered) = oneshot::channel();
+        let (sender, receiver) = oneshot::channel();
         // If the tasks have ended, the sender is dropped with the call.
-        let _ = self.0.send(QueuedCall { question: Arc::new(question), answer });
-        Box::pin(async move { answered.await.unwrap_or(Err(sqlx::Error::WorkerCrashed)) })
+        let _ = self.0.send(QueuedCall { question: Arc::new(question), sender });
+        Box::pin(async move { receiver.await.unwrap_or(Err(sqlx::Error::WorkerCrashed)) })
     }
 }
 
 /// The shared state of a group's tasks.
 struct GroupState<Q, A> {
     sessions: Arc<LeaseSessions>,
-    statement_for: Arc<StatementBuilder<Q, A>>,
-    unheard: Option<Arc<FollowUpBuilder<Q, A>>>,
+    build_statement: Arc<StatementBuilder<Q, A>>,
+    follow_up: Option<Arc<FollowUpBuilder<Q, A>>>,
 }
 
 impl<Q, A> Clone for GroupState<Q, A> {
     fn clone(&self) -> Self {
         Self {
             sessions: Arc::clone(&self.sessions),
-            statement_for: Arc::clone(&self.statement_for),
-            unheard: self.unheard.clone(),
+            build_statement: Arc::clone(&self.build_statement),
+            follow_up: self.follow_up.clone(),
         }
     }
 }
 
-async fn serve<Q: Send + Sync + 'static, A: Send + 'static>(
+/// Takes waiting calls together, as many as the limits allow, and runs them, until the group is dropped.
+async fn serve_calls<Q: Send + Sync + 'static, A: Send + 'static>(
     receiver: Arc<Mutex<mpsc::UnboundedReceiver<QueuedCall<Q, A>>>>,
-    grouping: GroupLimits,
+    limits: GroupLimits,
     state: GroupState<Q, A>,
 ) {
     loop {
-        let mut asked = Vec::new();
+        let mut calls = Vec::new();
         {
             let mut receiver = receiver.lock().await;
-            if receiver.recv_many(&mut asked, grouping.most).await == 0 {
+            if receiver.recv_many(&mut calls, limits.max_calls).await == 0 {
                 return;
             }
-            let until = Instant::now() + grouping.linger;
+            let deadline = Instant::now() + limits.wait;
             // Polled a few times: a wakeup per call costs more than the statement.
-            while asked.len() < grouping.most && Instant::now() < until {
-                tokio::time::sleep(grouping.linger / LOOKS).await;
-                while asked.len() < grouping.most
-                    && let Ok(one) = receiver.try_recv()
+            while calls.len() < limits.max_calls && Instant::now() < deadline {
+                tokio::time::sleep(limits.wait / FULL_CHECKS).await;
+                while calls.len() < limits.max_calls
+                    && let Ok(call) = receiver.try_recv()
                 {
-                    asked.push(one);
+                    calls.push(call);
                 }
             }
         }
-        state.together(asked).await;
+        state.run_calls(calls).await;
     }
 }
 
 impl<Q: Send + Sync + 'static, A: Send + 'static> GroupState<Q, A> {
-    async fn together(&self, asked: Vec<QueuedCall<Q, A>>) {
-        let questions = asked.iter().map(|one| Arc::clone(&one.question)).collect();
-        match self.sessions.run_once((self.statement_for)(questions)).await {
-            Ok(said) => {
-                for (one, said) in asked.into_iter().zip(said) {
-                    self.tell(one, Ok(said));
+    /// Runs calls in one statement, and sends each its answer. If the statement is refused, each call runs in a statement of its own.
+    async fn run_calls(&self, calls: Vec<QueuedCall<Q, A>>) {
+        let questions = calls.iter().map(|call| Arc::clone(&call.question)).collect();
+        match self.sessions.run_once((self.build_statement)(questions)).await {
+            Ok(answers) => {
+                for (call, answer) in calls.into_iter().zip(answers) {
+                    self.send_answer(call, Ok(answer));
                 }
             }
             // The callers repeat it as long as they need the answer.
             Err(error) if is_outage(&error) => {
-                for one in asked {
-                    let away = std::io::Error::new(std::io::ErrorKind::ConnectionAborted, error.to_string());
-                    self.tell(one, Err(sqlx::Error::Io(away)));
+                for call in calls {
+                    let outage =
+                        std::io::Error::new(std::io::ErrorKind::ConnectionAborted, error.to_string());
+                    self.send_answer(call, Err(sqlx::Error::Io(outage)));
                 }
             }
             // One of the calls may be the cause: nothing was written, and each is issued in a statement of its own.
             Err(_) => {
-                let each = asked.into_iter().map(async |one| {
-                    let said =
-                        self.sessions.run_once((self.statement_for)(vec![Arc::clone(&one.question)])).await;
-                    let said =
-                        said.and_then(|said| said.into_iter().next().ok_or(sqlx::Error::WorkerCrashed));
-                    self.tell(one, said);
+                let statements = calls.into_iter().map(async |call| {
+                    let answers = self
+                        .sessions
+                        .run_once((self.build_statement)(vec![Arc::clone(&call.question)]))
+                        .await;
+                    let answer = answers
+                        .and_then(|answers| answers.into_iter().next().ok_or(sqlx::Error::WorkerCrashed));
+                    self.send_answer(call, answer);
                 });
-                join_all(each).await;
+                join_all(statements).await;
             }
         }
     }
 
-    fn tell(&self, QueuedCall { question, answer }: QueuedCall<Q, A>, said: Result<A, sqlx::Error>) {
-        let Err(Ok(said)) = answer.send(said) else { return };
-        let Some(statement) = self.unheard.as_ref().and_then(|unheard| unheard(question, said)) else {
+    /// Sends an answer to its caller. If the caller was dropped, the follow-up statement, if one is needed, runs in a task.
+    fn send_answer(&self, QueuedCall { question, sender }: QueuedCall<Q, A>, answer: Result<A, sqlx::Error>) {
+        let Err(Ok(answer)) = sender.send(answer) else { return };
+        let Some(statement) = self.follow_up.as_ref().and_then(|follow_up| follow_up(question, answer))
+        else {
             return;
         };
         let sessions = Arc::clone(&self.sessions);

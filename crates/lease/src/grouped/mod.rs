@@ -7,6 +7,8 @@ mod store;
 mod trail;
 
 pub use group::{CallGroup, GroupLimits};
-pub use sessions::{LeaseSessions, SessionReuse, Statement, StatementError, repeatable, statement};
+pub use sessions::{
+    LeaseSessions, SessionReuse, Statement, StatementError, build_statement, repeatable_error,
+};
 pub use store::{GroupedStore, RunCompletion, TagFn};
 pub use trail::RunTrail;

@@ -16,7 +16,7 @@ use oncely_core::fault::{Fault, FaultClass};
 use oncely_failpoint as failpoint;
 use oncely_postgres::{
     self as pg, DatabaseClock, LastOutage, NoSession, PgFault, PoolLimits, Session, SessionFactory,
-    SessionOpener, SessionPool, classify, is_lease_lost, is_outage, passes,
+    SessionOpener, SessionPool, classify, is_lease_lost, is_outage, is_temporary,
 };
 
 /// The reason why a statement has no answer.
@@ -35,7 +35,7 @@ impl From<StatementError> for StoreError {
         match error {
             StatementError::Lost => Self::Lost,
             StatementError::Unavailable(fault) => Self::unavailable(anyhow::anyhow!("{fault}")),
-            StatementError::Refused(fault) => Self::of_fault(&fault),
+            StatementError::Refused(fault) => Self::from_fault(&fault),
         }
     }
 }
@@ -55,7 +55,7 @@ pub struct LeaseSessions {
     limit: Duration,
     pool: SessionPool<LeaseOpener>,
     /// Called with each fault that keeps a statement from being answered.
-    stalled: Box<dyn Fn(&Fault) + Send + Sync>,
+    on_stall: Box<dyn Fn(&Fault) + Send + Sync>,
 }
 
 /// Opens sessions for handlers under leases.
@@ -64,7 +64,8 @@ struct LeaseOpener {
     application: String,
     clock: DatabaseClock,
     limit: Duration,
-    /// Whether the server is known to have been reachable all the time, so that new sessions may take over at once (see `pg::backdate_session`).
+    /// Whether the server is known to have been reachable all the time, so that new sessions may take over at once (see
+    /// `pg::backdate_session`).
     has_contact: bool,
 }
 
@@ -75,13 +76,13 @@ impl SessionOpener for LeaseOpener {
         let mut session = self.factory.open_for_handlers(&self.application).await?;
         session.clock = self.clock.clone();
         if self.has_contact {
-            pg::within(self.limit, pg::backdate_session(&mut session.connection)).await?;
+            pg::wait_for_answer(self.limit, pg::backdate_session(&mut session.connection)).await?;
         }
         Ok((session, ()))
     }
 
-    fn admits(&self, session: &Session) -> bool {
-        self.factory.admits(session)
+    fn record_timeline(&self, session: &Session) -> bool {
+        self.factory.record_timeline(session)
     }
 }
 
@@ -90,13 +91,14 @@ impl SessionOpener for LeaseOpener {
 #[error("{0}")]
 struct RepeatableFault(Fault);
 
-/// Creates the error of a statement that is repeated after this fault, whatever its class, and is no outage. An operator learns of it unless
-/// it is another transaction's lock.
+/// Creates the error of a statement that is repeated after this fault, regardless of its class, and is no outage. It is reported as a stall
+/// unless it is another transaction's lock.
 #[doc(hidden)]
-pub fn repeatable(fault: Fault) -> sqlx::Error {
+pub fn repeatable_error(fault: Fault) -> sqlx::Error {
     sqlx::Error::Configuration(Box::new(RepeatableFault(fault)))
 }
 
+/// Returns the fault of an error that [`repeatable_error`] created.
 fn repeatable_fault(error: &sqlx::Error) -> Option<&Fault> {
     match error {
         sqlx::Error::Configuration(inner) => inner.downcast_ref::<RepeatableFault>().map(|fault| &fault.0),
@@ -108,24 +110,24 @@ fn repeatable_fault(error: &sqlx::Error) -> Option<&Fault> {
 pub type Statement<T, E> = Box<dyn for<'c> FnOnce(&'c mut Session) -> BoxFuture<'c, Result<T, E>> + Send>;
 
 impl LeaseSessions {
-    /// Creates up to `count` sessions. `limit` is the longest wait for an answer; `away` is shared by all sessions of a consumer;
+    /// Creates up to `count` sessions. `limit` is the time limit of a statement; `last_outage` is shared by all sessions of a consumer;
     /// `has_contact` is set if the server is known to have been reachable for all holders, whether or not these sessions can tell.
     #[doc(hidden)]
     pub fn new(
         (factory, application, clock): (SessionFactory, String, DatabaseClock),
         limit: Duration,
         count: usize,
-        (away, has_contact): (LastOutage, bool),
-        stalled: impl Fn(&Fault) + Send + Sync + 'static,
+        (last_outage, has_contact): (LastOutage, bool),
+        on_stall: impl Fn(&Fault) + Send + Sync + 'static,
     ) -> Self {
         // A session that was closed while idle is found out by the statement, which is repeated.
         let limits = PoolLimits { sessions: count, wait: None, check_after: None };
         let opener = LeaseOpener { factory, application: application.clone(), clock, limit, has_contact };
-        let pool = SessionPool::with_opener(opener, limits, away);
-        Self { application, limit, pool, stalled: Box::new(stalled) }
+        let pool = SessionPool::with_opener(opener, limits, last_outage);
+        Self { application, limit, pool, on_stall: Box::new(on_stall) }
     }
 
-    /// Returns the longest wait for an answer to a statement of the protocol.
+    /// Returns the time limit of a statement of the protocol.
     #[doc(hidden)]
     pub fn limit(&self) -> Duration {
         self.limit
@@ -141,23 +143,24 @@ impl LeaseSessions {
             Box::pin(async move {
                 match statement(session).await {
                     Err(error) if error.as_database_error().is_some() && !is_outage(&error) => Ok(Err(error)),
-                    answered => answered.map(Ok),
+                    result => result.map(Ok),
                 }
             })
         });
-        let (is_fresh, answered) = self.run_statement(SessionReuse::Keep, self.limit, refusable).await;
+        let (is_fresh, result) = self.run_statement(SessionReuse::Keep, self.limit, refusable).await;
         // A statement that has to be repeated for another reason shows that the server answers.
-        if is_fresh && matches!(&answered, Err(error) if !matches!(error, sqlx::Error::Configuration(_))) {
-            self.pool.last_outage().note();
+        if is_fresh && matches!(&result, Err(error) if !matches!(error, sqlx::Error::Configuration(_))) {
+            self.pool.last_outage().record();
         }
-        answered?
+        result?
     }
 
-    /// Runs a statement that includes a handler's work, once; it is carried to its end even if the caller is dropped. `limit` covers both. The protocol's statements in it have limits of their own.
+    /// Runs a statement that includes a handler's work, once; it is carried to its end even if the caller is dropped. `limit` covers both.
+    /// The protocol's statements in it have limits of their own.
     #[doc(hidden)]
-    pub async fn within<T, E>(
+    pub async fn run_with_handler<T, E>(
         self: &Arc<Self>,
-        after: SessionReuse,
+        reuse: SessionReuse,
         limit: Duration,
         statement: Statement<T, E>,
     ) -> Result<T, E>
@@ -165,13 +168,14 @@ impl LeaseSessions {
         T: Send + 'static,
         E: From<sqlx::Error> + Send + 'static,
     {
-        self.run_statement(after, limit, statement).await.1
+        self.run_statement(reuse, limit, statement).await.1
     }
 
-    /// Runs a statement once; it is carried to its end even if the caller is dropped. Also returns whether a session was opened for it, successfully or not.
+    /// Runs a statement once; it is carried to its end even if the caller is dropped. Also returns whether a session was opened for it,
+    /// successfully or not.
     async fn run_statement<T, E>(
         self: &Arc<Self>,
-        after: SessionReuse,
+        reuse: SessionReuse,
         limit: Duration,
         statement: Statement<T, E>,
     ) -> (bool, Result<T, E>)
@@ -180,18 +184,18 @@ impl LeaseSessions {
         E: From<sqlx::Error> + Send + 'static,
     {
         let sessions = Arc::clone(self);
-        let said = tokio::spawn(failpoint::inherit(async move {
+        let task = tokio::spawn(failpoint::inherit(async move {
             let mut pooled = match sessions.pool.acquire().await {
                 Ok(pooled) => pooled,
                 Err(error) => return (true, Err(sqlx::Error::from(error).into())),
             };
             let is_fresh = pooled.is_fresh();
-            let answer = match tokio::time::timeout(limit, statement(&mut pooled.session)).await {
-                Ok(Ok(answer)) => {
-                    if after == SessionReuse::Keep {
+            let result = match tokio::time::timeout(limit, statement(&mut pooled.session)).await {
+                Ok(Ok(value)) => {
+                    if reuse == SessionReuse::Keep {
                         pooled.give_back();
                     }
-                    return (is_fresh, Ok(answer));
+                    return (is_fresh, Ok(value));
                 }
                 // The session is in an unknown state: its connection is closed.
                 Ok(Err(error)) => Err(error),
@@ -201,47 +205,48 @@ impl LeaseSessions {
                 }
             };
             pooled.close_all();
-            (is_fresh, answer)
+            (is_fresh, result)
         }));
-        said.await.unwrap_or_else(|error| {
-            failpoint::ended(error);
+        task.await.unwrap_or_else(|error| {
+            failpoint::propagate_end(error);
             (false, Err(sqlx::Error::WorkerCrashed.into()))
         })
     }
 
-    /// Repeats a statement until it is answered or `until` is cancelled. `make` builds it for each try.
+    /// Repeats a statement until it is answered or `until` is cancelled. `build` builds it for each try; `action` is for the log.
     #[doc(hidden)]
     pub async fn run_until_answered<T: Send + 'static>(
         self: &Arc<Self>,
         until: &CancellationToken,
-        what: &str,
-        make: impl Fn() -> Statement<T, sqlx::Error>,
+        action: &str,
+        build: impl Fn() -> Statement<T, sqlx::Error>,
     ) -> Result<T, StatementError> {
-        let ask = || -> BoxFuture<'static, Result<T, sqlx::Error>> {
-            let (sessions, statement) = (Arc::clone(self), make());
+        let call = || -> BoxFuture<'static, Result<T, sqlx::Error>> {
+            let (sessions, statement) = (Arc::clone(self), build());
             Box::pin(async move { sessions.run_once(statement).await })
         };
-        self.until_answered(until, what, ask).await
+        self.repeat_until_answered(until, action, call).await
     }
 
-    /// Repeats `ask` until it is answered. Once `until` is cancelled, returns the last [`StatementError::Unavailable`].
+    /// Repeats `call` until it is answered; `action` is for logs. Once `until` is cancelled, returns the last
+    /// [`StatementError::Unavailable`].
     #[doc(hidden)]
-    pub async fn until_answered<T>(
+    pub async fn repeat_until_answered<T>(
         &self,
         until: &CancellationToken,
-        what: &str,
-        ask: impl Fn() -> BoxFuture<'static, Result<T, sqlx::Error>>,
+        action: &str,
+        call: impl Fn() -> BoxFuture<'static, Result<T, sqlx::Error>>,
     ) -> Result<T, StatementError> {
         let mut backoff = Backoff::default();
         loop {
-            let asked = Instant::now();
-            let error = match ask().await {
+            let issued_at = Instant::now();
+            let error = match call().await {
                 Ok(answer) => return Ok(answer),
-                Err(error) => self.judge(asked, error),
+                Err(error) => self.classify_error(issued_at, error),
             };
             let StatementError::Unavailable(fault) = &error else { return Err(error) };
             tracing::warn!(application = %self.application, error = %fault,
-                "cannot {what}: no answer from PostgreSQL; retrying");
+                "cannot {action}: no answer from PostgreSQL; retrying");
             tokio::select! {
                 biased;
                 () = until.cancelled() => return Err(error),
@@ -250,8 +255,8 @@ impl LeaseSessions {
         }
     }
 
-    /// Classifies the error of a statement issued at `asked`, and reports a fault that keeps it from being answered.
-    pub(crate) fn judge(&self, asked: Instant, error: sqlx::Error) -> StatementError {
+    /// Classifies the error of a statement issued at `issued_at`, and reports a fault that keeps it from being answered.
+    pub(crate) fn classify_error(&self, issued_at: Instant, error: sqlx::Error) -> StatementError {
         if is_lease_lost(&error) {
             return StatementError::Lost;
         }
@@ -260,36 +265,38 @@ impl LeaseSessions {
             (None, PgFault::Outage(outage)) => {
                 (Fault::new(FaultClass::Environment, None, outage.to_string()), true)
             }
-            (None, PgFault::Fault(fault)) if passes(&fault) => (fault, false),
+            (None, PgFault::Fault(fault)) if is_temporary(&fault) => (fault, false),
             (None, PgFault::Fault(fault)) => return StatementError::Refused(fault),
         };
         let is_stalled = match is_outage {
             // A session that was already lost is no evidence about the server: the next one is.
-            true => self.pool.last_outage().is_since(asked),
+            true => self.pool.last_outage().is_since(issued_at),
             // A lock of another transaction is not a fault of PostgreSQL.
             false => fault.class != FaultClass::Contention,
         };
         if is_stalled {
-            self.stall(&fault);
+            self.report_stall(&fault);
         }
         StatementError::Unavailable(fault)
     }
 
     /// Reports a fault that keeps statements from being answered.
     #[doc(hidden)]
-    pub fn stall(&self, fault: &Fault) {
-        (self.stalled)(fault);
+    pub fn report_stall(&self, fault: &Fault) {
+        (self.on_stall)(fault);
     }
 
+    /// Closes the idle sessions.
     pub(crate) async fn close(&self) {
         self.pool.close_idle().await;
     }
 }
 
+/// Builds a statement of the protocol that uses the session's connection alone.
 #[doc(hidden)]
-pub fn statement<T, F>(said: F) -> Statement<T, sqlx::Error>
+pub fn build_statement<T, F>(run: F) -> Statement<T, sqlx::Error>
 where
     F: for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<T, sqlx::Error>> + Send + 'static,
 {
-    Box::new(move |session| said(&mut session.connection))
+    Box::new(move |session| run(&mut session.connection))
 }

@@ -20,9 +20,9 @@ pub(super) struct TimeoutConnector<C> {
 /// Time limits of a connection.
 #[derive(Clone, Copy)]
 pub(super) struct TransportTimeouts {
-    /// Until it can carry a request.
+    /// Time until a connection can carry a request.
     pub(super) connect: Duration,
-    /// In which the other side takes nothing of a request.
+    /// Time in which the other side takes nothing of a request.
     pub(super) write: Duration,
 }
 
@@ -47,7 +47,7 @@ where
         let (connecting, TransportTimeouts { connect, write }) = (self.connector.call(uri), self.limits);
         Box::pin(async move {
             match tokio::time::timeout(connect, connecting).await {
-                Ok(connected) => connected.map(|stream| Stream::new(stream, write)).map_err(Into::into),
+                Ok(result) => result.map(|stream| Stream::new(stream, write)).map_err(Into::into),
                 Err(_) => Err(format!("no connection within {connect:?}").into()),
             }
         })

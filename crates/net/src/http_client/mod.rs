@@ -5,4 +5,4 @@ mod stream;
 mod transport;
 
 pub use transport::TransportError;
-pub use transport::{Transport, within};
+pub use transport::{Transport, wait_for_answer};

@@ -20,49 +20,49 @@ use tokio::time::Sleep;
 /// one comes for as long again.
 pub(super) struct Stream<S> {
     inner: S,
-    /// A write has failed.
-    write_failed: bool,
+    /// Whether a write has failed.
+    has_write_failed: bool,
     /// Longest time of a write without progress.
     limit: Duration,
     /// End of that time, while a write waits.
-    stalled: Option<Pin<Box<Sleep>>>,
+    stall_timer: Option<Pin<Box<Sleep>>>,
     /// End of the wait for an answer, after a write has taken too long.
-    unanswered: Option<Pin<Box<Sleep>>>,
+    answer_timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl<S> Stream<S> {
     pub(super) fn new(inner: S, limit: Duration) -> Self {
-        Self { inner, write_failed: false, limit, stalled: None, unanswered: None }
+        Self { inner, has_write_failed: false, limit, stall_timer: None, answer_timer: None }
     }
 
-    /// Returns the result of a write; after a failure `given`.
-    fn heard<T>(
+    /// Returns the result of a write: `fallback` if it has failed, or has made no progress for too long, as it counts as done then.
+    fn handle_write<T>(
         &mut self,
         context: &mut Context<'_>,
-        written: Poll<io::Result<T>>,
-        given: T,
+        result: Poll<io::Result<T>>,
+        fallback: T,
     ) -> Poll<io::Result<T>> {
         let limit = self.limit;
-        match written {
+        match result {
             Poll::Ready(Err(error)) => {
                 tracing::debug!(%error, "the other side takes no more of a request");
-                self.write_failed = true;
-                Poll::Ready(Ok(given))
+                self.has_write_failed = true;
+                Poll::Ready(Ok(fallback))
             }
             Poll::Ready(Ok(_)) => {
-                self.stalled = None;
-                written
+                self.stall_timer = None;
+                result
             }
             Poll::Pending => {
-                let stalled = self.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep(limit)));
-                ready!(stalled.as_mut().poll(context));
+                let stall_timer = self.stall_timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(limit)));
+                ready!(stall_timer.as_mut().poll(context));
                 tracing::debug!(?limit, "the other side has taken nothing of a request for too long");
-                self.write_failed = true;
-                let mut unanswered = Box::pin(tokio::time::sleep(limit));
+                self.has_write_failed = true;
+                let mut answer_timer = Box::pin(tokio::time::sleep(limit));
                 // Registers the task, which may read nothing before that.
-                let _ = unanswered.as_mut().poll(context);
-                self.unanswered = Some(unanswered);
-                Poll::Ready(Ok(given))
+                let _ = answer_timer.as_mut().poll(context);
+                self.answer_timer = Some(answer_timer);
+                Poll::Ready(Ok(fallback))
             }
         }
     }
@@ -76,11 +76,11 @@ impl<S: Read + Unpin> Read for Stream<S> {
     ) -> Poll<io::Result<()>> {
         let read = Pin::new(&mut self.inner).poll_read(context, buffer);
         let limit = self.limit;
-        if let Some(unanswered) = &mut self.unanswered {
+        if let Some(answer_timer) = &mut self.answer_timer {
             if read.is_ready() {
-                unanswered.as_mut().reset(tokio::time::Instant::now() + limit);
+                answer_timer.as_mut().reset(tokio::time::Instant::now() + limit);
             } else {
-                ready!(unanswered.as_mut().poll(context));
+                ready!(answer_timer.as_mut().poll(context));
                 let text = format!("no answer for {limit:?} to a request that is not read");
                 return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, text)));
             }
@@ -95,11 +95,11 @@ impl<S: Write + Unpin> Write for Stream<S> {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        if self.write_failed {
+        if self.has_write_failed {
             return Poll::Ready(Ok(bytes.len()));
         }
         let written = Pin::new(&mut self.inner).poll_write(context, bytes);
-        self.heard(context, written, bytes.len())
+        self.handle_write(context, written, bytes.len())
     }
 
     fn poll_write_vectored(
@@ -107,12 +107,12 @@ impl<S: Write + Unpin> Write for Stream<S> {
         context: &mut Context<'_>,
         pieces: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let all = pieces.iter().map(|piece| piece.len()).sum();
-        if self.write_failed {
-            return Poll::Ready(Ok(all));
+        let total = pieces.iter().map(|piece| piece.len()).sum();
+        if self.has_write_failed {
+            return Poll::Ready(Ok(total));
         }
         let written = Pin::new(&mut self.inner).poll_write_vectored(context, pieces);
-        self.heard(context, written, all)
+        self.handle_write(context, written, total)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -120,19 +120,19 @@ impl<S: Write + Unpin> Write for Stream<S> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.write_failed {
+        if self.has_write_failed {
             return Poll::Ready(Ok(()));
         }
         let flushed = Pin::new(&mut self.inner).poll_flush(context);
-        self.heard(context, flushed, ())
+        self.handle_write(context, flushed, ())
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.write_failed {
+        if self.has_write_failed {
             return Poll::Ready(Ok(()));
         }
         let shut = Pin::new(&mut self.inner).poll_shutdown(context);
-        self.heard(context, shut, ())
+        self.handle_write(context, shut, ())
     }
 }
 
@@ -161,10 +161,10 @@ mod tests {
         let (near, mut far) = tokio::io::duplex(24);
         let mut stream = Stream::new(TokioIo::new(near), Duration::from_millis(20));
         assert_eq!((write(&mut stream).await, write(&mut stream).await), (16, 8));
-        assert!(!stream.write_failed);
+        assert!(!stream.has_write_failed);
         // The other side reads nothing.
         assert_eq!(write(&mut stream).await, 16);
-        assert!(stream.write_failed);
+        assert!(stream.has_write_failed);
         assert_eq!(write(&mut stream).await, 16);
         poll_fn(|context| Pin::new(&mut stream).poll_flush(context)).await.unwrap();
         poll_fn(|context| Pin::new(&mut stream).poll_shutdown(context)).await.unwrap();
@@ -185,6 +185,6 @@ mod tests {
         let mut bytes = [0; 16];
         let (written, read) = tokio::join!(write(&mut stream), far.read_exact(&mut bytes));
         assert_eq!((written, read.unwrap()), (16, 16));
-        assert!(stream.stalled.is_none() && !stream.write_failed);
+        assert!(stream.stall_timer.is_none() && !stream.has_write_failed);
     }
 }

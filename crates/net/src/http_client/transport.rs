@@ -12,40 +12,41 @@ use hyper_util::client::legacy::{self, Error};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 
 use super::in_time::{TimeoutConnector, TransportTimeouts};
-use crate::tls::{TlsError, TlsFault, TlsSettings, fault_of};
+use crate::tls::{TlsError, TlsFault, TlsSettings, classify_fault};
 
 /// Time after which an idle connection is closed: less than the five seconds after which some servers (Node's) close theirs, so that few
 /// requests go out on one that is being closed.
-const REST: Duration = Duration::from_secs(3);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Longest wait for a connection, from name resolution to the end of the handshake. Without one, it is certain that nothing was sent, so it
 /// is worth knowing soon.
-const CONNECT: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Longest time of a write without progress, or the time limit of the request if that is longer: a socket reports progress only when a third
 /// of its buffer is free again.
-const WRITE: Duration = Duration::from_secs(60);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Size of a socket's send buffer: if the server reads 16 KiB a second, the socket reports progress every ten seconds.
-const SEND_BUFFER: usize = 256 << 10;
+const SEND_BUFFER_BYTES: usize = 256 << 10;
 
 /// Time without traffic after which TCP asks whether the other side is still there.
-const KEEPALIVE: Duration = Duration::from_secs(60);
+const KEEPALIVE_TIME: Duration = Duration::from_secs(60);
 
-/// Most headers of an answer; one with more can't be read, and its outcome is unknown. More than twice the limits of servers themselves.
-const MOST_HEADERS: usize = 1_000;
+/// Maximum number of headers of an answer; one with more can't be read, and its outcome is unknown. More than twice the limits of servers
+/// themselves.
+const MAX_HEADERS: usize = 1_000;
 
 /// Time for reading an answer that came while the process was suspended, or had no CPU: when it continues, timers fire before the tasks have run
 /// that read its sockets.
-const CATCH_UP: Duration = Duration::from_millis(250);
+const CATCH_UP_TIME: Duration = Duration::from_millis(250);
 
-/// Waits for an answer for up to `limit`, and for `CATCH_UP` longer, so that an answer that has arrived in time is not counted as missing.
-/// Returns `None` if none arrives. Dropped, it drops the answer.
-pub async fn within<T>(limit: Duration, answer: impl Future<Output = T>) -> Option<T> {
+/// Waits for an answer for up to `limit`, and for `CATCH_UP_TIME` longer, so that an answer that has arrived in time is not counted as
+/// missing. Returns `None` if no answer arrives. Dropped, it drops the answer.
+pub async fn wait_for_answer<T>(limit: Duration, answer: impl Future<Output = T>) -> Option<T> {
     tokio::pin!(answer);
     match tokio::time::timeout(limit, &mut answer).await {
         Ok(answer) => Some(answer),
-        Err(_) => tokio::time::timeout(CATCH_UP, answer).await.ok(),
+        Err(_) => tokio::time::timeout(CATCH_UP_TIME, answer).await.ok(),
     }
 }
 
@@ -57,9 +58,9 @@ pub async fn within<T>(limit: Duration, answer: impl Future<Output = T>) -> Opti
 /// was written as a whole, into the buffer of the server's socket; the answer came after it, and does not show it. Chunks don't help: the
 /// size of the first one is read as a malformed request, and the next sender gets the answer to that.
 pub struct Transport<B> {
-    way: TransportClient<B>,
-    keeps: bool,
-    /// A client certificate is configured.
+    client: TransportClient<B>,
+    is_kept: bool,
+    /// Whether a client certificate is configured.
     has_certificate: bool,
     /// Configuration section of its settings, for messages.
     section: &'static str,
@@ -74,15 +75,15 @@ enum TransportClient<B> {
 /// Failure of a request without an answer.
 #[derive(Debug)]
 pub struct TransportError {
-    /// Certainly nothing was sent.
+    /// Whether certainly nothing was sent.
     pub is_unsent: bool,
-    /// The request itself broke off: its body has no end.
+    /// Whether the request itself broke off: its body has no end.
     pub is_cut: bool,
     /// TLS fault that caused it, if one did.
     pub fault: Option<TlsFault>,
     /// The error with its causes: addresses, and no secrets.
     pub cause: String,
-    /// Text for people: that of the fault if there is one, else the cause.
+    /// Text for users: that of the fault if there is one, else the cause.
     pub text: String,
 }
 
@@ -92,46 +93,49 @@ where
     B::Data: Buf + Send,
     B::Error: Into<Box<dyn StdError + Send + Sync>>,
 {
-    /// Reads the certificates. `limit`: time limit of a request; half of it, and five seconds at most, for a connection. `keeps`: a
-    /// connection is used again, unless a body was sent on it; false keeps requests that may not be repeated off a connection that the
-    /// server may be about to close.
+    /// Creates a transport, and reads the certificates. `limit`: time limit of a request; half of it, and five seconds at most, for a
+    /// connection. `is_kept`: a connection is used again, unless a body was sent on it; false keeps requests that may not be repeated off a
+    /// connection that the server may be about to close.
     pub fn new(
         tls: Option<&TlsSettings>,
         limit: Duration,
-        keeps: bool,
+        is_kept: bool,
         section: &'static str,
     ) -> Result<Self, TlsError> {
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
-        connector.set_keepalive(Some(KEEPALIVE));
-        connector.set_send_buffer_size(Some(SEND_BUFFER));
-        let limits = TransportTimeouts { connect: CONNECT.min(limit / 2), write: WRITE.max(limit) };
-        let way = match tls {
-            None => TransportClient::Plain(builder(keeps).build(TimeoutConnector { connector, limits })),
+        connector.set_keepalive(Some(KEEPALIVE_TIME));
+        connector.set_send_buffer_size(Some(SEND_BUFFER_BYTES));
+        let limits =
+            TransportTimeouts { connect: CONNECT_TIMEOUT.min(limit / 2), write: WRITE_TIMEOUT.max(limit) };
+        let client = match tls {
+            None => {
+                TransportClient::Plain(client_builder(is_kept).build(TimeoutConnector { connector, limits }))
+            }
             #[cfg(feature = "tls")]
             Some(settings) => {
-                let connector = secured::connector(connector, settings)?;
-                TransportClient::Tls(builder(keeps).build(TimeoutConnector { connector, limits }))
+                let connector = secured::build_connector(connector, settings)?;
+                TransportClient::Tls(client_builder(is_kept).build(TimeoutConnector { connector, limits }))
             }
             #[cfg(not(feature = "tls"))]
             Some(_) => return Err(TlsError::NotBuilt),
         };
         let has_certificate = tls.is_some_and(|settings| settings.cert.is_some());
-        Ok(Self { way, keeps, has_certificate, section })
+        Ok(Self { client, is_kept, has_certificate, section })
     }
 
-    /// Sends a request, without a limit of its own beyond the connection's.
+    /// Sends a request, and waits for the head of its answer. Has no limit of its own beyond the connection's.
     pub async fn send(&self, mut request: Request<B>) -> Result<Response<Incoming>, TransportError> {
-        if !self.keeps || !request.body().is_end_stream() {
+        if !self.is_kept || !request.body().is_end_stream() {
             request.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
-        let asked = match &self.way {
+        let result = match &self.client {
             TransportClient::Plain(client) => client.request(request).await,
             #[cfg(feature = "tls")]
             TransportClient::Tls(client) => client.request(request).await,
         };
-        asked.map_err(|error| {
-            let fault = fault_of(&error, self.has_certificate);
+        result.map_err(|error| {
+            let fault = classify_fault(&error, self.has_certificate);
             // With TLS 1.3 a server reports only after the handshake that it does not trust us, and reads nothing then.
             let is_refused = matches!(
                 fault,
@@ -145,26 +149,27 @@ where
     }
 }
 
-/// Bytes of a connection's buffer, and of an answer's head.
-const BUFFER: usize = 64 << 10;
+/// Maximum size in bytes of a connection's buffer, and of an answer's head.
+const BUFFER_BYTES: usize = 64 << 10;
 
-fn builder(keeps: bool) -> legacy::Builder {
+/// Returns the settings of the client's connections and buffers. `is_kept`: idle connections are kept.
+fn client_builder(is_kept: bool) -> legacy::Builder {
     let mut builder = legacy::Client::builder(TokioExecutor::new());
-    builder.pool_idle_timeout(REST).pool_timer(TokioTimer::new());
-    builder.pool_max_idle_per_host(if keeps { usize::MAX } else { 0 });
-    // Answers are judged even in unusual forms.
+    builder.pool_idle_timeout(IDLE_TIMEOUT).pool_timer(TokioTimer::new());
+    builder.pool_max_idle_per_host(if is_kept { usize::MAX } else { 0 });
     // A stream that stalls holds its buffer: by default it grows to 400 KiB, more than the gateway counts for a connection.
-    builder.http1_max_buf_size(BUFFER);
-    builder.http1_max_headers(MOST_HEADERS).http1_allow_obsolete_multiline_headers_in_responses(true);
+    builder.http1_max_buf_size(BUFFER_BYTES);
+    // Headers of unusual forms are accepted, so that the answer can be classified.
+    builder.http1_max_headers(MAX_HEADERS).http1_allow_obsolete_multiline_headers_in_responses(true);
     builder
 }
 
-/// Returns whether a cause matches. Canceled: the connection was closed before the request was written. User: the request's body has
-/// failed.
-fn has_cause(error: &Error, is: fn(&hyper::Error) -> bool) -> bool {
+/// Returns whether a cause of the error matches. Canceled: the connection was closed before the request was written. User: the request's
+/// body has failed.
+fn has_cause(error: &Error, is_match: fn(&hyper::Error) -> bool) -> bool {
     let mut cause = StdError::source(error);
     while let Some(one) = cause {
-        if one.downcast_ref::<hyper::Error>().is_some_and(is) {
+        if one.downcast_ref::<hyper::Error>().is_some_and(is_match) {
             return true;
         }
         cause = one.source();
@@ -172,7 +177,7 @@ fn has_cause(error: &Error, is: fn(&hyper::Error) -> bool) -> bool {
     false
 }
 
-/// Returns the error with its causes, which hold addresses and no secrets.
+/// Formats an error with its causes, which hold addresses and no secrets.
 fn error_chain_text(error: &Error) -> String {
     let mut text = error.to_string();
     let mut cause = StdError::source(error);
@@ -189,14 +194,16 @@ mod secured {
     use hyper_util::client::legacy::connect::HttpConnector;
     use rustls::pki_types::ServerName;
 
-    use crate::tls::{TlsError, TlsSettings, client_config};
+    use crate::tls::{TlsError, TlsSettings, build_client_config};
 
-    pub(super) fn connector(
+    /// Builds the connector of plain and of TLS connections.
+    pub(super) fn build_connector(
         mut http: HttpConnector,
         settings: &TlsSettings,
     ) -> Result<HttpsConnector<HttpConnector>, TlsError> {
         http.enforce_http(false);
-        let builder = HttpsConnectorBuilder::new().with_tls_config(client_config(settings)?).https_only();
+        let builder =
+            HttpsConnectorBuilder::new().with_tls_config(build_client_config(settings)?).https_only();
         let builder = match &settings.server_name {
             Some(name) => {
                 let wrong = |_| TlsError::Name(name.clone());
@@ -215,9 +222,9 @@ mod tests {
 
     #[tokio::test]
     async fn an_answer_that_is_read_a_little_late_counts() {
-        let arrived = within(Duration::ZERO, tokio::time::sleep(CATCH_UP / 5)).await;
+        let arrived = wait_for_answer(Duration::ZERO, tokio::time::sleep(CATCH_UP_TIME / 5)).await;
         assert!(arrived.is_some());
-        let missing = within(Duration::ZERO, std::future::pending::<()>()).await;
+        let missing = wait_for_answer(Duration::ZERO, std::future::pending::<()>()).await;
         assert!(missing.is_none());
     }
 }

@@ -19,13 +19,13 @@ pub struct TlsClient {
 }
 
 impl TlsClient {
-    /// Reads the files.
+    /// Reads the files, on a thread for blocking work.
     ///
     /// # Errors
-    /// If they can't be used.
+    /// If the files can't be used.
     pub async fn load(settings: &TlsSettings) -> Result<Self, TlsError> {
         let (settings, name) = (settings.clone(), settings.server_name.clone());
-        let config = tokio::task::spawn_blocking(move || client_config(&settings)).await;
+        let config = tokio::task::spawn_blocking(move || build_client_config(&settings)).await;
         let config = config.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
         Ok(Self { config: Arc::new(config), name })
     }
@@ -44,19 +44,19 @@ impl TlsClient {
         let name = self.name.as_deref().unwrap_or(host);
         let server = ServerName::try_from(name.to_owned())
             .map_err(|_| io::Error::other(TlsError::Name(name.to_owned())))?;
-        let shaking = TlsConnector::from(Arc::clone(&self.config)).connect(server, socket);
-        match tokio::time::timeout(limit, shaking).await {
-            Ok(shaken) => shaken,
+        let handshake = TlsConnector::from(Arc::clone(&self.config)).connect(server, socket);
+        match tokio::time::timeout(limit, handshake).await {
+            Ok(result) => result,
             Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, TlsError::Silent(limit))),
         }
     }
 }
 
-/// Builds the configuration. Blocks while it reads the files.
-pub fn client_config(settings: &TlsSettings) -> Result<ClientConfig, TlsError> {
+/// Builds the configuration of a client. Blocks while it reads the files.
+pub fn build_client_config(settings: &TlsSettings) -> Result<ClientConfig, TlsError> {
     let files = TlsFiles::read(settings).map_err(TlsError::Files)?;
     let mut store = RootCertStore::empty();
-    store.add_parsable_certificates(roots(&files)?);
+    store.add_parsable_certificates(load_roots(&files)?);
     let builder = ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();
     // The provider supports all default versions.
     let builder = builder.map_err(|_| TlsError::NotBuilt)?.with_root_certificates(store);
@@ -69,13 +69,13 @@ pub fn client_config(settings: &TlsSettings) -> Result<ClientConfig, TlsError> {
     }
 }
 
-/// Returns the trusted authorities.
-fn roots(files: &TlsFiles) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+/// Returns the configured authorities, or loads those of this machine.
+fn load_roots(files: &TlsFiles) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     match &files.ca {
         Some(ca) => Ok(ca.certificates.clone()),
         None => {
-            let found = rustls_native_certs::load_native_certs().certs;
-            if found.is_empty() { Err(TlsError::NoAuthorities) } else { Ok(found) }
+            let certificates = rustls_native_certs::load_native_certs().certs;
+            if certificates.is_empty() { Err(TlsError::NoAuthorities) } else { Ok(certificates) }
         }
     }
 }

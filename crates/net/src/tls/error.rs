@@ -8,15 +8,15 @@ pub const NOT_BUILT: &str = "needs TLS, and this program is built without the fe
 
 /// Problem of a file, without its contents.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("{}: {what}", path.display())]
+#[error("{}: {message}", path.display())]
 pub struct FileError {
     /// `ca`, `cert` or `key`.
     pub setting: &'static str,
     pub(crate) path: PathBuf,
-    pub(crate) what: String,
+    pub(crate) message: String,
 }
 
-/// If no protected connection was made.
+/// Error of a connection that must be protected by TLS.
 #[derive(Clone, Debug, thiserror::Error)]
 #[cfg_attr(not(feature = "tls"), allow(dead_code))]
 pub enum TlsError {

@@ -49,7 +49,7 @@ impl TlsFault {
         Self::Refused,
     ];
 
-    /// Returns its public name.
+    /// Returns the fault's public name.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -66,10 +66,10 @@ impl TlsFault {
         }
     }
 
-    /// Returns its description and remedy; `section` is the server's.
+    /// Returns the fault's description and remedy; `section`: the server's section of the configuration.
     #[must_use]
     pub fn explanation(self, section: &str) -> String {
-        let (what, mend) = match self {
+        let (problem, remedy) = match self {
             Self::UnknownCa => (
                 "the server's certificate is not issued by a trusted authority, so its identity is unknown",
                 format!("name the right one in {section}.tls.ca"),
@@ -109,23 +109,23 @@ impl TlsFault {
             ),
             Self::Refused => ("it must not be done like this", format!("look at [{section}]")),
         };
-        format!("{what}; {mend}")
+        format!("{problem}; {remedy}")
     }
 }
 
-/// Returns the first error of a type in a chain of causes.
-fn downcast<'a, T: Error + 'static>(error: &'a (dyn Error + 'static)) -> Option<&'a T> {
+/// Finds the first error of a type in a chain of causes.
+fn find_cause<'a, T: Error + 'static>(error: &'a (dyn Error + 'static)) -> Option<&'a T> {
     let mut next = Some(error);
     while let Some(error) = next {
         if let Some(found) = error.downcast_ref() {
             return Some(found);
         }
         // The content of an I/O error is not its source: its source is the content's.
-        let held = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
+        let content = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
         // The same applies to a shared error.
         let shared = error.downcast_ref::<Arc<dyn Error + Send + Sync>>().map(AsRef::as_ref);
-        next = match (held, shared) {
-            (Some(held), _) => Some(held as &(dyn Error + 'static)),
+        next = match (content, shared) {
+            (Some(content), _) => Some(content as &(dyn Error + 'static)),
             (None, Some(shared)) => Some(shared as &(dyn Error + 'static)),
             (None, None) => error.source(),
         };
@@ -133,23 +133,25 @@ fn downcast<'a, T: Error + 'static>(error: &'a (dyn Error + 'static)) -> Option<
     None
 }
 
-/// Returns the TLS fault of a connection error; `None` for other errors. `has_certificate`: whether this program has a certificate.
+/// Classifies a connection error by its TLS fault; `None` for other errors. `has_certificate`: whether this program has a certificate.
 #[cfg_attr(not(feature = "tls"), allow(unused_variables))]
-pub fn fault_of(error: &(dyn Error + 'static), has_certificate: bool) -> Option<TlsFault> {
-    match downcast::<TlsError>(error) {
+pub fn classify_fault(error: &(dyn Error + 'static), has_certificate: bool) -> Option<TlsFault> {
+    match find_cause::<TlsError>(error) {
         Some(TlsError::Silent(_)) => return Some(TlsFault::Silent),
         Some(TlsError::NotTls) => return Some(TlsFault::NotTls),
         Some(_) => return Some(TlsFault::Refused),
         None => {}
     }
     #[cfg(feature = "tls")]
-    return downcast::<rustls::Error>(error).and_then(|error| meaning(error, has_certificate));
+    return find_cause::<rustls::Error>(error)
+        .and_then(|error| classify_rustls_error(error, has_certificate));
     #[cfg(not(feature = "tls"))]
     None
 }
 
+/// Classifies an error of the TLS library as the fault that an operator can mend; `None` for other errors.
 #[cfg(feature = "tls")]
-fn meaning(error: &rustls::Error, has_certificate: bool) -> Option<TlsFault> {
+fn classify_rustls_error(error: &rustls::Error, has_certificate: bool) -> Option<TlsFault> {
     use rustls::AlertDescription as Alert;
     use rustls::CertificateError as Wrong;
     use rustls::Error as Tls;
@@ -198,18 +200,18 @@ mod tests {
     fn a_fault_is_found_below_whatever_wraps_it() {
         let unknown = || rustls::Error::InvalidCertificate(rustls::CertificateError::UnknownIssuer);
         let inside = io::Error::new(io::ErrorKind::InvalidData, unknown());
-        assert_eq!(fault_of(&inside, false), Some(TlsFault::UnknownCa));
-        assert_eq!(fault_of(&io::Error::other(inside), false), Some(TlsFault::UnknownCa));
+        assert_eq!(classify_fault(&inside, false), Some(TlsFault::UnknownCa));
+        assert_eq!(classify_fault(&io::Error::other(inside), false), Some(TlsFault::UnknownCa));
         let shared: Arc<dyn Error + Send + Sync> = Arc::new(io::Error::other(unknown()));
-        assert_eq!(fault_of(&shared, false), Some(TlsFault::UnknownCa));
-        assert_eq!(fault_of(&io::Error::from(io::ErrorKind::ConnectionRefused), false), None);
+        assert_eq!(classify_fault(&shared, false), Some(TlsFault::UnknownCa));
+        assert_eq!(classify_fault(&io::Error::from(io::ErrorKind::ConnectionRefused), false), None);
     }
 
     #[test]
     fn an_alert_is_about_our_certificate_only_where_there_is_one() {
         let alert = rustls::Error::AlertReceived(rustls::AlertDescription::UnknownCA);
-        assert_eq!(fault_of(&alert, true), Some(TlsFault::ClientCertificateRefused));
-        assert_eq!(fault_of(&alert, false), None);
+        assert_eq!(classify_fault(&alert, true), Some(TlsFault::ClientCertificateRefused));
+        assert_eq!(classify_fault(&alert, false), None);
     }
 
     #[test]

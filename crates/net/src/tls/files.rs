@@ -37,49 +37,51 @@ impl TlsFiles {
     /// # Errors
     /// All problems of the files.
     pub fn read(settings: &TlsSettings) -> Result<Self, Vec<FileError>> {
-        let mut wrong = Vec::new();
-        let ca = sound("ca", settings.ca.as_deref(), ca, &mut wrong);
-        let chain = sound("cert", settings.cert.as_deref(), certificates, &mut wrong);
-        let key = sound("key", settings.key.as_deref(), key, &mut wrong);
+        let mut errors = Vec::new();
+        let ca = read_valid("ca", settings.ca.as_deref(), read_ca, &mut errors);
+        let chain = read_valid("cert", settings.cert.as_deref(), read_certificates, &mut errors);
+        let key = read_valid("key", settings.key.as_deref(), read_key, &mut errors);
         let identity = match (chain, key) {
             (Some((pem, chain)), Some((key_pem, key))) => {
-                let fits = |_: &Path| fits(&chain, &key);
-                let fits = sound("key", settings.key.as_deref(), fits, &mut wrong);
-                fits.map(|()| TlsIdentity { pem, key_pem, chain, key })
+                let check_pair = |_: &Path| check_key(&chain, &key);
+                let pair = read_valid("key", settings.key.as_deref(), check_pair, &mut errors);
+                pair.map(|()| TlsIdentity { pem, key_pem, chain, key })
             }
             _ => None,
         };
-        if wrong.is_empty() { Ok(Self { ca, identity }) } else { Err(wrong) }
+        if errors.is_empty() { Ok(Self { ca, identity }) } else { Err(errors) }
     }
 }
 
-/// Returns a file's valid contents, or adds the problem.
-fn sound<T>(
+/// Reads a file, if it is configured; adds the problem of an invalid one.
+fn read_valid<T>(
     setting: &'static str,
     path: Option<&Path>,
     read: impl FnOnce(&Path) -> Result<T, String>,
-    wrong: &mut Vec<FileError>,
+    errors: &mut Vec<FileError>,
 ) -> Option<T> {
     let path = path?;
-    read(path).map_err(|what| wrong.push(FileError { setting, path: path.to_owned(), what })).ok()
+    read(path).map_err(|message| errors.push(FileError { setting, path: path.to_owned(), message })).ok()
 }
 
-fn fits(chain: &[CertificateDer<'static>], key: &PrivateKeyDer<'static>) -> Result<(), String> {
-    let what = match CertifiedKey::from_der(chain.to_vec(), key.clone_key(), &provider()) {
+/// Checks that a key is the one of a certificate, and of a supported kind.
+fn check_key(chain: &[CertificateDer<'static>], key: &PrivateKeyDer<'static>) -> Result<(), String> {
+    let message = match CertifiedKey::from_der(chain.to_vec(), key.clone_key(), &provider()) {
         Ok(_) => return Ok(()),
         Err(rustls::Error::InconsistentKeys(_)) => "is not the key of the certificate in cert",
         Err(rustls::Error::InvalidCertificate(_)) => "has a certificate in cert that can't be read",
         Err(_) => "holds a private key of a kind that is not known here (RSA, ECDSA P-256 or P-384, Ed25519)",
     };
-    Err(what.to_owned())
+    Err(message.to_owned())
 }
 
-fn bytes(path: &Path) -> Result<Vec<u8>, String> {
+fn read_bytes(path: &Path) -> Result<Vec<u8>, String> {
     std::fs::read(path).map_err(|error| format!("can't be read: {error}"))
 }
 
-fn ca(path: &Path) -> Result<Ca, String> {
-    let (pem, certificates) = certificates(path)?;
+/// Reads the authorities of a file, and checks each.
+fn read_ca(path: &Path) -> Result<Ca, String> {
+    let (pem, certificates) = read_certificates(path)?;
     let mut store = RootCertStore::empty();
     for (index, certificate) in certificates.iter().enumerate() {
         store
@@ -89,8 +91,9 @@ fn ca(path: &Path) -> Result<Ca, String> {
     Ok(Ca { pem, certificates })
 }
 
-fn certificates(path: &Path) -> Result<(Vec<u8>, Vec<CertificateDer<'static>>), String> {
-    let pem = bytes(path)?;
+/// Reads the certificates of a file, one at least; also returns the text.
+fn read_certificates(path: &Path) -> Result<(Vec<u8>, Vec<CertificateDer<'static>>), String> {
+    let pem = read_bytes(path)?;
     let certificates: Vec<_> = CertificateDer::pem_slice_iter(&pem)
         .collect::<Result<_, _>>()
         .map_err(|error| pem_error_text(&error).to_owned())?;
@@ -100,8 +103,9 @@ fn certificates(path: &Path) -> Result<(Vec<u8>, Vec<CertificateDer<'static>>), 
     }
 }
 
-fn key(path: &Path) -> Result<(Vec<u8>, PrivateKeyDer<'static>), String> {
-    let pem = bytes(path)?;
+/// Reads the first private key of a file; also returns the text.
+fn read_key(path: &Path) -> Result<(Vec<u8>, PrivateKeyDer<'static>), String> {
+    let pem = read_bytes(path)?;
     match PrivateKeyDer::from_pem_slice(&pem) {
         Ok(key) => Ok((pem, key)),
         Err(pem::Error::NoItemsFound) => {
@@ -111,7 +115,7 @@ fn key(path: &Path) -> Result<(Vec<u8>, PrivateKeyDer<'static>), String> {
     }
 }
 
-/// Replaces the library's text, which quotes lines of the file.
+/// Describes an error of PEM, in place of the library's text, which quotes lines of the file.
 fn pem_error_text(error: &pem::Error) -> &'static str {
     match error {
         pem::Error::MissingSectionEnd { .. } => "is cut off: a block of PEM has no end",

@@ -14,22 +14,22 @@ mod server;
 mod settings;
 
 #[cfg(feature = "tls")]
-pub use client::{TlsClient, client_config};
+pub use client::{TlsClient, build_client_config};
 pub use error::{FileError, NOT_BUILT, TlsError};
 pub use fault::TlsFault;
-pub use fault::fault_of;
+pub use fault::classify_fault;
 #[cfg(feature = "tls")]
 pub use files::TlsFiles;
-pub use plaintext::{is_local, of_scheme, refused};
+pub use plaintext::{is_local, plaintext_refusal, tls_for_scheme};
 #[cfg(feature = "tls")]
 pub use provider::provider;
 #[cfg(feature = "tls")]
 pub use server::TlsServer;
 pub use settings::TlsSettings;
 
-/// Returns all problems of the files.
+/// Checks the files, and returns all their problems. Blocks while it reads them.
 #[cfg_attr(not(feature = "tls"), allow(unused_variables))]
-pub fn problems(settings: &TlsSettings) -> Vec<FileError> {
+pub fn check_files(settings: &TlsSettings) -> Vec<FileError> {
     #[cfg(feature = "tls")]
     return TlsFiles::read(settings).err().unwrap_or_default();
     #[cfg(not(feature = "tls"))]

@@ -4,18 +4,18 @@ use std::net::IpAddr;
 
 use super::{TlsError, TlsSettings};
 
-/// Returns the TLS settings for a URL's scheme; `None` for an allowed plaintext connection.
+/// Returns the TLS settings for a URL's scheme: those of `settings` for `tls_scheme`, else `None` for an allowed plaintext connection.
 ///
 /// # Errors
 /// If the connection is not allowed.
-pub fn of_scheme(
+pub fn tls_for_scheme(
     url: &url::Url,
-    with_tls: &str,
+    tls_scheme: &str,
     settings: Option<&TlsSettings>,
     allow_plaintext: bool,
     section: &str,
 ) -> Result<Option<TlsSettings>, TlsError> {
-    if url.scheme() == with_tls {
+    if url.scheme() == tls_scheme {
         return match cfg!(feature = "tls") {
             true => Ok(Some(settings.cloned().unwrap_or_default())),
             false => Err(TlsError::NotBuilt),
@@ -26,7 +26,7 @@ pub fn of_scheme(
     if is_local(host) || allow_plaintext {
         return Ok(None);
     }
-    Err(TlsError::Refused(refused(host, &format!("{with_tls}://"), section)))
+    Err(TlsError::Refused(plaintext_refusal(host, &format!("{tls_scheme}://"), section)))
 }
 
 /// Returns whether the host is this machine, so that no data leaves it.
@@ -35,10 +35,11 @@ pub fn is_local(host: &str) -> bool {
     host.eq_ignore_ascii_case("localhost") || bare.parse().is_ok_and(|address: IpAddr| address.is_loopback())
 }
 
-/// Returns the error of a plaintext connection to this host, with both remedies: `how` to use TLS, or to allow plaintext in its section.
-pub fn refused(host: &str, how: &str, section: &str) -> String {
+/// Returns the text of the error that a plaintext connection to this host is refused, with both remedies: `remedy` to use TLS, or
+/// `allow_plaintext` in its section.
+pub fn plaintext_refusal(host: &str, remedy: &str, section: &str) -> String {
     format!(
-        "goes to {host} in plaintext, password and messages among it: write {how}, or allow_plaintext = true in [{section}] if \
+        "goes to {host} in plaintext, password and messages among it: write {remedy}, or allow_plaintext = true in [{section}] if \
          nobody else is on the way there"
     )
 }
@@ -61,7 +62,8 @@ mod tests {
 
     #[test]
     fn a_scheme_without_tls_leads_off_this_machine_only_where_that_is_allowed() {
-        let of = |url: &str, allowed| of_scheme(&url.parse().unwrap(), "amqps", None, allowed, "rabbitmq");
+        let of =
+            |url: &str, allowed| tls_for_scheme(&url.parse().unwrap(), "amqps", None, allowed, "rabbitmq");
         for url in ["amqp://u@localhost", "amqp://127.0.0.1:5672", "amqp://[::1]/%2f"] {
             assert!(matches!(of(url, false), Ok(None)), "{url}");
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rustls::crypto::CryptoProvider;
 
-/// Returns the implementation, which is always named: an embedding program may add another, and with two there is no default.
+/// Returns the implementation of ciphers, which is always named: an embedding program may add another, and with two there is no default.
 pub fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }

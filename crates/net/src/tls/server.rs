@@ -18,7 +18,7 @@ use super::{TlsError, TlsFiles, TlsSettings, provider};
 pub struct TlsServer {
     acceptor: TlsAcceptor,
     settings: TlsSettings,
-    shown: Arc<CurrentCertificate>,
+    certificate: Arc<CurrentCertificate>,
 }
 
 /// The current certificate for clients.
@@ -38,13 +38,13 @@ impl TlsServer {
     /// # Errors
     /// If they can't be used.
     pub fn new(settings: &TlsSettings) -> Result<Self, TlsError> {
-        let shown = Arc::new(CurrentCertificate(Mutex::new(read(settings)?)));
+        let certificate = Arc::new(CurrentCertificate(Mutex::new(read_certificate(settings)?)));
         let builder = ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();
         // The provider supports all default versions.
         let builder = builder.map_err(|_| TlsError::NotBuilt)?.with_no_client_auth();
-        let mut config = builder.with_cert_resolver(Arc::<CurrentCertificate>::clone(&shown));
+        let mut config = builder.with_cert_resolver(Arc::<CurrentCertificate>::clone(&certificate));
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(Self { acceptor: TlsAcceptor::from(Arc::new(config)), settings: settings.clone(), shown })
+        Ok(Self { acceptor: TlsAcceptor::from(Arc::new(config)), settings: settings.clone(), certificate })
     }
 
     /// Reads the files again, for new connections. Returns whether the certificate has changed.
@@ -53,12 +53,12 @@ impl TlsServer {
     /// If the files can't be used: clients get the previous certificate.
     pub async fn renew(&self) -> Result<bool, TlsError> {
         let settings = self.settings.clone();
-        let read = tokio::task::spawn_blocking(move || read(&settings)).await;
-        let read = read.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
-        let mut shown = self.shown.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_another = shown.cert != read.cert;
-        *shown = read;
-        Ok(is_another)
+        let new = tokio::task::spawn_blocking(move || read_certificate(&settings)).await;
+        let new = new.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
+        let mut certificate = self.certificate.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let has_changed = certificate.cert != new.cert;
+        *certificate = new;
+        Ok(has_changed)
     }
 
     /// Makes the handshake with a client.
@@ -71,13 +71,14 @@ impl TlsServer {
         limit: Duration,
     ) -> io::Result<TlsStream<S>> {
         match tokio::time::timeout(limit, self.acceptor.accept(socket)).await {
-            Ok(shaken) => shaken,
+            Ok(result) => result,
             Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, TlsError::ClientSilent(limit))),
         }
     }
 }
 
-fn read(settings: &TlsSettings) -> Result<Arc<CertifiedKey>, TlsError> {
+/// Reads the certificate and its key.
+fn read_certificate(settings: &TlsSettings) -> Result<Arc<CertifiedKey>, TlsError> {
     let files = TlsFiles::read(settings).map_err(TlsError::Files)?;
     // The configuration sets both of them, or neither.
     let identity = files.identity.ok_or(TlsError::NotBuilt)?;

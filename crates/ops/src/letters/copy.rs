@@ -6,7 +6,9 @@ use bytes::Bytes;
 use lapin::BasicProperties;
 use lapin::types::FieldTable;
 
-use oncely_amqp::{Copy, Topology, put, restore_headers, restore_properties, without_deaths, without_ours};
+use oncely_amqp::{
+    Copy, Topology, put_header, restore_headers, restore_properties, strip_deaths, strip_own_headers,
+};
 use oncely_core::encryption::{Cipher, CipherError};
 use oncely_core::identity::{Identity, IdentityPart};
 use oncely_core::letter::Letter;
@@ -14,8 +16,8 @@ use oncely_core::own_headers;
 use oncely_core::signing::SigningKeys;
 use oncely_postgres::StoredMessage;
 
-/// Identity of the message, from its row.
-pub(crate) struct Owner<'a> {
+/// Identity of a letter's message, from its row.
+pub(crate) struct LetterIdentity<'a> {
     pub(crate) tenant: &'a str,
     pub(crate) consumer: &'a str,
     pub(crate) key: &'a str,
@@ -25,23 +27,24 @@ pub(crate) struct Owner<'a> {
     pub(crate) letter: Letter,
 }
 
-/// Returns a copy for the exchange that leads to this queue only: not the original exchange, which may lead to queues of others, too. It
-/// keeps its routing key; its identity, and the user that the broker has checked, are signed; headers that Oncely wrote are removed.
-pub(crate) fn returned(
+/// Builds a copy of a letter for the exchange that leads to this queue only: not the original exchange, which may lead to queues of others,
+/// too. It keeps its routing key; its identity, and the user that the broker has checked, are signed; headers that Oncely wrote are
+/// removed.
+pub(crate) fn build_copy(
     signing_keys: &SigningKeys,
-    owner: &Owner<'_>,
+    identity: &LetterIdentity<'_>,
     queue: &str,
     routing_key: &str,
     properties: &BasicProperties,
     headers: &FieldTable,
     body: Bytes,
 ) -> anyhow::Result<Copy> {
-    let mut headers = without_deaths(&without_ours(headers));
+    let mut headers = strip_deaths(&strip_own_headers(headers));
     let part = |text: &str| IdentityPart::new(text.as_bytes());
-    let consumer = part(owner.consumer)?;
-    let signature = match (owner.tenant, owner.key, owner.user_id) {
+    let consumer = part(identity.consumer)?;
+    let signature = match (identity.tenant, identity.key, identity.user_id) {
         ("", _, user_id) | (_, "", user_id) => {
-            user_id.and_then(|user_id| signing_keys.sign_user(&consumer, user_id, &body))
+            user_id.and_then(|user_id| signing_keys.sign_user_id(&consumer, user_id, &body))
         }
         (tenant, key, user_id) => {
             let identity = Identity { tenant: part(tenant)?, consumer, key: part(key)? };
@@ -49,15 +52,19 @@ pub(crate) fn returned(
         }
     };
     if let Some(signature) = signature {
-        put(&mut headers, own_headers::IDENTITY, &signature);
+        put_header(&mut headers, own_headers::IDENTITY, &signature);
     }
-    if owner.tenant.is_empty() || owner.key.is_empty() {
+    if identity.tenant.is_empty() || identity.key.is_empty() {
         // Only these headers identify the letter to the worker.
-        put(&mut headers, own_headers::LETTER, &owner.letter.to_string());
-        put(&mut headers, own_headers::LETTER_MARK, &signing_keys.mark(owner.letter, owner.tenant, &body));
+        put_header(&mut headers, own_headers::LETTER, &identity.letter.to_string());
+        put_header(
+            &mut headers,
+            own_headers::LETTER_MARK,
+            &signing_keys.sign_letter(identity.letter, identity.tenant, &body),
+        );
     }
-    let (exchange, routing_key) = if owner.from_client {
-        put(&mut headers, own_headers::ROUTING_KEY, routing_key);
+    let (exchange, routing_key) = if identity.from_client {
+        put_header(&mut headers, own_headers::ROUTING_KEY, routing_key);
         (String::new(), queue)
     } else {
         (Topology::return_exchange(queue), routing_key)
@@ -65,7 +72,7 @@ pub(crate) fn returned(
     Ok(Copy::from_original(properties, headers, exchange, routing_key.to_owned(), body))
 }
 
-/// The place of a letter's message.
+/// The source of a letter's copy.
 pub(crate) enum CopySource {
     /// Its row has the whole message.
     InRow(Box<Copy>),
@@ -73,8 +80,11 @@ pub(crate) enum CopySource {
     InQueue(Option<CipherError>),
 }
 
-/// Returns the copy of a message from its row.
-pub(crate) fn stored(
+/// Builds the copy of a letter from its row, as far as the row has the whole message.
+///
+/// # Errors
+/// If the row can't be read as a message.
+pub(crate) fn build_stored_copy(
     signing_keys: &SigningKeys,
     cipher: Option<&Arc<dyn Cipher>>,
     message: &StoredMessage,
@@ -95,7 +105,7 @@ pub(crate) fn stored(
     };
     let user_id = properties.user_id().as_ref().map(|user_id| user_id.as_str());
     let letter = Letter { id: message.id, generation: u32::try_from(message.generation).unwrap_or(0) };
-    let owner = Owner {
+    let identity = LetterIdentity {
         tenant: &message.tenant,
         consumer: &message.consumer,
         key: &message.key,
@@ -104,6 +114,6 @@ pub(crate) fn stored(
         letter,
     };
     let body = Bytes::from(body.into_owned());
-    returned(signing_keys, &owner, &message.queue, &message.routing_key, &properties, &headers, body)
+    build_copy(signing_keys, &identity, &message.queue, &message.routing_key, &properties, &headers, body)
         .map(|copy| CopySource::InRow(Box::new(copy)))
 }

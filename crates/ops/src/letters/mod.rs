@@ -13,5 +13,5 @@ pub use operation::{Operation, OperationItem, OperationPhase, OperationProgress,
 pub use outcome::LetterOutcome;
 pub use plan::{Change, LetterChangePlan};
 pub use requeue::{Overrides, requeue_refusal};
-pub use sweep::{LONG, SweepResult, sweep, sweep_tenant};
+pub use sweep::{MAX_AUTOMATIC_MESSAGES, SweepResult, sweep, sweep_tenant};
 pub use swept::SweepReport;

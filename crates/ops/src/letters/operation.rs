@@ -1,6 +1,6 @@
 //! A requeue or a discard of the letters of a plan, from the first decision to the sweep.
 //!
-//! It runs in steps. Each is decided and recorded in one transaction, then published chunk by chunk; the sweep comes last. If the program
+//! It runs in steps. Each is committed and recorded in one transaction, then published chunk by chunk; the sweep comes last. If the program
 //! ends before a step's commit, the step's letters are unchanged. After it, they have the state requeueing, and the next requeue publishes
 //! them. After a publish that was not recorded they are published again: a duplicate, which runs nothing. Letters that were not swept stay
 //! in their dead-letter queue until the next sweep.
@@ -16,15 +16,15 @@ use uuid::Uuid;
 
 use super::outcome::LetterOutcome;
 use super::plan::{Change, LetterChangePlan};
-use super::requeue::{ChangeAuthor, Overrides, Requeue, discard, standing_outcomes};
+use super::requeue::{ChangeAuthor, Overrides, Requeue, discard, read_outcomes};
 use super::sweep::{SweepResult, sweep_after_change};
 use oncely_config::Config;
 use oncely_postgres::{PlannedLetter, RequeueDecision, Session, TenantLetter};
 
-/// Maximum number of letters per decision.
-const STEP: usize = 1_000;
-/// Copies that are published at once.
-const CHUNK: usize = 64;
+/// Maximum number of letters in a step.
+const MAX_STEP_LETTERS: usize = 1_000;
+/// Maximum number of copies that are published at once.
+const MAX_CONCURRENT_PUBLISHES: usize = 64;
 
 /// The phase of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,16 +56,21 @@ pub struct OperationProgress {
 }
 
 impl OperationProgress {
-    /// Counts the letters with such an outcome.
-    pub fn count(&self, of: impl Fn(&LetterOutcome) -> bool) -> usize {
-        self.items.iter().filter(|item| of(&item.outcome)).count()
+    /// Counts the letters with an outcome that satisfies `predicate`.
+    pub fn count(&self, predicate: impl Fn(&LetterOutcome) -> bool) -> usize {
+        self.items.iter().filter(|item| predicate(&item.outcome)).count()
     }
 
-    fn letters_with(&self, of: impl Fn(&LetterOutcome) -> bool) -> Vec<TenantLetter> {
-        self.items.iter().filter(|item| of(&item.outcome)).map(|item| item.letter.tenant_letter()).collect()
+    /// Returns the letters with an outcome that satisfies `predicate`.
+    fn letters_with(&self, predicate: impl Fn(&LetterOutcome) -> bool) -> Vec<TenantLetter> {
+        self.items
+            .iter()
+            .filter(|item| predicate(&item.outcome))
+            .map(|item| item.letter.tenant_letter())
+            .collect()
     }
 
-    /// Returns the queues of the decided letters, as far as their dead-letter queues have copies.
+    /// Returns the queues of the letters of committed steps, as far as their dead-letter queues have copies.
     fn queues(&self) -> Vec<String> {
         let decided = |item: &&OperationItem| {
             !item.letter.from_client && !matches!(item.outcome, LetterOutcome::Waits | LetterOutcome::Changed)
@@ -76,7 +81,7 @@ impl OperationProgress {
     }
 }
 
-/// The change that an operator has confirmed.
+/// An operator's order: the change that the operator has confirmed.
 pub struct Order {
     pub plan: LetterChangePlan,
     pub actor: String,
@@ -100,7 +105,7 @@ pub struct Operation {
     application: &'static str,
     filter: Value,
     /// Index of each letter among the items.
-    places: HashMap<TenantLetter, usize>,
+    indices: HashMap<TenantLetter, usize>,
     progress: Mutex<OperationProgress>,
     stop: CancellationToken,
     /// Cancelled when the program ends.
@@ -108,7 +113,7 @@ pub struct Operation {
 }
 
 impl Operation {
-    /// Makes an operation that has not begun. Once `end` is cancelled it decides nothing more.
+    /// Creates an operation that has not begun. Once `end` is cancelled it commits no further step.
     pub fn new(order: Order, end: CancellationToken) -> Self {
         let id = Uuid::new_v4();
         let Order { plan, actor, reason, rate, overrides, application } = order;
@@ -119,8 +124,8 @@ impl Operation {
         }
         let item = |letter| OperationItem { letter, outcome: LetterOutcome::Waits };
         let items: Vec<OperationItem> = plan.letters.into_iter().map(item).collect();
-        let places =
-            items.iter().enumerate().map(|(place, item)| (item.letter.tenant_letter(), place)).collect();
+        let indices =
+            items.iter().enumerate().map(|(index, item)| (item.letter.tenant_letter(), index)).collect();
         Self {
             id,
             change: plan.change,
@@ -131,7 +136,7 @@ impl Operation {
             overrides,
             application,
             filter,
-            places,
+            indices,
             progress: Mutex::new(OperationProgress {
                 items,
                 phase: OperationPhase::Running,
@@ -142,12 +147,12 @@ impl Operation {
         }
     }
 
-    /// Returns the current progress.
+    /// Returns the current progress of the operation.
     pub fn progress(&self) -> OperationProgress {
         self.lock().clone()
     }
 
-    /// Returns whether it has ended.
+    /// Returns whether the operation has ended.
     pub fn has_ended(&self) -> bool {
         !matches!(self.lock().phase, OperationPhase::Running | OperationPhase::Sweeping)
     }
@@ -158,12 +163,12 @@ impl Operation {
     }
 
     /// Records that the operation ended without a result of [`Operation::run`].
-    pub fn break_off(&self, why: String) {
-        self.enter(OperationPhase::Broken(why));
+    pub fn break_off(&self, error: String) {
+        self.set_phase(OperationPhase::Broken(error));
     }
 
-    /// Returns the letters that were changed.
-    pub fn done(&self) -> Vec<TenantLetter> {
+    /// Returns the letters that were published or discarded, or that the sweep publishes.
+    pub fn changed_letters(&self) -> Vec<TenantLetter> {
         self.lock().letters_with(|outcome| {
             matches!(
                 outcome,
@@ -172,7 +177,7 @@ impl Operation {
         })
     }
 
-    /// Carries out the operation. Decided letters are published and swept, however the deciding ends.
+    /// Carries out the operation. Letters of committed steps are published and swept, even if a later step fails.
     ///
     /// # Errors
     /// If a server fails: [`Operation::progress`] has the letters that were done.
@@ -183,86 +188,97 @@ impl Operation {
             }
             Change::Discard => None,
         };
-        let decided = self.steps(requeue.as_ref(), session).await;
-        let swept = self.sweep(config, session, decided.is_err()).await;
-        if let Err(error) = &swept {
-            if decided.is_err() {
+        let steps_result = self.run_steps(requeue.as_ref(), session).await;
+        let sweep_result = self.sweep(config, session, steps_result.is_err()).await;
+        if let Err(error) = &sweep_result {
+            if steps_result.is_err() {
                 tracing::error!(operation = %self.id, "sweep failed: {error:#}");
             }
-            let unswept = self.lock().letters_with(LetterOutcome::is_from_queue);
-            let failed = LetterOutcome::Failed("its dead-letter queue could not be swept".to_owned());
-            self.note(unswept.into_iter().map(|named| (named, failed.clone())));
+            let unswept_letters = self.lock().letters_with(LetterOutcome::is_from_queue);
+            let failure = LetterOutcome::Failed("its dead-letter queue could not be swept".to_owned());
+            self.record_outcomes(unswept_letters.into_iter().map(|letter| (letter, failure.clone())));
         }
-        let ended = decided?;
-        swept?;
-        self.enter(ended);
+        let phase = steps_result?;
+        sweep_result?;
+        self.set_phase(phase);
         Ok(())
     }
 
-    async fn steps(
+    /// Works off the letters step by step, until all are done or the operation is stopped.
+    async fn run_steps(
         &self,
         requeue: Option<&Requeue>,
         session: &mut Session,
     ) -> anyhow::Result<OperationPhase> {
-        let names: Vec<TenantLetter> = self.lock().letters_with(|_| true);
-        for step in names.chunks(self.at_most(STEP)) {
+        let letters: Vec<TenantLetter> = self.lock().letters_with(|_| true);
+        for step in letters.chunks(self.limit_to_rate(MAX_STEP_LETTERS)) {
             if self.stop.is_cancelled() {
                 return Ok(OperationPhase::Stopped);
             }
-            let taken = self.decide(requeue, session, step).await?;
+            let unpublished = self.commit_step(requeue, session, step).await?;
             if let Some(requeue) = requeue
-                && let Err(error) = self.publish(requeue, session, &taken).await
+                && let Err(error) = self.publish(requeue, session, &unpublished).await
             {
-                let unknown = LetterOutcome::Failed("it is not known whether it was published".to_owned());
-                let waiting = self.waiting(&taken);
-                self.note(waiting.into_iter().map(|named| (named, unknown.clone())));
+                let outcome = LetterOutcome::Failed("it is not known whether it was published".to_owned());
+                let unpublished_letters = self.waiting_letters(&unpublished);
+                self.record_outcomes(unpublished_letters.into_iter().map(|letter| (letter, outcome.clone())));
                 return Err(error);
             }
         }
         Ok(OperationPhase::Done)
     }
 
-    /// Decides a step's letters, and records it; returns those to publish.
-    async fn decide(
+    /// Commits a step in one transaction: marks its letters for requeue or discards them. Records the outcomes, and waits for the rate or
+    /// the stop. Returns the letters to publish.
+    ///
+    /// # Errors
+    /// If the database fails: the step is unchanged then, unless the reply to the COMMIT is lost.
+    async fn commit_step(
         &self,
         requeue: Option<&Requeue>,
         session: &mut Session,
         step: &[TenantLetter],
     ) -> anyhow::Result<Vec<TenantLetter>> {
-        let decision =
-            ChangeAuthor { user: &self.actor, filter: &self.filter, reason: self.reason.as_deref() };
-        let (taken, settled, outcome) = match requeue {
+        let author = ChangeAuthor { user: &self.actor, filter: &self.filter, reason: self.reason.as_deref() };
+        let (unpublished, closed, outcome) = match requeue {
             Some(requeue) => {
-                let RequeueDecision { taken, closed } = requeue.decide(session, step, decision).await?;
-                (taken, closed, LetterOutcome::TookEffect)
+                let RequeueDecision { unpublished, closed } = requeue.begin(session, step, author).await?;
+                (unpublished, closed, LetterOutcome::TookEffect)
             }
-            None => (Vec::new(), discard(session, step, decision).await?, LetterOutcome::Discarded),
+            None => (Vec::new(), discard(session, step, author).await?, LetterOutcome::Discarded),
         };
-        let of = |letters: &[TenantLetter], outcome: &LetterOutcome| -> Vec<(TenantLetter, LetterOutcome)> {
-            letters.iter().map(|named| (named.clone(), outcome.clone())).collect()
-        };
-        let untouched = of(step, &LetterOutcome::Changed).into_iter();
-        self.note(untouched.chain(of(&taken, &LetterOutcome::Waits)).chain(of(&settled, &outcome)));
-        self.pause(settled.len()).await;
-        Ok(taken)
+        let with_outcome =
+            |letters: &[TenantLetter], outcome: &LetterOutcome| -> Vec<(TenantLetter, LetterOutcome)> {
+                letters.iter().map(|letter| (letter.clone(), outcome.clone())).collect()
+            };
+        let changed = with_outcome(step, &LetterOutcome::Changed).into_iter();
+        self.record_outcomes(
+            changed
+                .chain(with_outcome(&unpublished, &LetterOutcome::Waits))
+                .chain(with_outcome(&closed, &outcome)),
+        );
+        self.wait_for_rate(closed.len()).await;
+        Ok(unpublished)
     }
 
+    /// Publishes letters of a committed step in chunks, as fast as the rate allows, and records their outcomes.
     async fn publish(
         &self,
         requeue: &Requeue,
         session: &mut Session,
-        taken: &[TenantLetter],
+        letters: &[TenantLetter],
     ) -> anyhow::Result<()> {
-        for chunk in taken.chunks(self.at_most(CHUNK)) {
-            self.note(requeue.publish(session, chunk).await?);
+        for chunk in letters.chunks(self.limit_to_rate(MAX_CONCURRENT_PUBLISHES)) {
+            self.record_outcomes(requeue.publish(session, chunk).await?);
             // Another session had locked the others.
-            self.note(standing_outcomes(session, &self.waiting(chunk)).await?);
-            self.pause(chunk.len()).await;
+            self.record_outcomes(read_outcomes(session, &self.waiting_letters(chunk)).await?);
+            self.wait_for_rate(chunk.len()).await;
         }
         Ok(())
     }
 
-    /// Sweeps the queues of the decided letters.
+    /// Sweeps the queues of the letters of committed steps, and records the outcomes after that. Skipped after a failure or at the end of
+    /// the program, unless a letter needs it.
     async fn sweep(&self, config: &Config, session: &mut Session, is_broken: bool) -> anyhow::Result<()> {
         let (queues, in_queue, failed) = {
             let progress = self.lock();
@@ -273,36 +289,36 @@ impl Operation {
         if in_queue.is_empty() && (is_broken || failed > 0 || self.end.is_cancelled()) {
             return Ok(());
         }
-        self.enter(OperationPhase::Sweeping);
-        let passes = sweep_after_change(config, session, &queues, &in_queue).await?;
-        self.lock().swept = passes;
+        self.set_phase(OperationPhase::Sweeping);
+        let results = sweep_after_change(config, session, &queues, &in_queue).await?;
+        self.lock().swept = results;
         let open = self.lock().letters_with(|outcome| outcome.is_from_queue() || outcome.is_failure());
-        let standing = standing_outcomes(session, &open).await?;
+        let outcomes = read_outcomes(session, &open).await?;
         let mut progress = self.lock();
-        for (named, now) in standing {
-            let Some(outcome) = self.places.get(&named).map(|place| &mut progress.items[*place].outcome)
+        for (letter, current) in outcomes {
+            let Some(outcome) = self.indices.get(&letter).map(|index| &mut progress.items[*index].outcome)
             else {
                 continue;
             };
-            *outcome = match (&*outcome, now) {
+            *outcome = match (&*outcome, current) {
                 // The known reason of the failure is more specific.
                 (LetterOutcome::Failed(_), LetterOutcome::Failed(_)) => continue,
                 // Another session's sweep may have published it from its queue.
                 (LetterOutcome::FromQueue(_), LetterOutcome::ByAnother) => continue,
                 (_, LetterOutcome::ByAnother) => LetterOutcome::FromQueue(None),
-                (_, now) => now,
+                (_, current) => current,
             };
         }
         Ok(())
     }
 
     /// Limits a size to the letters that the rate allows in a second.
-    fn at_most(&self, size: usize) -> usize {
+    fn limit_to_rate(&self, size: usize) -> usize {
         self.rate.and_then(|rate| usize::try_from(rate).ok()).map_or(size, |rate| rate.min(size))
     }
 
-    /// Waits until the rate allows more letters after these.
-    async fn pause(&self, letters: usize) {
+    /// Waits until the rate allows more letters after these, or the operation is stopped.
+    async fn wait_for_rate(&self, letters: usize) {
         let Some(rate) = self.rate else { return };
         let letters = f64::from(u32::try_from(letters).unwrap_or(u32::MAX));
         tokio::select! {
@@ -312,26 +328,27 @@ impl Operation {
     }
 
     /// Returns the letters without an outcome.
-    fn waiting(&self, letters: &[TenantLetter]) -> Vec<TenantLetter> {
+    fn waiting_letters(&self, letters: &[TenantLetter]) -> Vec<TenantLetter> {
         let progress = self.lock();
-        let waits = |named: &&TenantLetter| {
-            self.places
-                .get(*named)
-                .is_some_and(|place| progress.items[*place].outcome == LetterOutcome::Waits)
+        let waits = |letter: &&TenantLetter| {
+            self.indices
+                .get(*letter)
+                .is_some_and(|index| progress.items[*index].outcome == LetterOutcome::Waits)
         };
         letters.iter().filter(waits).cloned().collect()
     }
 
-    fn note(&self, outcomes: impl IntoIterator<Item = (TenantLetter, LetterOutcome)>) {
+    /// Sets the outcomes of letters; other letters than those of the plan are ignored.
+    fn record_outcomes(&self, outcomes: impl IntoIterator<Item = (TenantLetter, LetterOutcome)>) {
         let mut progress = self.lock();
-        for (named, outcome) in outcomes {
-            if let Some(place) = self.places.get(&named) {
-                progress.items[*place].outcome = outcome;
+        for (letter, outcome) in outcomes {
+            if let Some(index) = self.indices.get(&letter) {
+                progress.items[*index].outcome = outcome;
             }
         }
     }
 
-    fn enter(&self, phase: OperationPhase) {
+    fn set_phase(&self, phase: OperationPhase) {
         self.lock().phase = phase;
     }
 

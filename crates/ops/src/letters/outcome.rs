@@ -26,12 +26,12 @@ pub enum LetterOutcome {
 }
 
 impl LetterOutcome {
-    /// Returns whether it could not be published.
+    /// Returns whether the letter could not be published.
     pub fn is_failure(&self) -> bool {
         matches!(self, Self::Failed(_))
     }
 
-    /// Returns whether the sweep publishes it.
+    /// Returns whether the sweep publishes the letter from its dead-letter queue.
     pub fn is_from_queue(&self) -> bool {
         matches!(self, Self::FromQueue(_))
     }

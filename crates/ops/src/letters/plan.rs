@@ -17,7 +17,7 @@ pub enum Change {
 }
 
 impl Change {
-    /// Returns the verb in `oncely.operator_actions`.
+    /// Returns the verb of the change in `oncely.operator_actions`.
     pub fn verb(self) -> &'static str {
         match self {
             Self::Requeue => "requeue",
@@ -25,8 +25,8 @@ impl Change {
         }
     }
 
-    /// Returns the states of letters that it applies to.
-    pub(crate) fn open(self) -> &'static [&'static str] {
+    /// Returns the states of letters that the change applies to.
+    pub(crate) fn open_states(self) -> &'static [&'static str] {
         &["waiting", "requeueing"]
     }
 }
@@ -57,11 +57,11 @@ impl LetterChangePlan {
         change: Change,
         filter: &LetterFilter,
     ) -> Result<i64, sqlx::Error> {
-        let states: Vec<String> = change.open().iter().map(|state| (*state).to_owned()).collect();
+        let states: Vec<String> = change.open_states().iter().map(|state| (*state).to_owned()).collect();
         pg::count_letters(connection, filter, &states, filter.limit).await
     }
 
-    /// Finds the letters, without those that `refuse` has a reason for.
+    /// Makes the plan of a change: finds the letters of the filter, and leaves out those for which `refuse` returns a reason.
     ///
     /// # Errors
     /// If the query fails.
@@ -72,8 +72,8 @@ impl LetterChangePlan {
         filter: LetterFilter,
         refuse: impl Fn(&PlannedLetter) -> Option<&'static str>,
     ) -> Result<Self, sqlx::Error> {
-        let states: Vec<String> = change.open().iter().map(|state| (*state).to_owned()).collect();
-        let found = pg::plan_letters(connection, now, &filter, &states, filter.limit).await?;
+        let states: Vec<String> = change.open_states().iter().map(|state| (*state).to_owned()).collect();
+        let letters = pg::plan_letters(connection, now, &filter, &states, filter.limit).await?;
         let mut plan = Self {
             change,
             filter,
@@ -82,19 +82,19 @@ impl LetterChangePlan {
             notes: Vec::new(),
             now,
         };
-        for letter in found {
+        for letter in letters {
             match refuse(&letter) {
                 Some(why) => *plan.refused.entry(why).or_default() += 1,
                 None => plan.letters.push(letter),
             }
         }
-        let under_way = pg::is_requeue_under_way(connection).await?;
-        plan.remark(under_way);
+        let is_under_way = pg::is_requeue_under_way(connection).await?;
+        plan.add_notes(is_under_way);
         Ok(plan)
     }
 
-    /// Adds notes about some of the letters.
-    fn remark(&mut self, under_way: bool) {
+    /// Sets the notes about letters that took effect meanwhile, are half requeued, or are not stored whole.
+    fn add_notes(&mut self, is_under_way: bool) {
         let count = |of: fn(&PlannedLetter) -> bool| self.letters.iter().filter(|letter| of(letter)).count();
         let unfinished = count(|letter| letter.state == "requeueing");
         let remarks = match self.change {
@@ -105,7 +105,7 @@ impl LetterChangePlan {
                 ),
                 (
                     unfinished,
-                    if under_way {
+                    if is_under_way {
                         "half requeued, and a requeue is under way: those that it does not publish are published"
                     } else {
                         "from an earlier requeue that was broken off: published again"
@@ -118,7 +118,7 @@ impl LetterChangePlan {
             ],
             Change::Discard => vec![(
                 unfinished,
-                if under_way {
+                if is_under_way {
                     "half requeued, and a requeue is under way: what it has published by then runs"
                 } else {
                     "from an earlier requeue that was broken off: a copy that is in its queue already runs"
@@ -129,7 +129,7 @@ impl LetterChangePlan {
         self.notes = remarks.map(|(count, text)| format!("{count} {text}")).collect();
     }
 
-    /// Returns the size of each group, the largest first.
+    /// Returns the failure groups of the letters with their sizes, the largest first.
     pub fn groups(&self) -> Vec<(&str, usize)> {
         let mut groups: BTreeMap<&str, usize> = BTreeMap::new();
         for letter in &self.letters {

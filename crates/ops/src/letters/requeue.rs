@@ -1,6 +1,6 @@
 //! Requeues and discards of letters.
 //!
-//! A requeue: decide and commit; publish with confirms; record that it is done. After a crash in between, the letters have the state
+//! A requeue: begin and commit; publish with confirms; record that it is done. After a crash in between, the letters have the state
 //! requeueing: the next requeue publishes them again. An additional copy is a duplicate, and runs nothing.
 
 use anyhow::Context as _;
@@ -26,9 +26,9 @@ pub struct Overrides {
     pub repeat_unknown: bool,
 }
 
-/// Returns the reason why a letter can't run again unchanged, or not in a bulk requeue. `named`: the letters are selected by id, failure or
-/// key, and not only by origin and time.
-pub fn requeue_refusal(letter: &PlannedLetter, named: bool, overrides: Overrides) -> Option<&'static str> {
+/// Returns the reason why a letter can't run again unchanged, or not in a bulk requeue. `is_named`: the letters are selected by id,
+/// failure or key, and not only by origin and time.
+pub fn requeue_refusal(letter: &PlannedLetter, is_named: bool, overrides: Overrides) -> Option<&'static str> {
     if letter.reason == Reason::KeyConflict.as_str() {
         return Some(
             "key_conflict: their key came before with another payload, so they would be refused again; publish them under a \
@@ -47,13 +47,13 @@ pub fn requeue_refusal(letter: &PlannedLetter, named: bool, overrides: Overrides
         Some(_) => None,
         None => Some(letter.reason.as_str()),
     };
-    if reason == Some(Reason::IncompleteClaim.as_str()) && !named {
+    if reason == Some(Reason::IncompleteClaim.as_str()) && !is_named {
         return Some(
             "incomplete_claim: they may have taken effect, and would run again; check, then name them \
              by id, --key or --reason",
         );
     }
-    if reason == Some(Reason::OutcomeUnknown.as_str()) && !(named && overrides.repeat_unknown) {
+    if reason == Some(Reason::OutcomeUnknown.as_str()) && !(is_named && overrides.repeat_unknown) {
         return Some(
             "outcome_unknown: their calls to other services may have happened; check, then settle their keys (oncely \
              keys settle), or name them by id, --key or --reason and use --repeat-unknown",
@@ -89,23 +89,24 @@ pub(super) struct ChangeAuthor<'a> {
     pub(super) reason: Option<&'a str>,
 }
 
-impl ChangeAuthor<'_> {
-    fn decides(&self, change: Change) -> pg::LetterDecision<'_> {
-        let Self { user, filter, reason } = *self;
+impl<'a> ChangeAuthor<'a> {
+    /// Returns the decision of a change for the database.
+    fn to_decision(self, change: Change) -> pg::LetterDecision<'a> {
+        let Self { user, filter, reason } = self;
         pg::LetterDecision { verb: change.verb(), user, filter, reason }
     }
 }
 
-/// Discards letters, and records it; returns those that were open.
+/// Discards letters, and records the decision with its author; returns the letters that were open.
 ///
 /// # Errors
 /// If the database fails: nothing is changed then, unless the reply to the COMMIT is lost.
 pub(super) async fn discard(
     session: &mut Session,
     letters: &[TenantLetter],
-    decision: ChangeAuthor<'_>,
+    author: ChangeAuthor<'_>,
 ) -> Result<Vec<TenantLetter>, sqlx::Error> {
-    pg::decide_letters(&mut session.connection, letters, decision.decides(Change::Discard)).await
+    pg::decide_letters(&mut session.connection, letters, author.to_decision(Change::Discard)).await
 }
 
 /// Prerequisites of a requeue.
@@ -126,41 +127,42 @@ impl Requeue {
         application: &str,
         overrides: Overrides,
     ) -> anyhow::Result<Self> {
-        let connection = connect(&config.rabbitmq, application)
-            .await
-            .with_context(|| format!("nothing was changed: cannot connect to {}", config.rabbitmq.shown()))?;
+        let connection = connect(&config.rabbitmq, application).await.with_context(|| {
+            format!("nothing was changed: cannot connect to {}", config.rabbitmq.redacted())
+        })?;
         if let Err(error) = connection.close(200, "done".into()).await {
             tracing::debug!(error = %error, "closing a connection to RabbitMQ failed");
         }
         pg::announce_requeue(&mut session.connection).await?;
-        pg::signing_secrets(&mut session.connection).await?;
+        pg::read_signing_secrets(&mut session.connection).await?;
         let publisher = Publisher::new(config.rabbitmq.clone(), application.to_owned());
         Ok(Self { publisher, config: config.clone(), overrides })
     }
 
-    /// Decides, and records it: from the commit on the letters are [`Requeue::publish`]ed, now or by the next requeue.
+    /// Begins the requeue of letters, and records the decision with its author in the same transaction: from the commit on the letters are
+    /// [`Requeue::publish`]ed, now or by the next requeue.
     ///
     /// # Errors
     /// If the database fails: nothing is changed then, unless the reply to the COMMIT is lost.
-    pub(super) async fn decide(
+    pub(super) async fn begin(
         &self,
         session: &mut Session,
         letters: &[TenantLetter],
-        decision: ChangeAuthor<'_>,
+        author: ChangeAuthor<'_>,
     ) -> Result<RequeueDecision, sqlx::Error> {
         let now = session.clock.now();
         let mut transaction = session.connection.begin().await?;
-        let begun = pg::begin_requeue(
+        let decision = pg::begin_requeue(
             &mut transaction,
             now,
             letters,
-            decision.decides(Change::Requeue),
+            author.to_decision(Change::Requeue),
             self.overrides.even_if_forgotten,
             self.overrides.repeat_unknown,
         )
         .await?;
         transaction.commit().await?;
-        Ok(begun)
+        Ok(decision)
     }
 
     /// Publishes decided letters, and records those that have arrived; returns the outcomes of those that no other session has locked.
@@ -176,35 +178,35 @@ impl Requeue {
         let mut outcomes = Vec::new();
         let mut copies: Vec<(TenantLetter, Copy)> = Vec::new();
         let mut transaction = session.connection.begin().await?;
-        let ours = pg::lock_requeueing_letters(&mut transaction, letters).await?;
+        let locked = pg::lock_requeueing_letters(&mut transaction, letters).await?;
         // The current keys: a long requeue may outlast a key.
-        let keys = self.config.signing_keys(&pg::signing_secrets(&mut transaction).await?);
-        for message in pg::messages(&mut transaction, &ours).await? {
+        let keys = self.config.signing_keys(&pg::read_signing_secrets(&mut transaction).await?);
+        for message in pg::read_messages(&mut transaction, &locked).await? {
             let generation = u32::try_from(message.generation).unwrap_or(0);
-            let named = (message.tenant.clone(), Letter { id: message.id, generation });
-            match copy::stored(&keys, self.config.cipher(), &message) {
-                Ok(CopySource::InRow(copy)) => copies.push((named, *copy)),
+            let letter = (message.tenant.clone(), Letter { id: message.id, generation });
+            match copy::build_stored_copy(&keys, self.config.cipher(), &message) {
+                Ok(CopySource::InRow(copy)) => copies.push((letter, *copy)),
                 Ok(CopySource::InQueue(why)) => {
                     if let Some(why) = &why {
                         tracing::warn!(letter = %message.id, "published from its dead-letter queue: its body is {why}");
                     }
-                    outcomes.push((named, LetterOutcome::FromQueue(why)));
+                    outcomes.push((letter, LetterOutcome::FromQueue(why)));
                 }
-                Err(error) => outcomes.push((named, LetterOutcome::Failed(format!("{error:#}")))),
+                Err(error) => outcomes.push((letter, LetterOutcome::Failed(format!("{error:#}")))),
             }
         }
-        let mut arrived = Vec::new();
+        let mut published = Vec::new();
         let all: Vec<Copy> = copies.iter().map(|(_, copy)| copy.clone()).collect();
         let results = self.publisher.publish(&all).await;
-        for ((named, _), result) in copies.into_iter().zip(results) {
+        for ((letter, _), result) in copies.into_iter().zip(results) {
             match result {
-                Ok(()) => arrived.push(named),
-                Err(error) => outcomes.push((named, LetterOutcome::Failed(error.to_string()))),
+                Ok(()) => published.push(letter),
+                Err(error) => outcomes.push((letter, LetterOutcome::Failed(error.to_string()))),
             }
         }
-        pg::finish_requeue(&mut transaction, &arrived).await?;
+        pg::finish_requeue(&mut transaction, &published).await?;
         transaction.commit().await?;
-        outcomes.extend(arrived.into_iter().map(|named| (named, LetterOutcome::Published)));
+        outcomes.extend(published.into_iter().map(|letter| (letter, LetterOutcome::Published)));
         Ok(outcomes)
     }
 }
@@ -213,25 +215,25 @@ impl Requeue {
 ///
 /// # Errors
 /// If the database fails.
-pub(super) async fn standing_outcomes(
+pub(super) async fn read_outcomes(
     session: &mut Session,
     letters: &[TenantLetter],
 ) -> Result<Vec<(TenantLetter, LetterOutcome)>, sqlx::Error> {
     if letters.is_empty() {
         return Ok(Vec::new());
     }
-    let rows = pg::standings(&mut session.connection, session.clock.now(), letters).await?;
-    let outcomes = letters.iter().map(|named| {
-        let row = rows.iter().find(|row| row.tenant == named.0 && row.id == named.1.id);
-        let same =
-            row.filter(|row| u32::try_from(row.generation).is_ok_and(|known| known == named.1.generation));
-        let outcome = match same.map(|row| row.state.as_str()) {
+    let rows = pg::read_letter_states(&mut session.connection, session.clock.now(), letters).await?;
+    let outcomes = letters.iter().map(|letter| {
+        let row = rows.iter().find(|row| row.tenant == letter.0 && row.id == letter.1.id);
+        let current =
+            row.filter(|row| u32::try_from(row.generation).is_ok_and(|known| known == letter.1.generation));
+        let outcome = match current.map(|row| row.state.as_str()) {
             Some("discarded") => LetterOutcome::GivenUp,
             Some("requeueing") => LetterOutcome::Failed("it is not published yet".to_owned()),
             // Requeued; or collected since, or dead-lettered again.
             _ => LetterOutcome::ByAnother,
         };
-        (named.clone(), outcome)
+        (letter.clone(), outcome)
     });
     Ok(outcomes.collect())
 }

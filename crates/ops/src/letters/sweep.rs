@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use sqlx::Connection as _;
 
-use super::copy::{Owner, returned};
+use super::copy::{LetterIdentity, build_copy};
 use super::swept::SweepReport;
-use oncely_amqp::{Copy, Publisher, QueueReader, QueuedMessage, Topology, header, put};
+use oncely_amqp::{Copy, Publisher, QueueReader, QueuedMessage, Topology, header, put_header};
 use oncely_config::Config;
 use oncely_core::backoff::Backoff;
 use oncely_core::letter::{Letter, LetterKeyState};
@@ -22,15 +22,15 @@ use oncely_process::preflight::open_session;
 
 /// Messages held at once: below 32. With this number of acknowledgements in flight, RabbitMQ's side of a quorum queue holds back the next
 /// ones, and forgets them when the channel closes: of 64 held at once, many were delivered again, with a higher delivery count.
-const MOST_HELD: usize = 16;
+const MAX_HELD_MESSAGES: usize = 16;
 /// Maximum bytes held at once.
-const HELD_BYTES: usize = 32 << 20;
+const MAX_HELD_BYTES: usize = 32 << 20;
 
 /// Time for which a sweep tries to record its result while PostgreSQL does not take it.
-const RECORDING: Duration = Duration::from_secs(30);
+const RECORD_TIME: Duration = Duration::from_secs(30);
 
-/// From this number of messages on, the sweep does not follow a change, but has to be started by an operator.
-pub const LONG: u32 = 10_000;
+/// Maximum number of messages that a sweep after a change reads; a longer sweep has to be started by an operator.
+pub const MAX_AUTOMATIC_MESSAGES: u32 = 10_000;
 
 /// Result of the sweep of a queue after a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,7 +43,7 @@ pub enum SweepResult {
 /// Sweeps queues after a change. `in_queue`: letters that only their queue has, which justify a long sweep.
 ///
 /// # Errors
-/// If a server does not answer: the rest stays in its queue, and the next sweep finds it.
+/// If a server does not answer: the other messages stay in their queue, and the next sweep finds them.
 pub(super) async fn sweep_after_change(
     config: &Config,
     session: &mut Session,
@@ -51,32 +51,32 @@ pub(super) async fn sweep_after_change(
     in_queue: &[TenantLetter],
 ) -> anyhow::Result<Vec<SweepResult>> {
     let mut passes = Vec::new();
-    let most = in_queue.is_empty().then_some(LONG);
+    let max_messages = in_queue.is_empty().then_some(MAX_AUTOMATIC_MESSAGES);
     for queue in queues {
-        passes.push(match sweep(config, session, queue, most, in_queue).await? {
-            Some(swept) => SweepResult::Done(swept),
+        passes.push(match sweep(config, session, queue, max_messages, in_queue).await? {
+            Some(report) => SweepResult::Done(report),
             None => SweepResult::TooLong(queue.clone()),
         });
     }
     Ok(passes)
 }
 
-/// Makes one pass over the messages that are ready at its start; `None` if those are more than `most`. `asked`: letters that an operator
-/// has just requested, even if their effect is forgotten.
+/// Makes one pass over the messages of a dead-letter queue that are ready at its start; returns `None` if more than `max_messages` are
+/// ready. `requested`: letters that an operator has just requested, even if their effect is forgotten.
 ///
 /// # Errors
-/// If a server does not answer: the rest stays in its queue, and the next sweep finds it.
+/// If a server does not answer: the other messages stay in their queue, and the next sweep finds them.
 pub async fn sweep(
     config: &Config,
     session: &mut Session,
     queue: &str,
-    most: Option<u32>,
-    asked: &[TenantLetter],
+    max_messages: Option<u32>,
+    requested: &[TenantLetter],
 ) -> anyhow::Result<Option<SweepReport>> {
-    sweep_queue(config, session, queue, most, asked, None).await
+    sweep_queue(config, session, queue, max_messages, requested, None).await
 }
 
-/// Makes one pass that removes all copies of a tenant from the dead-letter queue, independent of their letters' rows. A copy counts as the
+/// Makes one pass that removes all copies of a tenant from a dead-letter queue, independent of their letters' rows. A copy counts as the
 /// tenant's if its mark proves it: a header alone could be any publisher's.
 ///
 /// # Errors
@@ -90,67 +90,68 @@ pub async fn sweep_tenant(
     Ok(sweep_queue(config, session, queue, None, &[], Some(tenant)).await?.unwrap_or_default())
 }
 
-/// Makes one pass over a dead-letter queue; `None` if more than `most` messages are ready. `erased`: the tenant of which all proven copies
-/// are removed, independent of their rows.
+/// Makes one pass over a dead-letter queue; returns `None` if more than `max_messages` messages are ready. `erased_tenant`: the tenant of
+/// which all proven copies are removed, independent of their rows.
 async fn sweep_queue(
     config: &Config,
     session: &mut Session,
     queue: &str,
-    most: Option<u32>,
-    asked: &[TenantLetter],
-    erased: Option<&str>,
+    max_messages: Option<u32>,
+    requested: &[TenantLetter],
+    erased_tenant: Option<&str>,
 ) -> anyhow::Result<Option<SweepReport>> {
-    let dead = Topology::dead_letter_queue(queue);
-    let (reader, ready) = QueueReader::open(&config.rabbitmq, "oncely failed sweep", &dead).await?;
-    if most.is_some_and(|most| ready > most) {
+    let dead_letter_queue = Topology::dead_letter_queue(queue);
+    let (reader, ready) =
+        QueueReader::open(&config.rabbitmq, "oncely failed sweep", &dead_letter_queue).await?;
+    if max_messages.is_some_and(|max_messages| ready > max_messages) {
         reader.close().await;
         return Ok(None);
     }
     let publisher = Publisher::new(config.rabbitmq.clone(), "oncely failed sweep publisher".to_owned());
     let mut walk = SweepWalk {
         queue,
-        dead: &dead,
-        asked: asked.iter().collect(),
-        erased,
+        dead_letter_queue: &dead_letter_queue,
+        requested: requested.iter().collect(),
+        erased_tenant,
         config,
         reader: &reader,
         publisher: &publisher,
-        gone: Vec::new(),
-        swept: SweepReport { queue: queue.to_owned(), ..SweepReport::default() },
+        removed_letters: Vec::new(),
+        report: SweepReport { queue: queue.to_owned(), ..SweepReport::default() },
     };
     let mut left = ready;
-    let done = loop {
+    let result = loop {
         let mut held = Vec::new();
         let mut bytes = 0;
-        while left > 0 && held.len() < MOST_HELD && bytes < HELD_BYTES {
+        while left > 0 && held.len() < MAX_HELD_MESSAGES && bytes < MAX_HELD_BYTES {
             // Fewer than at the start: another sweep has them.
-            let Some(taken) = reader.take().await? else {
+            let Some(message) = reader.take().await? else {
                 left = 0;
                 break;
             };
             left -= 1;
-            bytes += taken.body.len();
-            held.push(taken);
+            bytes += message.body.len();
+            held.push(message);
         }
         if held.is_empty() {
             break Ok(());
         }
-        let settled = walk.settle(session, held).await;
-        // Its answer confirms that the acknowledgements before it have arrived.
-        let confirmed = reader.ready().await;
-        let recorded = match &confirmed {
-            Ok(_) => walk.record_gone(session).await,
+        let settlement = walk.settle(session, held).await;
+        // The reply confirms that the acknowledgements before it have arrived.
+        let confirmation = reader.count_ready().await;
+        let recording = match &confirmation {
+            Ok(_) => walk.record_removed_letters(session).await,
             Err(_) => Ok(()),
         };
         // The first error explains the others.
-        if let Err(error) = settled.and(confirmed.map(drop).map_err(Into::into)).and(recorded) {
+        if let Err(error) = settlement.and(confirmation.map(drop).map_err(Into::into)).and(recording) {
             break Err(error);
         }
     };
-    let swept = walk.swept;
+    let report = walk.report;
     reader.close().await;
-    done?;
-    Ok(Some(swept))
+    result?;
+    Ok(Some(report))
 }
 
 /// Decision about a message of a dead-letter queue.
@@ -170,7 +171,7 @@ enum SweepDecision {
 
 /// Judges a copy of a letter by its row. A copy without a row, or of a generation that the row does not know, stays; so does one that took
 /// effect under a forgotten key, and one that may have, unless an operator has just requested the latter.
-fn judge(letter: Letter, row: Option<&LetterState>, is_asked: bool) -> SweepDecision {
+fn judge_copy(letter: Letter, row: Option<&LetterState>, is_requested: bool) -> SweepDecision {
     let Some(row) = row else { return SweepDecision::Keep };
     let current = u32::try_from(row.generation).unwrap_or(0);
     match (letter.generation.cmp(&current), row.state.as_str()) {
@@ -180,7 +181,7 @@ fn judge(letter: Letter, row: Option<&LetterState>, is_asked: bool) -> SweepDeci
         (std::cmp::Ordering::Equal, "requeueing") => match LetterKeyState::from_column(&row.memory) {
             LetterKeyState::Runnable => SweepDecision::Return,
             LetterKeyState::Completed => SweepDecision::Close,
-            LetterKeyState::Forgotten if is_asked => SweepDecision::Return,
+            LetterKeyState::Forgotten if is_requested => SweepDecision::Return,
             LetterKeyState::TookEffect | LetterKeyState::Forgotten => SweepDecision::Forgotten,
         },
         _ => SweepDecision::Keep,
@@ -189,27 +190,28 @@ fn judge(letter: Letter, row: Option<&LetterState>, is_asked: bool) -> SweepDeci
 
 struct SweepWalk<'a> {
     queue: &'a str,
-    dead: &'a str,
-    asked: HashSet<&'a TenantLetter>,
+    dead_letter_queue: &'a str,
+    requested: HashSet<&'a TenantLetter>,
     /// The tenant to erase: all its copies are removed.
-    erased: Option<&'a str>,
+    erased_tenant: Option<&'a str>,
     config: &'a Config,
     reader: &'a QueueReader,
     publisher: &'a Publisher,
     /// Closed letters with acknowledged copies.
-    gone: Vec<TenantLetter>,
-    swept: SweepReport,
+    removed_letters: Vec<TenantLetter>,
+    report: SweepReport,
 }
 
 impl SweepWalk<'_> {
-    /// Records the letters with copies that are gone, which no later sweep finds out: tried again on new sessions for [`RECORDING`].
-    async fn record_gone(&mut self, session: &mut Session) -> anyhow::Result<()> {
-        let gone = std::mem::take(&mut self.gone);
+    /// Records the letters with copies that have left the queue, which no later sweep finds out. Tries again on new sessions for
+    /// [`RECORD_TIME`].
+    async fn record_removed_letters(&mut self, session: &mut Session) -> anyhow::Result<()> {
+        let removed_letters = std::mem::take(&mut self.removed_letters);
         let (began, mut backoff) = (Instant::now(), Backoff::default());
         loop {
-            let marked = pg::mark_swept(&mut session.connection, &gone, session.clock.now()).await;
+            let marked = pg::mark_swept(&mut session.connection, &removed_letters, session.clock.now()).await;
             let Err(error) = marked else { return Ok(()) };
-            if began.elapsed() > RECORDING {
+            if began.elapsed() > RECORD_TIME {
                 return Err(error).context("recording which letters have left their queue");
             }
             tracing::warn!(
@@ -223,118 +225,132 @@ impl SweepWalk<'_> {
         }
     }
 
-    /// Settles messages: each is acknowledged only after its replacement is known to have arrived.
+    /// Decides about messages, publishes their replacements, and settles them: each is acknowledged only after its replacement is known to
+    /// have arrived.
     async fn settle(&mut self, session: &mut Session, held: Vec<QueuedMessage>) -> anyhow::Result<()> {
         // Read after the held messages were marked, so that all keys of their marks are included.
-        let keys = self.config.signing_keys(&pg::signing_secrets(&mut session.connection).await?);
-        let named: Vec<Result<Option<TenantLetter>, SignatureError>> =
-            held.iter().map(|taken| marked_letter(&keys, taken)).collect();
-        let known = named.iter().flatten().flatten().cloned();
-        let asked: Vec<TenantLetter> = known.collect::<HashSet<_>>().into_iter().collect();
+        let keys = self.config.signing_keys(&pg::read_signing_secrets(&mut session.connection).await?);
+        let marks: Vec<Result<Option<TenantLetter>, SignatureError>> =
+            held.iter().map(|message| read_marked_letter(&keys, message)).collect();
+        let known = marks.iter().flatten().flatten().cloned();
+        let letters: Vec<TenantLetter> = known.collect::<HashSet<_>>().into_iter().collect();
         let now = session.clock.now();
         let mut transaction = session.connection.begin().await?;
         // A discard waits for publishes from here, or comes before them.
-        let ours = pg::lock_free_requeueing_letters(&mut transaction, &asked).await?;
-        let rows: HashMap<(String, uuid::Uuid), LetterState> = pg::standings(&mut transaction, now, &asked)
-            .await?
-            .into_iter()
-            .map(|row| ((row.tenant.clone(), row.id), row))
-            .collect();
+        let locked = pg::lock_free_requeueing_letters(&mut transaction, &letters).await?;
+        let rows: HashMap<(String, uuid::Uuid), LetterState> =
+            pg::read_letter_states(&mut transaction, now, &letters)
+                .await?
+                .into_iter()
+                .map(|row| ((row.tenant.clone(), row.id), row))
+                .collect();
         let mut copies = Vec::new();
-        let mut verdicts = Vec::new();
-        for (taken, named) in held.iter().zip(&named) {
-            let named = named.as_ref().ok().and_then(Option::as_ref);
-            let row = named.and_then(|(tenant, letter)| rows.get(&(tenant.clone(), letter.id)));
+        let mut decisions = Vec::new();
+        for (message, mark) in held.iter().zip(&marks) {
+            let letter = mark.as_ref().ok().and_then(Option::as_ref);
+            let row = letter.and_then(|(tenant, letter)| rows.get(&(tenant.clone(), letter.id)));
             // A letter that was moved by hand into another queue does not belong to this sweep.
             let row = row.filter(|row| row.queue == self.queue);
-            let verdict = self.decide(named, row, &ours);
-            match (verdict, row) {
-                (SweepDecision::Return, Some(row)) => copies.push(self.returned(&keys, taken, row)?),
+            let decision = self.decide_copy(letter, row, &locked);
+            match (decision, row) {
+                (SweepDecision::Return, Some(row)) => {
+                    copies.push(self.build_returned_copy(&keys, message, row)?)
+                }
                 (SweepDecision::Keep | SweepDecision::Forgotten, _) => {
-                    copies.push(self.kept(&keys, taken, named))
+                    copies.push(self.build_kept_copy(&keys, message, letter))
                 }
                 _ => {}
             }
-            verdicts.push(verdict);
+            decisions.push(decision);
         }
         let mut results = self.publisher.publish(&copies).await.into_iter();
         let mut failure = None;
         let mut done = Vec::new();
-        for ((taken, named), verdict) in held.iter().zip(named).zip(verdicts) {
-            let result = match verdict {
+        for ((message, mark), decision) in held.iter().zip(marks).zip(decisions) {
+            let result = match decision {
                 SweepDecision::Drop | SweepDecision::Close => Some(Ok(())),
                 SweepDecision::Return | SweepDecision::Keep | SweepDecision::Forgotten => results.next(),
             };
             match result {
-                Some(Ok(())) => done.push((taken, named, verdict)),
+                Some(Ok(())) => done.push((message, mark, decision)),
                 Some(Err(error)) => failure = Some(error),
                 None => {}
             }
         }
         let closed = done
             .iter()
-            .filter(|(.., verdict)| matches!(verdict, SweepDecision::Return | SweepDecision::Close));
+            .filter(|(.., decision)| matches!(decision, SweepDecision::Return | SweepDecision::Close));
         let closed: Vec<TenantLetter> =
-            closed.filter_map(|(_, named, _)| named.as_ref().ok().cloned().flatten()).collect();
+            closed.filter_map(|(_, mark, _)| mark.as_ref().ok().cloned().flatten()).collect();
         pg::finish_requeue(&mut transaction, &closed).await?;
         transaction.commit().await?;
-        for (taken, named, verdict) in done {
-            self.reader.acknowledge(taken.tag).await?;
-            let says = header(taken.properties.headers().as_ref(), own_headers::TENANT);
-            if verdict != SweepDecision::Drop && says.is_some() && says == self.erased {
-                self.swept.unproven += 1;
+        for (message, mark, decision) in done {
+            self.reader.acknowledge(message.tag).await?;
+            let tenant = header(message.properties.headers().as_ref(), own_headers::TENANT);
+            if decision != SweepDecision::Drop && tenant.is_some() && tenant == self.erased_tenant {
+                self.report.unproven += 1;
             }
-            self.count(verdict, named);
+            self.count_decision(decision, mark);
         }
         match failure {
-            Some(error) => {
-                Err(anyhow::Error::new(error).context(format!("sweeping {} was broken off", self.dead)))
-            }
+            Some(error) => Err(anyhow::Error::new(error)
+                .context(format!("sweeping {} was broken off", self.dead_letter_queue))),
             None => Ok(()),
         }
     }
 
-    /// Decides about a message. `ours`: letters that this session has locked.
-    fn decide(
+    /// Decides about a copy by its letter and its row; a copy without a letter stays. `locked`: letters that this session has locked.
+    fn decide_copy(
         &self,
-        named: Option<&TenantLetter>,
+        letter: Option<&TenantLetter>,
         row: Option<&LetterState>,
-        ours: &[TenantLetter],
+        locked: &[TenantLetter],
     ) -> SweepDecision {
-        let Some(named) = named else { return SweepDecision::Keep };
-        if self.erased == Some(named.0.as_str()) {
+        let Some(letter) = letter else { return SweepDecision::Keep };
+        if self.erased_tenant == Some(letter.0.as_str()) {
             return SweepDecision::Drop;
         }
-        match judge(named.1, row, self.asked.contains(named)) {
+        match judge_copy(letter.1, row, self.requested.contains(letter)) {
             // Another session has locked it.
-            SweepDecision::Return | SweepDecision::Close if !ours.contains(named) => SweepDecision::Keep,
+            SweepDecision::Return | SweepDecision::Close if !locked.contains(letter) => SweepDecision::Keep,
             decision => decision,
         }
     }
 
-    fn count(&mut self, verdict: SweepDecision, named: Result<Option<TenantLetter>, SignatureError>) {
-        match verdict {
-            SweepDecision::Drop | SweepDecision::Close => self.swept.dropped += 1,
-            SweepDecision::Return => self.swept.requeued += 1,
+    /// Counts a decision about a copy, and remembers the letter of a copy that left the queue.
+    fn count_decision(
+        &mut self,
+        decision: SweepDecision,
+        letter: Result<Option<TenantLetter>, SignatureError>,
+    ) {
+        match decision {
+            SweepDecision::Drop | SweepDecision::Close => self.report.dropped += 1,
+            SweepDecision::Return => self.report.requeued += 1,
             SweepDecision::Keep => {
-                self.swept.kept += 1;
-                if let Err(why) = &named {
-                    self.swept.unreadable_marks.count(why);
+                self.report.kept += 1;
+                if let Err(why) = &letter {
+                    self.report.unreadable_marks.count_error(why);
                 }
             }
             SweepDecision::Forgotten => {
-                self.swept.kept += 1;
-                self.swept.forgotten += 1;
+                self.report.kept += 1;
+                self.report.forgotten += 1;
             }
         }
-        if matches!(verdict, SweepDecision::Drop | SweepDecision::Close | SweepDecision::Return) {
+        if matches!(decision, SweepDecision::Drop | SweepDecision::Close | SweepDecision::Return) {
             // For an older generation this proves nothing: it is not recorded as swept.
-            self.gone.extend(named.ok().flatten());
+            self.removed_letters.extend(letter.ok().flatten());
         }
     }
 
-    fn returned(&self, keys: &SigningKeys, taken: &QueuedMessage, row: &LetterState) -> anyhow::Result<Copy> {
-        let owner = Owner {
+    /// Builds the copy that runs again.
+    fn build_returned_copy(
+        &self,
+        keys: &SigningKeys,
+        message: &QueuedMessage,
+        row: &LetterState,
+    ) -> anyhow::Result<Copy> {
+        let identity = LetterIdentity {
             tenant: &row.tenant,
             consumer: &row.consumer,
             key: &row.key,
@@ -342,41 +358,53 @@ impl SweepWalk<'_> {
             from_client: false,
             letter: Letter { id: row.id, generation: u32::try_from(row.generation).unwrap_or(0) },
         };
-        let headers = taken.properties.headers().clone().unwrap_or_default();
-        let body = taken.body.clone();
-        returned(keys, &owner, self.queue, &row.routing_key, &taken.properties, &headers, body)
+        let headers = message.properties.headers().clone().unwrap_or_default();
+        let body = message.body.clone();
+        build_copy(keys, &identity, self.queue, &row.routing_key, &message.properties, &headers, body)
     }
 
-    /// Returns the same message for this queue only: another queue that is bound to the dead-letter exchange must not get a copy with each
-    /// sweep. The way there replaces the routing key, so a header keeps it. A marked letter is marked again with the current key: it may
-    /// wait longer than its original key is accepted.
-    fn kept(&self, keys: &SigningKeys, taken: &QueuedMessage, named: Option<&TenantLetter>) -> Copy {
-        let mut headers = taken.properties.headers().clone().unwrap_or_default();
+    /// Builds the same message for this queue only: another queue that is bound to the dead-letter exchange must not get a copy with each
+    /// sweep. The routing key is replaced by the queue's name, so a header keeps it. A marked letter is marked again with the current key:
+    /// it may wait longer than its original key is accepted.
+    fn build_kept_copy(
+        &self,
+        keys: &SigningKeys,
+        message: &QueuedMessage,
+        letter: Option<&TenantLetter>,
+    ) -> Copy {
+        let mut headers = message.properties.headers().clone().unwrap_or_default();
         if header(Some(&headers), own_headers::ROUTING_KEY).is_none() {
-            put(&mut headers, own_headers::ROUTING_KEY, &taken.routing_key);
+            put_header(&mut headers, own_headers::ROUTING_KEY, &message.routing_key);
         }
-        if let Some(user_id) = taken.properties.user_id() {
-            put(&mut headers, own_headers::USER_ID, user_id.as_str());
+        if let Some(user_id) = message.properties.user_id() {
+            put_header(&mut headers, own_headers::USER_ID, user_id.as_str());
         }
-        if let Some((tenant, letter)) = named {
-            put(&mut headers, own_headers::LETTER_MARK, &keys.mark(*letter, tenant, &taken.body));
+        if let Some((tenant, letter)) = letter {
+            put_header(
+                &mut headers,
+                own_headers::LETTER_MARK,
+                &keys.sign_letter(*letter, tenant, &message.body),
+            );
         }
         Copy::from_original(
-            &taken.properties,
+            &message.properties,
             headers,
             String::new(),
-            self.dead.to_owned(),
-            taken.body.clone(),
+            self.dead_letter_queue.to_owned(),
+            message.body.clone(),
         )
     }
 }
 
-/// Returns the letter of a message if the worker has marked it: a header alone could be any publisher's.
-fn marked_letter(keys: &SigningKeys, taken: &QueuedMessage) -> Result<Option<TenantLetter>, SignatureError> {
-    let headers = taken.properties.headers().as_ref();
+/// Reads the letter of a message that a worker has marked; `None` without a mark, as a header alone could be any publisher's.
+fn read_marked_letter(
+    keys: &SigningKeys,
+    message: &QueuedMessage,
+) -> Result<Option<TenantLetter>, SignatureError> {
+    let headers = message.properties.headers().as_ref();
     let (letter, mark) = (header(headers, own_headers::LETTER), header(headers, own_headers::LETTER_MARK));
     let tenant = header(headers, own_headers::TENANT).unwrap_or_default();
-    let letter = keys.read_mark(letter, mark, tenant, &taken.body)?;
+    let letter = keys.read_mark(letter, mark, tenant, &message.body)?;
     Ok(letter.map(|letter| (tenant.to_owned(), letter)))
 }
 
@@ -399,8 +427,8 @@ mod tests {
             user_id: None,
             memory: "FAILED".to_owned(),
         };
-        let of = |generation, row: &LetterState| judge(Letter { id, generation }, Some(row), false);
-        assert_eq!(judge(Letter { id, generation: 1 }, None, false), SweepDecision::Keep);
+        let of = |generation, row: &LetterState| judge_copy(Letter { id, generation }, Some(row), false);
+        assert_eq!(judge_copy(Letter { id, generation: 1 }, None, false), SweepDecision::Keep);
         assert_eq!(of(1, &row("waiting", 1)), SweepDecision::Keep);
         assert_eq!(of(1, &row("requeueing", 1)), SweepDecision::Return);
         assert_eq!(of(1, &row("requeued", 1)), SweepDecision::Drop);
@@ -417,7 +445,7 @@ mod tests {
                 "a database that knows less than the queue"
             );
         }
-        for (memory, verdict, asked) in [
+        for (memory, decision, requested) in [
             ("NONE", SweepDecision::Return, SweepDecision::Return),
             ("IN_PROGRESS", SweepDecision::Return, SweepDecision::Return),
             ("COMPLETED", SweepDecision::Close, SweepDecision::Close),
@@ -425,8 +453,8 @@ mod tests {
             ("FORGOTTEN", SweepDecision::Forgotten, SweepDecision::Return),
         ] {
             let row = LetterState { memory: memory.to_owned(), ..row("requeueing", 1) };
-            assert_eq!(of(1, &row), verdict, "{memory}");
-            assert_eq!(judge(Letter { id, generation: 1 }, Some(&row), true), asked, "{memory}");
+            assert_eq!(of(1, &row), decision, "{memory}");
+            assert_eq!(judge_copy(Letter { id, generation: 1 }, Some(&row), true), requested, "{memory}");
         }
     }
 }

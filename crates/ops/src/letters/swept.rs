@@ -32,7 +32,7 @@ pub struct SweepReport {
 pub struct UnreadableMarks {
     /// Made with keys that this configuration does not have.
     unknown_key: u64,
-    /// The ids of those keys, at most [`MOST_KEYS`].
+    /// The ids of those keys, at most [`MAX_UNKNOWN_KEYS`].
     unknown_keys: BTreeSet<String>,
     /// Made by a program with another format of marks.
     unknown_version: u64,
@@ -40,24 +40,25 @@ pub struct UnreadableMarks {
     wrong: u64,
 }
 
-/// Any publisher to a dead-letter queue can make up ids of keys.
-const MOST_KEYS: usize = 8;
+/// Maximum number of ids of unknown keys that are kept: any publisher to a dead-letter queue can make up ids.
+const MAX_UNKNOWN_KEYS: usize = 8;
 
 impl UnreadableMarks {
-    pub(crate) fn count(&mut self, why: &SignatureError) {
-        match why {
+    /// Counts a copy with an unreadable mark.
+    pub(crate) fn count_error(&mut self, error: &SignatureError) {
+        match error {
             SignatureError::Version => self.unknown_version += 1,
             SignatureError::Malformed | SignatureError::Mismatch => self.wrong += 1,
             SignatureError::Key(id) => {
                 self.unknown_key += 1;
-                if self.unknown_keys.len() < MOST_KEYS {
+                if self.unknown_keys.len() < MAX_UNKNOWN_KEYS {
                     self.unknown_keys.insert(id.clone());
                 }
             }
         }
     }
 
-    /// Returns remedies, one line for each reason.
+    /// Returns the remedies for copies with unreadable marks, one line for each reason.
     pub fn advice(&self, queue: &str) -> Vec<String> {
         let keys: Vec<&str> = self.unknown_keys.iter().map(String::as_str).collect();
         let again = format!("run `oncely failed sweep --queue {queue}` again");

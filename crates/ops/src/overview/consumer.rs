@@ -35,8 +35,8 @@ pub enum ConsumerState {
 }
 
 impl ConsumerState {
-    /// Returns the name for display.
-    pub fn shown(self) -> &'static str {
+    /// Returns the name of the state for display.
+    pub fn label(self) -> &'static str {
         match self {
             Self::Stalled => "STALLED",
             Self::NoQueue => "NO QUEUE",
@@ -97,34 +97,35 @@ pub struct ConsumerOverview {
 }
 
 impl ConsumerOverview {
-    /// Adds facts that only the broker has: a missing queue, or a queue without a subscription. `queues` are its own, if the broker answers.
+    /// Adds facts that only the broker has: a missing queue, or a queue without a subscription. `queues` are its own, if the broker
+    /// answers.
     #[must_use]
     pub fn with_queues(&self, queues: &[&QueueState]) -> Self {
-        let one = self.clone();
+        let overview = self.clone();
         // Both are more specific than the broker's facts.
-        if matches!(one.state, ConsumerState::Paused | ConsumerState::Stalled) {
-            return one;
+        if matches!(overview.state, ConsumerState::Paused | ConsumerState::Stalled) {
+            return overview;
         }
         if let Some(missing) = queues.iter().find_map(|queue| queue.missing.first()) {
             let reason = format!("the queue {missing} does not exist (oncely topology apply)");
-            return Self { state: ConsumerState::NoQueue, reason: Some(reason), since: None, ..one };
+            return Self { state: ConsumerState::NoQueue, reason: Some(reason), since: None, ..overview };
         }
         let unattended = queues.iter().find(|queue| queue.subscriptions == Some(0));
-        match unattended.filter(|_| one.state != ConsumerState::NoWorker) {
+        match unattended.filter(|_| overview.state != ConsumerState::NoWorker) {
             Some(queue) => {
                 let reason = format!("no worker is subscribed to the queue {}", queue.queue);
-                Self { state: ConsumerState::Unattended, reason: Some(reason), since: None, ..one }
+                Self { state: ConsumerState::Unattended, reason: Some(reason), since: None, ..overview }
             }
-            None => one,
+            None => overview,
         }
     }
 }
 
-/// Age up to which a failed message is shown.
-const LATELY: TimeDelta = TimeDelta::minutes(1);
+/// Maximum age of a failure that is shown.
+const MAX_SHOWN_AGE: TimeDelta = TimeDelta::minutes(1);
 
-/// Returns all consumers that are configured, known to the database, or on a worker; by name.
-pub(super) fn overviews(
+/// Builds the overviews of all consumers that are configured, known to the database, or on a worker; by name.
+pub(super) fn build_overviews(
     configured: Option<&[String]>,
     known: &[KnownConsumer],
     pauses: &[Pause],
@@ -134,7 +135,7 @@ pub(super) fn overviews(
     now: DateTime<Utc>,
 ) -> Vec<ConsumerOverview> {
     let reports: Vec<&ConsumerReport> =
-        processes.iter().filter(|seen| !seen.silent).flat_map(|seen| &seen.reports).collect();
+        processes.iter().filter(|process| !process.silent).flat_map(|process| &process.reports).collect();
     let mut names: BTreeSet<&str> = configured.unwrap_or_default().iter().map(String::as_str).collect();
     names.extend(known.iter().map(|known| known.consumer.as_str()));
     names.extend(reports.iter().map(|report| report.consumer.as_str()));
@@ -147,15 +148,15 @@ pub(super) fn overviews(
             let pause = pauses.iter().find(|pause| pause.consumer == name);
             let known = known.iter().find(|known| known.consumer == name);
             let recent = recents.get(name).unwrap_or(&nothing);
-            let held = leases.iter().find(|held| held.consumer == name);
+            let lease_count = leases.iter().find(|lease_count| lease_count.consumer == name);
             ConsumerOverview {
                 configured: configured.map(|names| names.iter().any(|other| other == name)),
                 workers: own.len(),
                 inflight: total(
                     own.iter().flat_map(|report| report.condition.unacknowledged.values().copied()),
                 ),
-                held: held.map_or(0, |held| held.held),
-                held_over: held.map_or(0, |held| held.over),
+                held: lease_count.map_or(0, |lease_count| lease_count.held),
+                held_over: lease_count.map_or(0, |lease_count| lease_count.over),
                 delivered: recent.delivered,
                 done: recent.done,
                 duplicates: recent.duplicates,
@@ -167,24 +168,24 @@ pub(super) fn overviews(
                 failed: own
                     .iter()
                     .filter_map(|report| report.condition.failed.clone())
-                    .filter(|failed| now - failed.since < LATELY)
+                    .filter(|failed| now - failed.since < MAX_SHOWN_AGE)
                     .max_by_key(|failed| failed.since),
                 completed_at: own.iter().filter_map(|report| report.condition.completed_at).max(),
                 retention: known.map(|known| known.retention.as_secs_f64()),
                 redelivery_horizon: known.map(|known| known.redelivery_horizon.as_secs_f64()),
-                ..standing(name, pause, &own)
+                ..build_state_overview(name, pause, &own)
             }
         })
         .collect()
 }
 
 /// Explanation of a consumer with conflicting transactions.
-pub const CONTENDED: &str = "its transactions meet each other's locks on rows that many messages update, or another application's; its batches run one at a time \
+pub const CONTENTION_TEXT: &str = "its transactions meet each other's locks on rows that many messages update, or another application's; its batches run one at a time \
      (the book: Hot rows)";
 
-/// Returns the state and its reason.
-fn standing(name: &str, pause: Option<&Pause>, reports: &[&ConsumerReport]) -> ConsumerOverview {
-    let one = ConsumerOverview { consumer: name.to_owned(), ..ConsumerOverview::default() };
+/// Returns the overview of a consumer with its state, the reason and the times of the state; the rest is empty.
+fn build_state_overview(name: &str, pause: Option<&Pause>, reports: &[&ConsumerReport]) -> ConsumerOverview {
+    let overview = ConsumerOverview { consumer: name.to_owned(), ..ConsumerOverview::default() };
     if let Some(pause) = pause {
         return ConsumerOverview {
             state: ConsumerState::Paused,
@@ -192,7 +193,7 @@ fn standing(name: &str, pause: Option<&Pause>, reports: &[&ConsumerReport]) -> C
             paused_by: Some(pause.paused_by.clone()),
             since: Some(pause.paused_at),
             until: pause.paused_until,
-            ..one
+            ..overview
         };
     }
     let stalled = reports.iter().filter_map(|report| report.condition.stalled.as_ref());
@@ -204,7 +205,7 @@ fn standing(name: &str, pause: Option<&Pause>, reports: &[&ConsumerReport]) -> C
                 None => stalled.text.clone(),
             }),
             since: Some(stalled.since),
-            ..one
+            ..overview
         };
     }
     let failing = reports.iter().filter(|report| report.condition.failing.is_some());
@@ -214,19 +215,19 @@ fn standing(name: &str, pause: Option<&Pause>, reports: &[&ConsumerReport]) -> C
             state: ConsumerState::Failing,
             reason: report.condition.failed.as_ref().map(|failed| failed.text.clone()),
             since: since(report),
-            ..one
+            ..overview
         },
-        None if reports.is_empty() => ConsumerOverview { state: ConsumerState::NoWorker, ..one },
+        None if reports.is_empty() => ConsumerOverview { state: ConsumerState::NoWorker, ..overview },
         None => {
             let contended = reports.iter().filter_map(|report| report.condition.contended.as_ref());
             match contended.map(|contended| contended.since).min() {
                 Some(since) => ConsumerOverview {
                     state: ConsumerState::Contended,
-                    reason: Some(CONTENDED.to_owned()),
+                    reason: Some(CONTENTION_TEXT.to_owned()),
                     since: Some(since),
-                    ..one
+                    ..overview
                 },
-                None => ConsumerOverview { state: ConsumerState::Running, ..one },
+                None => ConsumerOverview { state: ConsumerState::Running, ..overview },
             }
         }
     }

@@ -10,10 +10,10 @@ mod target;
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
-pub use self::consumer::{CONTENDED, ConsumerOverview, ConsumerState};
+pub use self::consumer::{CONTENTION_TEXT, ConsumerOverview, ConsumerState};
 pub use self::process::ProcessOverview;
-pub use self::queue::{QueueState, queue_states};
-pub use self::recent::SPAN;
+pub use self::queue::{QueueState, query_queue_states};
+pub use self::recent::SPAN_LENGTH;
 pub use self::target::TargetOverview;
 use oncely_postgres::{self as pg, HeldCount, Pause};
 
@@ -33,26 +33,34 @@ pub struct Overview {
 }
 
 impl Overview {
-    /// Queries the state. `configured`: the consumers of the given configuration, if there is one. For every role that can read
+    /// Reads the state. `configured`: the consumers of the given configuration, if there is one. For every role that can read
     /// `oncely.stats`: operators and auditors.
     ///
     /// # Errors
     /// If a query fails.
-    pub async fn take(
+    pub async fn read(
         connection: &mut PgConnection,
         configured: Option<&[String]>,
         now: DateTime<Utc>,
     ) -> Result<Self, sqlx::Error> {
-        let known = pg::known_consumers(connection).await?;
-        let pauses = pg::pauses(connection).await?;
-        let processes = process::seen_processes(connection, now).await?;
-        let span = recent::last_minute(now);
-        let stats = pg::consumer_stats(connection, span.start, SPAN).await?;
-        let relayed = pg::relay_stats(connection, span.start, SPAN).await?;
-        let recents = recent::by_consumer(&stats, &span);
-        let leases = pg::held_counts(connection, now).await?;
-        let consumers = consumer::overviews(configured, &known, &pauses, &processes, &recents, &leases, now);
-        Ok(Self { now, consumers, targets: target::overviews(&relayed, &span), processes, pauses, leases })
+        let known = pg::list_consumers(connection).await?;
+        let pauses = pg::list_pauses(connection).await?;
+        let processes = process::read_processes(connection, now).await?;
+        let minute = recent::last_minute(now);
+        let stats = pg::read_consumer_stats(connection, minute.start, SPAN_LENGTH).await?;
+        let relay_stats = pg::read_relay_stats(connection, minute.start, SPAN_LENGTH).await?;
+        let recents = recent::sum_by_consumer(&stats, &minute);
+        let leases = pg::count_held_leases(connection, now).await?;
+        let consumers =
+            consumer::build_overviews(configured, &known, &pauses, &processes, &recents, &leases, now);
+        Ok(Self {
+            now,
+            consumers,
+            targets: target::sum_by_target(&relay_stats, &minute),
+            processes,
+            pauses,
+            leases,
+        })
     }
 
     /// Returns a consumer; `None` if it is neither configured nor known.
@@ -61,7 +69,7 @@ impl Overview {
     }
 
     /// Counts the live processes of a kind.
-    pub fn living(&self, kind: &str) -> usize {
-        self.processes.iter().filter(|seen| !seen.silent && seen.row.kind == kind).count()
+    pub fn count_living(&self, kind: &str) -> usize {
+        self.processes.iter().filter(|process| !process.silent && process.row.kind == kind).count()
     }
 }

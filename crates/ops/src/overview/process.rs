@@ -7,7 +7,7 @@ use oncely_postgres::{self as pg, ProcessRow};
 use oncely_worker::worker::ConsumerReport;
 
 /// Silence after which a process is no longer listed.
-const GONE: TimeDelta = TimeDelta::hours(1);
+const MAX_LISTED_SILENCE: TimeDelta = TimeDelta::hours(1);
 
 /// A process, from its heartbeat.
 #[derive(Clone, Debug)]
@@ -19,17 +19,18 @@ pub struct ProcessOverview {
     pub silent: bool,
 }
 
-/// Returns all processes that were seen within the last hour.
-pub(super) async fn seen_processes(
+/// Reads all processes that were seen within the last hour.
+pub(super) async fn read_processes(
     connection: &mut PgConnection,
     now: DateTime<Utc>,
 ) -> Result<Vec<ProcessOverview>, sqlx::Error> {
-    let rows = pg::processes(connection, now - GONE).await?;
-    Ok(rows.into_iter().map(|row| seen(row, now)).collect())
+    let rows = pg::list_processes(connection, now - MAX_LISTED_SILENCE).await?;
+    Ok(rows.into_iter().map(|row| to_overview(row, now)).collect())
 }
 
-fn seen(row: ProcessRow, now: DateTime<Utc>) -> ProcessOverview {
+/// Converts the row of a process; reports that can't be parsed are left out.
+fn to_overview(row: ProcessRow, now: DateTime<Utc>) -> ProcessOverview {
     // Another build may have another format: then the state of its consumers is unknown.
     let reports = serde_json::from_value(row.consumers.clone()).unwrap_or_default();
-    ProcessOverview { silent: now - row.last_seen_at > pg::SILENT, row, reports }
+    ProcessOverview { silent: now - row.last_seen_at > pg::SILENCE_TIME, row, reports }
 }

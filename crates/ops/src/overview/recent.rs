@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use chrono::{DateTime, DurationRound as _, TimeDelta, Utc};
 
-use oncely_core::durations::{BUCKETS, quantile};
+use oncely_core::durations::{BUCKET_COUNT, quantile};
 use oncely_postgres::ConsumerStats;
 
 /// Length of the spans in which processes write statistics.
-pub const SPAN: Duration = Duration::from_secs(10);
+pub const SPAN_LENGTH: Duration = Duration::from_secs(10);
 /// Number of spans in a minute.
-const SPANS: usize = 6;
+const SPANS_PER_MINUTE: usize = 6;
 
 /// Work of a consumer in the last minute, summed over all processes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -24,8 +24,8 @@ pub(super) struct RecentCounts {
     pub(crate) retried: i64,
     pub(crate) dead_lettered: i64,
     /// `done` by span, the oldest first.
-    pub(crate) done_by_span: [i64; SPANS],
-    /// By bucket ([`oncely_core::durations::BOUNDS`]).
+    pub(crate) done_by_span: [i64; SPANS_PER_MINUTE],
+    /// By bucket ([`oncely_core::durations::BUCKET_BOUNDS`]).
     durations: Vec<i64>,
 }
 
@@ -42,28 +42,28 @@ pub(super) fn last_minute(now: DateTime<Utc>) -> Range<DateTime<Utc>> {
     end - TimeDelta::minutes(1)..end
 }
 
-/// Sums up a minute.
-pub(super) fn by_consumer(
+/// Sums up the work of a minute by consumer.
+pub(super) fn sum_by_consumer(
     stats: &[ConsumerStats],
     minute: &Range<DateTime<Utc>>,
 ) -> BTreeMap<String, RecentCounts> {
-    let mut found: BTreeMap<String, RecentCounts> = BTreeMap::new();
+    let mut counts: BTreeMap<String, RecentCounts> = BTreeMap::new();
     for span in stats.iter().filter(|span| minute.contains(&span.at)) {
-        let recent = found.entry(span.consumer.clone()).or_default();
+        let recent = counts.entry(span.consumer.clone()).or_default();
         let done = span.completed + span.refused;
         recent.delivered += span.delivered;
         recent.done += done;
         recent.duplicates += span.duplicates;
         recent.retried += span.retried;
         recent.dead_lettered += span.dead_lettered;
-        let at = usize::try_from((span.at - minute.start).num_seconds() / 10).unwrap_or(0);
-        recent.done_by_span[at.min(SPANS - 1)] += done;
-        recent.durations.resize(BUCKETS, 0);
+        let index = usize::try_from((span.at - minute.start).num_seconds() / 10).unwrap_or(0);
+        recent.done_by_span[index.min(SPANS_PER_MINUTE - 1)] += done;
+        recent.durations.resize(BUCKET_COUNT, 0);
         for (sum, count) in recent.durations.iter_mut().zip(&span.durations) {
             *sum += count;
         }
     }
-    found
+    counts
 }
 
 #[cfg(test)]
@@ -84,7 +84,7 @@ mod tests {
             ..ConsumerStats::default()
         };
         let stats = [span(-10, 100), span(0, 2), span(50, 4), span(50, 4), span(60, 100)];
-        let found = by_consumer(&stats, &minute);
+        let found = sum_by_consumer(&stats, &minute);
         let recent = &found["payments"];
         assert_eq!((recent.done, recent.done_by_span), (13, [3, 0, 0, 0, 0, 10]));
         let median = recent.quantile(0.5).unwrap();

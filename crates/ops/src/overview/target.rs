@@ -25,11 +25,11 @@ pub struct TargetOverview {
     pub parked: i64,
 }
 
-/// Sums up a minute; the backlog is that of the last report, even if it came after the minute.
-pub(super) fn overviews(stats: &[RelayStats], minute: &Range<DateTime<Utc>>) -> Vec<TargetOverview> {
-    let mut found: BTreeMap<&str, TargetOverview> = BTreeMap::new();
+/// Sums up the work of a minute by target; the backlog is that of the last report, even if it came after the minute.
+pub(super) fn sum_by_target(stats: &[RelayStats], minute: &Range<DateTime<Utc>>) -> Vec<TargetOverview> {
+    let mut targets: BTreeMap<&str, TargetOverview> = BTreeMap::new();
     for span in stats {
-        let target = found.entry(&span.target).or_default();
+        let target = targets.entry(&span.target).or_default();
         target.target.clone_from(&span.target);
         target.records = span.records;
         target.oldest_age = span.oldest_age;
@@ -39,7 +39,7 @@ pub(super) fn overviews(stats: &[RelayStats], minute: &Range<DateTime<Utc>>) -> 
             target.parked += span.parked;
         }
     }
-    found.into_values().collect()
+    targets.into_values().collect()
 }
 
 #[cfg(test)]
@@ -58,7 +58,7 @@ mod tests {
             records,
             oldest_age: 2.0,
         };
-        let found = overviews(&[span(0, 7), span(10, 8), span(60, 9)], &(at(0)..at(60)));
+        let found = sum_by_target(&[span(0, 7), span(10, 8), span(60, 9)], &(at(0)..at(60)));
         assert_eq!(found.len(), 1);
         assert_eq!((found[0].relayed, found[0].failed, found[0].records), (10, 2, 9));
     }

@@ -18,7 +18,7 @@ impl ServerFailure {
     pub fn from_error(error: anyhow::Error) -> anyhow::Result<Self> {
         match exit::code(&error) {
             exit::CONFIG => Err(error),
-            code => Ok(Self { text: exit::error_chain(&error), is_away: code == exit::UNREACHABLE }),
+            code => Ok(Self { text: exit::format_error_chain(&error), is_away: code == exit::UNREACHABLE }),
         }
     }
 }

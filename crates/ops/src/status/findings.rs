@@ -1,14 +1,14 @@
-//! Findings about a picture, the worst first.
+//! Findings about a snapshot, the worst first.
 
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 
 use super::snapshot::{DatabaseSnapshot, StatusSnapshot};
 use crate::exit;
-use crate::overview::{CONTENDED, QueueState};
+use crate::overview::{CONTENTION_TEXT, QueueState};
 use oncely_core::shown;
-use oncely_core::units::{Times, age, counted};
-use oncely_postgres::{RECENT_ROWS, RecentOutcome};
+use oncely_core::units::{Times, format_age, format_count};
+use oncely_postgres::{MAX_RECENT_ROWS, RecentOutcome};
 use oncely_worker::worker::FailureNotice;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -33,23 +33,26 @@ pub struct StatusFinding {
     pub has_page: bool,
 }
 
-/// Age from which waiting records and events are late.
-const LATE: chrono::Duration = chrono::Duration::seconds(60);
-/// The relay seals the trail every hour; after this time without a seal, sealing has failed.
-const SEALED: chrono::Duration = chrono::Duration::days(2);
+/// Maximum wait of a record, event or key that is no finding.
+const MAX_WAIT: chrono::Duration = chrono::Duration::seconds(60);
+/// Maximum time without a seal that is no finding: the relay seals the trail every hour.
+const MAX_SEAL_AGE: chrono::Duration = chrono::Duration::days(2);
 /// Dead letters of the last five minutes below which a consumer may have had single bad messages.
 const MIN_DEAD_LETTERS: i64 = 10;
 /// Decisions per dead letter: with fewer, something other than single bad messages fails.
 const DECISIONS_PER_DEAD_LETTER: i64 = 20;
 
-fn safe(text: &str) -> String {
-    shown::value(text).into_owned()
+/// Escapes control characters of a text for display.
+fn escape(text: &str) -> String {
+    shown::escape_value(text).into_owned()
 }
 
 /// Returns the exit code: unreachable if PostgreSQL or RabbitMQ is, otherwise that of the worst finding.
-pub fn exit_code(picture: &StatusSnapshot, findings: &[StatusFinding]) -> u8 {
+pub fn exit_code(snapshot: &StatusSnapshot, findings: &[StatusFinding]) -> u8 {
     match findings.iter().map(|finding| finding.severity).min() {
-        _ if picture.rabbitmq.is_err() || picture.postgres.as_ref().is_err_and(|missing| missing.is_away) => {
+        _ if snapshot.rabbitmq.is_err()
+            || snapshot.postgres.as_ref().is_err_and(|missing| missing.is_away) =>
+        {
             exit::UNREACHABLE
         }
         Some(Severity::Danger) => exit::DANGER,
@@ -58,39 +61,39 @@ pub fn exit_code(picture: &StatusSnapshot, findings: &[StatusFinding]) -> u8 {
     }
 }
 
-/// Returns the findings of a picture.
-pub fn judge(picture: &StatusSnapshot, times: Times) -> Vec<StatusFinding> {
+/// Returns the findings about a snapshot, the worst first.
+pub fn collect_findings(snapshot: &StatusSnapshot, times: Times) -> Vec<StatusFinding> {
     let mut found = StatusFindings(Vec::new());
-    if let Ok(queues) = &picture.rabbitmq {
-        queues.iter().for_each(|queue| found.add_queue(picture, queue));
+    if let Ok(queues) = &snapshot.rabbitmq {
+        queues.iter().for_each(|queue| found.add_queue(snapshot, queue));
     }
-    if let Err(missing) = &picture.postgres
-        && !missing.is_away
+    if let Err(failure) = &snapshot.postgres
+        && !failure.is_away
     {
-        found.add_notice("PostgreSQL", format!("answers, but a query failed: {}", safe(&missing.text)));
+        found.add_notice("PostgreSQL", format!("answers, but a query failed: {}", escape(&failure.text)));
     }
-    if let Ok(database) = &picture.postgres
+    if let Ok(database) = &snapshot.postgres
         && database.read_only
     {
-        let what = "takes no writes: default_transaction_read_only is on, so nothing is processed and no \
+        let text = "takes no writes: default_transaction_read_only is on, so nothing is processed and no \
                     process reports. Workers and relays wait until it is off (providers set it when the disk is \
                     full)";
-        found.add_danger("PostgreSQL", what.to_owned());
+        found.add_danger("PostgreSQL", text.to_owned());
         found.add_pauses(database, times);
-    } else if let Ok(database) = &picture.postgres {
+    } else if let Ok(database) = &snapshot.postgres {
         found.add_pauses(database, times);
         found.add_stalls(database, times);
         found.add_failing(database);
         found.add_dead_letter_share(&database.recent);
-        found.add_letters(database, picture.rabbitmq.as_deref().unwrap_or_default());
+        found.add_letters(database, snapshot.rabbitmq.as_deref().unwrap_or_default());
         found.add_quotas(database);
         found.add_leases(database);
         found.add_processes(database);
-        found.add_relay(database, picture.has_broker);
+        found.add_relay(database, snapshot.has_broker);
     }
-    if let Some(Err(missing)) = &picture.redis {
-        let what = if missing.is_away { "does not answer" } else { "can't be used" };
-        let text = format!("{what}, so PostgreSQL decides alone, only slower: {}", safe(&missing.text));
+    if let Some(Err(failure)) = &snapshot.redis {
+        let text = if failure.is_away { "does not answer" } else { "can't be used" };
+        let text = format!("{text}, so PostgreSQL decides alone, only slower: {}", escape(&failure.text));
         found.add_notice("Redis", text);
     }
     let mut findings = found.0;
@@ -99,12 +102,12 @@ pub fn judge(picture: &StatusSnapshot, times: Times) -> Vec<StatusFinding> {
 }
 
 /// Formats an error, and a message that it occurred with.
-fn example(trouble: &FailureNotice, code: Option<&str>) -> String {
-    let code = code.map(|code| format!(" (SQLSTATE {})", safe(code))).unwrap_or_default();
-    let said = safe(&trouble.text) + &code;
-    match (&trouble.tenant, &trouble.key) {
-        (Some(tenant), Some(key)) => format!("{said}; tenant {} · key {}", safe(tenant), safe(key)),
-        _ => said,
+fn format_example(notice: &FailureNotice, code: Option<&str>) -> String {
+    let code = code.map(|code| format!(" (SQLSTATE {})", escape(code))).unwrap_or_default();
+    let text = escape(&notice.text) + &code;
+    match (&notice.tenant, &notice.key) {
+        (Some(tenant), Some(key)) => format!("{text}; tenant {} · key {}", escape(tenant), escape(key)),
+        _ => text,
     }
 }
 
@@ -112,85 +115,98 @@ struct StatusFindings(Vec<StatusFinding>);
 
 impl StatusFindings {
     fn add_danger(&mut self, about: &str, text: String) {
-        self.0.push(StatusFinding { severity: Severity::Danger, about: safe(about), text, has_page: false });
+        self.0.push(StatusFinding {
+            severity: Severity::Danger,
+            about: escape(about),
+            text,
+            has_page: false,
+        });
     }
 
     fn add_notice(&mut self, about: &str, text: String) {
-        self.0.push(StatusFinding { severity: Severity::Notice, about: safe(about), text, has_page: false });
+        self.0.push(StatusFinding {
+            severity: Severity::Notice,
+            about: escape(about),
+            text,
+            has_page: false,
+        });
     }
 
     fn add_page_notice(&mut self, about: &str, text: String) {
-        self.0.push(StatusFinding { severity: Severity::Notice, about: safe(about), text, has_page: true });
+        self.0.push(StatusFinding { severity: Severity::Notice, about: escape(about), text, has_page: true });
     }
 
-    fn add_queue(&mut self, picture: &StatusSnapshot, state: &QueueState) {
+    /// Adds a queue's findings: it is missing, or no worker consumes it.
+    fn add_queue(&mut self, snapshot: &StatusSnapshot, state: &QueueState) {
         for missing in &state.missing {
-            let text = format!("the queue {} does not exist (`oncely topology apply`)", safe(missing));
+            let text = format!("the queue {} does not exist (`oncely topology apply`)", escape(missing));
             self.add_danger(&state.consumer, text);
         }
         let paused =
-            picture.postgres.as_ref().is_ok_and(|database| database.pause(&state.consumer).is_some());
-        let workers = picture.workers(&state.consumer).count();
+            snapshot.postgres.as_ref().is_ok_and(|database| database.pause(&state.consumer).is_some());
+        let workers = snapshot.workers(&state.consumer).count();
         // If PostgreSQL does not answer, or takes no reports, the state of workers is unknown.
-        let reports = picture.postgres.as_ref().is_ok_and(|database| !database.read_only);
+        let reports = snapshot.postgres.as_ref().is_ok_and(|database| !database.read_only);
         let is_alone = reports && workers == 0 && state.subscriptions.is_some();
         if (state.subscriptions == Some(0) || is_alone) && !paused {
-            let what = match (workers, state.subscriptions) {
+            let state_text = match (workers, state.subscriptions) {
                 (0, None | Some(0)) => "no worker is running".to_owned(),
                 (0, Some(_)) => "its workers died, hang, or can't reach PostgreSQL".to_owned(),
                 (1, _) => "1 worker is running and not subscribed".to_owned(),
-                (some, _) => format!("{some} workers are running and not subscribed"),
+                (count, _) => format!("{count} workers are running and not subscribed"),
             };
             let ready = state.ready.unwrap_or_default();
             self.add_danger(
                 &state.consumer,
                 format!(
-                    "no worker consumes {}: {what}; {} ready",
-                    safe(&state.queue),
-                    counted(ready, "message")
+                    "no worker consumes {}: {state_text}; {} ready",
+                    escape(&state.queue),
+                    format_count(ready, "message")
                 ),
             );
         }
     }
 
+    /// Adds the paused consumers.
     fn add_pauses(&mut self, database: &DatabaseSnapshot, times: Times) {
         for pause in &database.overview.pauses {
             let until = match pause.paused_until {
-                Some(until) => format!("until {}", times.show(until)),
+                Some(until) => format!("until {}", times.format_time(until)),
                 None => {
-                    format!("until it is resumed (run `oncely consumers resume {}`)", safe(&pause.consumer))
+                    format!("until it is resumed (run `oncely consumers resume {}`)", escape(&pause.consumer))
                 }
             };
             let text = format!(
                 "is paused by {} since {} ({}), {until}: {}",
-                safe(&pause.paused_by),
-                times.show(pause.paused_at),
-                age(pause.paused_at, database.now),
-                safe(&pause.reason)
+                escape(&pause.paused_by),
+                times.format_time(pause.paused_at),
+                format_age(pause.paused_at, database.now),
+                escape(&pause.reason)
             );
             self.add_page_notice(&pause.consumer, text);
         }
     }
 
+    /// Adds consumers in which nothing succeeds or many fail, and messages that can't be acknowledged.
     fn add_stalls(&mut self, database: &DatabaseSnapshot, times: Times) {
-        for seen in database.overview.processes.iter().filter(|seen| !seen.silent) {
-            for report in &seen.reports {
+        for process in database.overview.processes.iter().filter(|process| !process.silent) {
+            for report in &process.reports {
                 if report.unsettled > 0 {
                     let text = format!(
                         "{} can't be acknowledged: the copies for retry or dead-letter queues \
                          are not published (see the log of worker {})",
-                        counted(report.unsettled, "message"),
-                        safe(&seen.row.name)
+                        format_count(report.unsettled, "message"),
+                        escape(&process.row.name)
                     );
                     self.add_notice(&report.consumer, text);
                 }
-                let since = |at| format!("{} ({})", times.show(at), age(at, database.now));
+                let since = |at| format!("{} ({})", times.format_time(at), format_age(at, database.now));
                 let text = match (&report.condition.stalled, &report.condition.failing) {
                     (Some(stalled), _) => {
                         format!(
                             "is stalled since {}: {}",
                             since(stalled.since),
-                            example(stalled, stalled.code.as_deref())
+                            format_example(stalled, stalled.code.as_deref())
                         )
                     }
                     (None, Some(failing)) => {
@@ -199,7 +215,7 @@ impl StatusFindings {
                             .condition
                             .failed
                             .as_ref()
-                            .map(|failed| example(failed, None))
+                            .map(|failed| format_example(failed, None))
                             .unwrap_or_default();
                         format!(
                             "every message fails since {} and is retried, {} new ones so far. The last one: {last}",
@@ -210,58 +226,59 @@ impl StatusFindings {
                     (None, None) => {
                         if let Some(contended) = &report.condition.contended {
                             let text = format!(
-                                "since {} {CONTENDED} (worker {})",
+                                "since {} {CONTENTION_TEXT} (worker {})",
                                 since(contended.since),
-                                safe(&seen.row.name)
+                                escape(&process.row.name)
                             );
                             self.add_notice(&report.consumer, text);
                         }
                         continue;
                     }
                 };
-                self.add_danger(&report.consumer, format!("{text} (worker {})", safe(&seen.row.name)));
+                self.add_danger(&report.consumer, format!("{text} (worker {})", escape(&process.row.name)));
             }
         }
     }
 
+    /// Adds keys that fail while others succeed.
     fn add_failing(&mut self, database: &DatabaseSnapshot) {
         for state in database.consumers.iter().filter(|state| state.failing > 0) {
-            let named: Vec<String> = database
+            let examples: Vec<String> = database
                 .failing
                 .iter()
                 .filter(|key| key.consumer == state.consumer)
                 .map(|key| {
-                    let error = safe(key.last_error.as_deref().unwrap_or("no error is known"));
-                    let (tenant, name) = (safe(&key.tenant), safe(&key.key));
+                    let error = escape(key.last_error.as_deref().unwrap_or("no error is known"));
+                    let (tenant, name) = (escape(&key.tenant), escape(&key.key));
                     let next = match key.not_before.map(|at| at - database.now) {
                         Some(wait) if wait > chrono::Duration::zero() => {
-                            format!(", the next in {}", age(database.now, database.now + wait))
+                            format!(", the next in {}", format_age(database.now, database.now + wait))
                         }
                         _ => String::new(),
                     };
                     format!(
                         "tenant {tenant} · key {name}, {}{next}: {error}",
-                        counted(key.attempts, "attempt")
+                        format_count(key.attempts, "attempt")
                     )
                 })
                 .collect();
-            let and_more = match state.failing > i64::try_from(named.len()).unwrap_or(i64::MAX) {
+            let and_more = match state.failing > i64::try_from(examples.len()).unwrap_or(i64::MAX) {
                 true => "\n      …",
                 false => "",
             };
             let text = format!(
                 "{} failed and will be retried:\n      {}{and_more}",
-                counted(state.failing, "message"),
-                named.join("\n      ")
+                format_count(state.failing, "message"),
+                examples.join("\n      ")
             );
             self.add_notice(&state.consumer, text);
         }
     }
 
-    /// Reports consumers for which too large a share of the recent decisions are dead letters.
+    /// Adds consumers for which too large a share of the recent decisions are dead letters.
     fn add_dead_letter_share(&mut self, recent: &[RecentOutcome]) {
         let read = recent.iter().map(|row| row.count).sum::<i64>();
-        let which = if read < RECENT_ROWS { "decisions" } else { "decisions that were read" };
+        let which = if read < MAX_RECENT_ROWS { "decisions" } else { "decisions that were read" };
         // The rows are sorted by consumer.
         let mut consumers: Vec<&str> = recent.iter().map(|row| row.consumer.as_str()).collect();
         consumers.dedup();
@@ -278,6 +295,7 @@ impl StatusFindings {
         }
     }
 
+    /// Adds dead letters that wait, and dead-letter queues with fewer messages than that.
     fn add_letters(&mut self, database: &DatabaseSnapshot, queues: &[QueueState]) {
         for letters in &database.letters {
             let dead = queues.iter().find(|state| state.queue == letters.queue).and_then(|state| state.dead);
@@ -285,69 +303,73 @@ impl StatusFindings {
             let about = if about.is_empty() { &letters.queue } else { about };
             self.add_page_notice(
                 about,
-                format!("{} waiting (`oncely failed groups`)", counted(letters.waiting, "dead letter")),
+                format!("{} waiting (`oncely failed groups`)", format_count(letters.waiting, "dead letter")),
             );
             if let Some(dead) = dead
                 && i64::from(dead) < letters.settled
             {
                 let text = format!(
                     "{}.dead holds {}, but {} waiting: the queue was purged or deleted. Letters whose body is stored whole can still be requeued",
-                    safe(&letters.queue),
-                    counted(dead, "message"),
-                    counted(letters.settled, "dead letter")
+                    escape(&letters.queue),
+                    format_count(dead, "message"),
+                    format_count(letters.settled, "dead letter")
                 );
                 self.add_notice(about, text);
             }
         }
     }
 
+    /// Adds the tenants over their quota.
     fn add_quotas(&mut self, database: &DatabaseSnapshot) {
         for over in &database.over_quota {
             let text = format!(
                 "the tenant {} is over its quota: {} not stored, and in the dead-letter queue alone (`oncely tenant usage`)",
-                safe(&over.tenant),
+                escape(&over.tenant),
                 match over.left_out {
                     1 => "the message of 1 dead letter is".to_owned(),
-                    some => format!("the messages of {some} dead letters are"),
+                    count => format!("the messages of {count} dead letters are"),
                 }
             );
             self.add_notice("dead letters", text);
         }
     }
 
-    /// Reports expired leases: a copy arrives within half a minute if a worker is subscribed.
+    /// Adds expired leases: a copy arrives within half a minute if a worker is subscribed.
     fn add_leases(&mut self, database: &DatabaseSnapshot) {
-        for held in database.overview.leases.iter().filter(|held| database.now - held.first_end > LATE) {
+        for held in database.overview.leases.iter().filter(|held| database.now - held.first_end > MAX_WAIT) {
             let text = format!(
                 "{} held by an expired lease, the first expired {} ago, and no run took over \
                  (`oncely leases list --over`)",
                 match held.over {
                     1 => "1 key is".to_owned(),
-                    some => format!("{some} keys are"),
+                    count => format!("{count} keys are"),
                 },
-                age(held.first_end, database.now)
+                format_age(held.first_end, database.now)
             );
             self.add_notice(&held.consumer, text);
         }
     }
 
+    /// Adds the silent processes.
     fn add_processes(&mut self, database: &DatabaseSnapshot) {
-        for seen in database.overview.processes.iter().filter(|seen| seen.silent) {
-            let row = &seen.row;
+        for process in database.overview.processes.iter().filter(|process| process.silent) {
+            let row = &process.row;
             let text = format!(
                 "has been silent for {} (host {}, process {}): it died, hangs, or can't reach PostgreSQL; if it does not come back: \
                  oncely processes forget",
-                age(row.last_seen_at, database.now),
-                safe(&row.host),
+                format_age(row.last_seen_at, database.now),
+                escape(&row.host),
                 row.pid
             );
             self.add_notice(&format!("{} {}", row.kind, row.name), text);
         }
     }
 
+    /// Adds a missing relay, events and mirror records that wait for too long, an unsealed trail, and parked events.
     fn add_relay(&mut self, database: &DatabaseSnapshot, has_broker: bool) {
-        let relays = database.overview.processes.iter().any(|seen| seen.row.kind == "relay" && !seen.silent);
-        let late = |since: Option<DateTime<Utc>>| since.filter(|at| database.now - *at > LATE);
+        let relays =
+            database.overview.processes.iter().any(|process| process.row.kind == "relay" && !process.silent);
+        let late = |since: Option<DateTime<Utc>>| since.filter(|at| database.now - *at > MAX_WAIT);
         // Without a broker no relay runs.
         if !relays && has_broker {
             let text =
@@ -356,14 +378,18 @@ impl StatusFindings {
         }
         match late(database.events.oldest_due) {
             Some(oldest) if !relays => {
-                let text =
-                    format!("are not published: the oldest was written {} ago", age(oldest, database.now));
+                let text = format!(
+                    "are not published: the oldest was written {} ago",
+                    format_age(oldest, database.now)
+                );
                 self.add_danger("events", text);
             }
             // It may be delayed on purpose, or wait behind a parked one.
             Some(oldest) => {
-                let text =
-                    format!("are late: the oldest that is due was written {} ago", age(oldest, database.now));
+                let text = format!(
+                    "are late: the oldest that is due was written {} ago",
+                    format_age(oldest, database.now)
+                );
                 self.add_notice("events", text);
             }
             None => {}
@@ -371,14 +397,14 @@ impl StatusFindings {
         if let Some(oldest) = late(database.mirror_queue.oldest) {
             let text = format!(
                 "the oldest record waits for {}: duplicates are slower meanwhile",
-                age(oldest, database.now)
+                format_age(oldest, database.now)
             );
             self.add_notice("mirror queue", text);
         }
-        if let Some(since) = database.tables.sealing_since.filter(|at| database.now - *at > SEALED) {
+        if let Some(since) = database.tables.sealing_since.filter(|at| database.now - *at > MAX_SEAL_AGE) {
             let text = format!(
                 "was last sealed {} ago: `oncely gc run` says why, or a transaction has been open for as long",
-                age(since, database.now)
+                format_age(since, database.now)
             );
             self.add_notice("trail", text);
         }

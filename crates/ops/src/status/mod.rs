@@ -6,6 +6,6 @@ mod servers;
 mod snapshot;
 
 pub use failure::ServerFailure;
-pub use findings::{Severity, StatusFinding, exit_code, judge};
+pub use findings::{Severity, StatusFinding, collect_findings, exit_code};
 pub use servers::Servers;
 pub use snapshot::{DatabaseSnapshot, StatusSnapshot};

@@ -5,10 +5,10 @@ use std::time::Duration;
 use tokio::sync::{Mutex, OnceCell};
 
 use super::failure::ServerFailure;
-use crate::overview::{QueueState, queue_states};
+use crate::overview::{QueueState, query_queue_states};
 use oncely_amqp::{AmqpError, connect};
 use oncely_config::Config;
-use oncely_doctor::IN_CLUSTER;
+use oncely_doctor::CLUSTER_TEXT;
 use oncely_mirror::{Mirror, MirrorError};
 
 /// Connections to RabbitMQ and Redis, for repeated queries.
@@ -28,23 +28,24 @@ impl Servers {
         Self { application, limit, broker: Mutex::default(), mirror, is_cluster: OnceCell::new() }
     }
 
-    /// Returns the state of all configured queues, or the reason why RabbitMQ does not answer. Without a broker there are none.
-    pub async fn queues(&self, config: &Config) -> Result<Vec<QueueState>, String> {
+    /// Queries the state of all configured queues; an error is the reason for which RabbitMQ does not answer. Without a broker there are no
+    /// queues.
+    pub async fn query_queues(&self, config: &Config) -> Result<Vec<QueueState>, String> {
         if !config.has_broker {
             return Ok(Vec::new());
         }
-        let mut kept = self.broker.lock().await;
-        let asked = async {
-            let connection = match kept.take().filter(|connection| connection.status().connected()) {
+        let mut slot = self.broker.lock().await;
+        let query = async {
+            let connection = match slot.take().filter(|connection| connection.status().connected()) {
                 Some(connection) => connection,
                 None => connect(&config.rabbitmq, self.application).await?,
             };
-            let states = queue_states(&connection, config).await?;
+            let states = query_queue_states(&connection, config).await?;
             Ok::<_, AmqpError>((connection, states))
         };
-        match tokio::time::timeout(self.limit, asked).await {
+        match tokio::time::timeout(self.limit, query).await {
             Ok(Ok((connection, states))) => {
-                *kept = Some(connection);
+                *slot = Some(connection);
                 Ok(states)
             }
             Ok(Err(error)) => Err(error.to_string()),
@@ -52,8 +53,8 @@ impl Servers {
         }
     }
 
-    /// Returns why Redis can't be used, if it can't; `None` if no mirror is configured.
-    pub async fn redis(&self) -> Option<Result<(), ServerFailure>> {
+    /// Checks that Redis answers and is no node of a cluster; `None` if no mirror is configured.
+    pub async fn check_redis(&self) -> Option<Result<(), ServerFailure>> {
         let away = |text| ServerFailure { text, is_away: true };
         let mirror = match self.mirror.as_ref()? {
             Ok(mirror) => mirror,
@@ -66,10 +67,10 @@ impl Servers {
         }
         let facts = self
             .is_cluster
-            .get_or_try_init(|| async { Ok::<_, MirrorError>(mirror.facts().await?.is_cluster) });
+            .get_or_try_init(|| async { Ok::<_, MirrorError>(mirror.read_facts().await?.is_cluster) });
         // Redis answers; its facts may come with a later query.
         match tokio::time::timeout(self.limit, facts).await {
-            Ok(Ok(true)) => Some(Err(ServerFailure { text: IN_CLUSTER.to_owned(), is_away: false })),
+            Ok(Ok(true)) => Some(Err(ServerFailure { text: CLUSTER_TEXT.to_owned(), is_away: false })),
             _ => Some(Ok(())),
         }
     }

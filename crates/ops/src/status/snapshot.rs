@@ -17,11 +17,11 @@ use oncely_process::preflight::open_session;
 use oncely_worker::worker::ConsumerReport;
 
 /// Time range in which outcomes are counted.
-const RECENT: chrono::Duration = chrono::Duration::minutes(5);
+const OUTCOME_RANGE: chrono::Duration = chrono::Duration::minutes(5);
 /// Time after which a dead letter's copy is in its queue.
-const ARRIVED: chrono::Duration = chrono::Duration::minutes(1);
-/// Maximum number of failing keys of a consumer that are named, and of tenants over their quota.
-const NAMED: i64 = 3;
+const ARRIVAL_TIME: chrono::Duration = chrono::Duration::minutes(1);
+/// Maximum number of failing keys that are listed for a consumer, and of tenants over their quota.
+const MAX_EXAMPLES: i64 = 3;
 
 /// The state of the servers at one time; a server that does not answer has its error.
 #[derive(Clone, Debug)]
@@ -60,12 +60,13 @@ impl<D> StatusSnapshot<D> {
     ///
     /// # Errors
     /// If the database does not match the configuration. A server that does not answer is part of the snapshot.
-    pub async fn of_servers(
+    pub async fn query_servers(
         config: &Config,
         servers: &Servers,
         database: impl Future<Output = anyhow::Result<D>>,
     ) -> anyhow::Result<Self> {
-        let (postgres, rabbitmq, redis) = tokio::join!(database, servers.queues(config), servers.redis());
+        let (postgres, rabbitmq, redis) =
+            tokio::join!(database, servers.query_queues(config), servers.check_redis());
         let postgres = match postgres {
             Ok(database) => Ok(database),
             Err(error) => Err(ServerFailure::from_error(error)?),
@@ -88,53 +89,56 @@ impl StatusSnapshot {
     pub async fn take(config: &Config) -> anyhow::Result<Self> {
         // The configured limits of the servers apply.
         let servers = Servers::new(config, "oncely status", Duration::MAX);
-        let snapshot = Self::of_servers(config, &servers, database(config)).await;
+        let snapshot = Self::query_servers(config, &servers, query_database(config)).await;
         servers.close().await;
         snapshot
     }
 
-    /// Returns live workers with their reports about a consumer.
+    /// Returns the live workers of a consumer, with their reports about it.
     pub fn workers<'a>(
         &'a self,
         consumer: &'a str,
     ) -> impl Iterator<Item = (&'a ProcessOverview, &'a ConsumerReport)> {
         let processes = self.postgres.as_ref().map_or(&[][..], |database| &database.overview.processes);
-        let living = processes.iter().filter(|seen| !seen.silent);
-        living.flat_map(move |seen| {
-            seen.reports
+        let living = processes.iter().filter(|process| !process.silent);
+        living.flat_map(move |process| {
+            process
+                .reports
                 .iter()
                 .filter(move |report| report.consumer == consumer)
-                .map(move |report| (seen, report))
+                .map(move |report| (process, report))
         })
     }
 
     /// Returns the deliveries of a queue that workers hold; `None` if no live worker reports it.
-    pub fn unacknowledged(&self, consumer: &str, queue: &str) -> Option<u64> {
+    pub fn unacknowledged_deliveries(&self, consumer: &str, queue: &str) -> Option<u64> {
         self.workers(consumer)
             .filter_map(|(_, report)| report.condition.unacknowledged.get(queue))
             .fold(None, |sum: Option<u64>, count| Some(sum.unwrap_or(0).saturating_add(*count)))
     }
 
-    /// Returns when the last message of this consumer took effect: from the keys, or from a worker, which may remember longer.
+    /// Returns the time at which the last message of a consumer took effect: from the keys, or from a worker, which may remember longer.
     pub fn completed_at(&self, consumer: &str) -> Option<DateTime<Utc>> {
         let states = self.postgres.as_ref().map_or(&[][..], |database| &database.consumers);
-        let stored = states.iter().filter(|state| state.consumer == consumer).filter_map(|s| s.completed_at);
-        let told = self.workers(consumer).filter_map(|(_, report)| report.condition.completed_at);
-        stored.chain(told).max()
+        let from_keys =
+            states.iter().filter(|state| state.consumer == consumer).filter_map(|s| s.completed_at);
+        let from_workers = self.workers(consumer).filter_map(|(_, report)| report.condition.completed_at);
+        from_keys.chain(from_workers).max()
     }
 }
 
-async fn database(config: &Config) -> anyhow::Result<DatabaseSnapshot> {
+/// Queries PostgreSQL on a session that is closed afterwards.
+async fn query_database(config: &Config) -> anyhow::Result<DatabaseSnapshot> {
     let mut session = open_session(config).await?;
-    let asked = async {
-        pg::read_by_index(&mut session.connection).await?;
-        let since = session.clock.now() - RECENT;
-        let recent = pg::recent_outcomes(&mut session.connection, since).await?;
+    let query = async {
+        pg::prefer_indexes(&mut session.connection).await?;
+        let since = session.clock.now() - OUTCOME_RANGE;
+        let recent = pg::count_recent_outcomes(&mut session.connection, since).await?;
         DatabaseSnapshot::read(config, &mut session, recent).await
     };
-    let asked = asked.await;
+    let query = query.await;
     session.close().await;
-    Ok(asked?)
+    Ok(query?)
 }
 
 impl DatabaseSnapshot {
@@ -155,20 +159,20 @@ impl DatabaseSnapshot {
             cell: session.cell.name.clone(),
             epoch: session.cell.epoch.clone(),
             read_only: pg::is_read_only(connection).await?,
-            mirror_queue: pg::mirror_queue_status(connection).await?,
-            events: pg::event_status(connection, now).await?,
-            tables: pg::table_statistics(connection).await?,
+            mirror_queue: pg::read_mirror_queue_status(connection).await?,
+            events: pg::read_event_status(connection, now).await?,
+            tables: pg::read_table_statistics(connection).await?,
             recent,
-            consumers: pg::consumer_key_counts(connection, &names).await?,
-            failing: pg::failing_keys(connection, &names, NAMED).await?,
-            letters: pg::queue_letters(connection, now - ARRIVED).await?,
-            over_quota: pg::over_quota(connection, NAMED).await?,
-            overview: Overview::take(connection, Some(&names), now).await?,
+            consumers: pg::read_consumer_key_counts(connection, &names).await?,
+            failing: pg::list_failing_keys(connection, &names, MAX_EXAMPLES).await?,
+            letters: pg::count_queue_letters(connection, now - ARRIVAL_TIME).await?,
+            over_quota: pg::list_tenants_over_quota(connection, MAX_EXAMPLES).await?,
+            overview: Overview::read(connection, Some(&names), now).await?,
         })
     }
 
-    /// Returns the number of open dead letters of a queue: the meaning of `DEAD` everywhere.
-    pub fn dead(&self, queue: &str) -> u64 {
+    /// Returns the number of open dead letters of a queue, which all screens show as `DEAD`.
+    pub fn dead_letters(&self, queue: &str) -> u64 {
         let letters = self.letters.iter().find(|letters| letters.queue == queue);
         letters.map_or(0, |letters| u64::try_from(letters.waiting).unwrap_or_default())
     }
@@ -178,8 +182,8 @@ impl DatabaseSnapshot {
         self.overview.pauses.iter().find(|pause| pause.consumer == consumer)
     }
 
-    /// Returns the leases of a consumer, if it has any.
-    pub fn held(&self, consumer: &str) -> Option<&HeldCount> {
+    /// Returns the numbers of keys that runs of a consumer hold by leases; `None` if there are no such keys.
+    pub fn lease_counts(&self, consumer: &str) -> Option<&HeldCount> {
         self.overview.leases.iter().find(|held| held.consumer == consumer)
     }
 }

@@ -6,12 +6,12 @@ use super::Totals;
 use oncely_postgres::{ConsumerStats, RelayStats};
 
 /// Length of a span.
-const SPAN: TimeDelta = TimeDelta::seconds(10);
-/// The database accepts spans of the last hour. Work that could not be written for this time is counted in the current span; if it was
-/// written and only the reply was lost, it is counted twice.
-const OLDEST: TimeDelta = TimeDelta::minutes(50);
-/// The database accepts spans that begin in its next minute.
-const FUTURE: TimeDelta = TimeDelta::seconds(30);
+const SPAN_LENGTH: TimeDelta = TimeDelta::seconds(10);
+/// Maximum age of an open span: the database accepts spans of the last hour. Work that could not be written for this time is counted in the
+/// current span; if it was written and only the reply was lost, it is counted twice.
+const MAX_SPAN_AGE: TimeDelta = TimeDelta::minutes(50);
+/// Maximum time by which an open span may begin in the future: the database accepts spans that begin in its next minute.
+const MAX_SPAN_LEAD: TimeDelta = TimeDelta::seconds(30);
 
 /// The open span. It stays open until its write is confirmed: if it is written again, the database keeps the last value.
 #[derive(Debug, Default)]
@@ -24,38 +24,39 @@ pub(super) struct Spans {
 }
 
 impl Spans {
-    /// Returns the span to write now, and its work.
-    pub(super) fn next(&mut self, now: DateTime<Utc>, totals: &Totals) -> (DateTime<Utc>, Totals) {
-        let slot = now.duration_trunc(SPAN).unwrap_or(now);
+    /// Opens the next span if the write of the open one is confirmed, or it is too old. Returns the start of the open span, and its work.
+    pub(super) fn advance(&mut self, now: DateTime<Utc>, totals: &Totals) -> (DateTime<Utc>, Totals) {
+        let slot = now.duration_trunc(SPAN_LENGTH).unwrap_or(now);
         let open = match self.open {
             // A clock that is set back keeps the open span; set back far, it opens a new one, since the open one would be in the future.
-            Some(open) if slot <= open && open - slot <= FUTURE => open,
+            Some(open) if slot <= open && open - slot <= MAX_SPAN_LEAD => open,
             Some(open) => match self.written.take() {
                 Some(written) => {
                     self.base = Some(written);
                     slot
                 }
-                None if slot - open > OLDEST => slot,
+                None if slot - open > MAX_SPAN_AGE => slot,
                 None => open,
             },
             None => slot,
         };
         self.open = Some(open);
-        (open, since(totals, self.base.as_ref()))
+        (open, subtract_totals(totals, self.base.as_ref()))
     }
 
-    /// Records that the last write has arrived.
-    pub(super) fn written(&mut self, totals: Totals) {
+    /// Confirms the last write of the open span, with these totals: the next span begins with them.
+    pub(super) fn confirm_write(&mut self, totals: Totals) {
         self.written = Some(totals);
     }
 }
 
-fn since(totals: &Totals, base: Option<&Totals>) -> Totals {
+/// Subtracts the totals at the start of a span from the present ones.
+fn subtract_totals(totals: &Totals, base: Option<&Totals>) -> Totals {
     match (totals, base) {
         (Totals::Worker(now), Some(Totals::Worker(before))) => Totals::Worker(
             now.iter()
                 .map(|one| match before.iter().find(|base| base.consumer == one.consumer) {
-                    Some(base) => consumer_since(one, base),
+                    Some(base) => subtract_consumer(one, base),
                     None => one.clone(),
                 })
                 .collect(),
@@ -77,7 +78,8 @@ fn since(totals: &Totals, base: Option<&Totals>) -> Totals {
     }
 }
 
-fn consumer_since(now: &ConsumerStats, base: &ConsumerStats) -> ConsumerStats {
+/// Subtracts a consumer's totals at the start of a span from the present ones.
+fn subtract_consumer(now: &ConsumerStats, base: &ConsumerStats) -> ConsumerStats {
     ConsumerStats {
         consumer: now.consumer.clone(),
         at: now.at,
@@ -98,8 +100,8 @@ fn consumer_since(now: &ConsumerStats, base: &ConsumerStats) -> ConsumerStats {
 mod tests {
     use super::*;
 
-    fn done(completed: i64) -> Totals {
-        let durations = vec![completed; oncely_core::durations::BUCKETS];
+    fn to_totals(completed: i64) -> Totals {
+        let durations = vec![completed; oncely_core::durations::BUCKET_COUNT];
         let consumer = "payments".to_owned();
         Totals::Worker(vec![ConsumerStats { consumer, completed, durations, ..ConsumerStats::default() }])
     }
@@ -110,13 +112,13 @@ mod tests {
 
     /// Returns the span and the number that are written at a time.
     fn write(spans: &mut Spans, seconds: i64, completed: i64, arrives: bool) -> (i64, i64) {
-        let (span, told) = spans.next(at(seconds), &done(completed));
+        let (span, work) = spans.advance(at(seconds), &to_totals(completed));
         if arrives {
-            spans.written(done(completed));
+            spans.confirm_write(to_totals(completed));
         }
-        let Totals::Worker(told) = told else { panic!("not a worker's") };
-        assert_eq!(told[0].durations[0], told[0].completed);
-        ((span - at(0)).num_seconds(), told[0].completed)
+        let Totals::Worker(work) = work else { panic!("not a worker's") };
+        assert_eq!(work[0].durations[0], work[0].completed);
+        ((span - at(0)).num_seconds(), work[0].completed)
     }
 
     #[test]

@@ -140,8 +140,8 @@ catalogue! {
     }
 }
 
-/// Registers the descriptions with the current recorder.
-pub(super) fn describe(of: &str) {
+/// Registers the descriptions of a program's metrics with the current recorder.
+pub(super) fn register_descriptions(of: &str) {
     let is_of = |metric: &&Metric| match metric.of {
         "all" => true,
         "both" => of == "worker" || of == "relay",

@@ -32,7 +32,7 @@ oncely_core::words! {
 const OUTCOMES: [&str; 6] = ["completed", "refused", "duplicate", "retried", "postponed", "dead_lettered"];
 
 /// Results of an observer, as labels; `unidentified` is a missing or invalid identity.
-const SIGHTS: [&str; 5] = ["first", "duplicate", "unsure", "conflict", "unidentified"];
+const OBSERVATIONS: [&str; 5] = ["first", "duplicate", "unsure", "conflict", "unidentified"];
 
 struct OutcomeHandles {
     messages: Counter,
@@ -80,7 +80,7 @@ impl std::fmt::Debug for ConsumerMetrics {
     }
 }
 
-/// Sets the series that tell a consumer's settings.
+/// Sets the gauges of a consumer's settings.
 fn set_constants(consumer: &ConsumerSettings) {
     let name = || consumer.name.as_str().to_owned();
     #[allow(clippy::cast_precision_loss)] // a few thousand
@@ -139,7 +139,7 @@ impl ConsumerMetrics {
             precheck_duration: histogram!("oncely_precheck_duration_seconds", "consumer" => c()),
             acknowledgements: ["sent", "stale"]
                 .map(|result| counter!("oncely_acknowledgements_total", "consumer" => c(), "result" => result)),
-            observed: SIGHTS
+            observed: OBSERVATIONS
                 .map(|result| counter!("oncely_observed_messages_total", "consumer" => c(), "result" => result)),
             age: histogram!("oncely_delivery_age_seconds", "consumer" => c()),
             crash_attempts: counter!("oncely_crash_attempts_total", "consumer" => c()),
@@ -163,12 +163,12 @@ impl ConsumerMetrics {
     }
 
     /// Counts a delivery.
-    pub fn delivered(&self, redelivered: bool) {
+    pub fn count_delivery(&self, redelivered: bool) {
         self.deliveries[usize::from(redelivered)].increment(1);
     }
 
     /// Counts an observed message, by the reason in the trail.
-    pub fn observed(&self, reason: Option<&str>) {
+    pub fn count_observed(&self, reason: Option<&str>) {
         let index = match reason {
             None => 0,
             Some("duplicate") => 1,
@@ -179,8 +179,8 @@ impl ConsumerMetrics {
         self.observed[index].increment(1);
     }
 
-    /// Counts a settled delivery, with the time since its arrival.
-    pub fn settled(&self, outcome: &Outcome, took: Duration) {
+    /// Counts a settled delivery, and records the time since its arrival. An undecided one is not counted.
+    pub fn count_settled(&self, outcome: &Outcome, duration: Duration) {
         let index = match outcome {
             Outcome::Completed { .. } => 0,
             Outcome::Refused { .. } => 1,
@@ -205,42 +205,42 @@ impl ConsumerMetrics {
             Outcome::Undecided { .. } => return,
         };
         self.outcomes[index].messages.increment(1);
-        self.outcomes[index].duration.record(took);
+        self.outcomes[index].duration.record(duration);
     }
 
     /// Counts a failed transaction.
-    pub fn failed(&self, class: FaultClass) {
+    pub fn count_failure(&self, class: FaultClass) {
         if let Some((_, counter)) = self.faults.iter().find(|(one, _)| *one == class) {
             counter.increment(1);
         }
     }
 
-    /// Counts a call of a handler.
-    pub fn handled(&self, took: Duration, ok: bool) {
-        self.handler[usize::from(!ok)].record(took);
+    /// Records the duration of a call of a handler, by its result.
+    pub fn record_handler_call(&self, duration: Duration, ok: bool) {
+        self.handler[usize::from(!ok)].record(duration);
     }
 
     /// Records the duration of a batch's stage.
-    pub fn stage(&self, stage: Stage, took: Duration) {
-        self.stages[stage as usize].record(took);
+    pub fn record_stage(&self, stage: Stage, duration: Duration) {
+        self.stages[stage as usize].record(duration);
     }
 
-    /// Counts a query of the mirror, answered or not.
-    pub fn prechecked(&self, answer: Option<&[bool]>, asked: usize, took: Duration) {
-        self.precheck_duration.record(took);
+    /// Records the duration of a query of the mirror, and counts its hits and misses; without `hits`, all `messages` as errors.
+    pub fn count_precheck(&self, hits: Option<&[bool]>, messages: usize, duration: Duration) {
+        self.precheck_duration.record(duration);
         let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
-        match answer {
+        match hits {
             Some(hits) => {
-                let known = hits.iter().filter(|hit| **hit).count();
-                self.precheck[0].increment(count(known));
-                self.precheck[1].increment(count(hits.len() - known));
+                let hit_count = hits.iter().filter(|hit| **hit).count();
+                self.precheck[0].increment(count(hit_count));
+                self.precheck[1].increment(count(hits.len() - hit_count));
             }
-            None => self.precheck[2].increment(count(asked)),
+            None => self.precheck[2].increment(count(messages)),
         }
     }
 
     /// Counts acknowledgements, sent or stale.
-    pub fn acknowledged(&self, messages: usize, sent: bool) {
+    pub fn count_acknowledgements(&self, messages: usize, sent: bool) {
         self.acknowledgements[usize::from(!sent)].increment(u64::try_from(messages).unwrap_or(u64::MAX));
     }
 }

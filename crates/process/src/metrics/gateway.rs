@@ -28,12 +28,12 @@ pub struct RequestMetrics {
 
 impl RequestMetrics {
     fn new(keyed: &'static str, answers: impl Iterator<Item = &'static str>) -> Self {
-        let all = answers.chain([OTHER]);
-        let counted = |answer: &'static str| {
+        let labels = answers.chain([OTHER]);
+        let to_counter = |answer: &'static str| {
             (answer, counter!("oncely_gateway_requests_total", "keyed" => keyed, "answer" => answer))
         };
         Self {
-            answers: all.map(counted).collect(),
+            answers: labels.map(to_counter).collect(),
             calls: ServiceCallOutcome::ALL.map(
                 |result| counter!("oncely_gateway_calls_total", "keyed" => keyed, "result" => result.as_str()),
             ),
@@ -42,14 +42,14 @@ impl RequestMetrics {
     }
 
     /// Counts an answer.
-    pub fn answered(&self, answer: &str) {
+    pub fn count_answer(&self, answer: &str) {
         if let Some(counter) = self.answers.get(answer).or_else(|| self.answers.get(OTHER)) {
             counter.increment(1);
         }
     }
 
     /// Counts a call of the service.
-    pub fn called(&self, result: ServiceCallOutcome) {
+    pub fn count_call(&self, result: ServiceCallOutcome) {
         self.calls[result as usize].increment(1);
     }
 }

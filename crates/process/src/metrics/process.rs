@@ -66,7 +66,7 @@ impl ProcessMetrics {
         self.connected[server as usize].set(if connected { 1.0 } else { 0.0 });
     }
 
-    pub fn reconnected(&self, server: Server) {
+    pub fn count_reconnection(&self, server: Server) {
         self.reconnects[server as usize].increment(1);
     }
 }

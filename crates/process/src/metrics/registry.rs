@@ -21,38 +21,42 @@ impl std::fmt::Debug for Registry {
 
 /// Bounds of the histogram of batch sizes.
 #[cfg(feature = "listener")]
-const MESSAGES: [f64; 12] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1_024.0, 4_096.0];
+const BATCH_BOUNDS: [f64; 12] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1_024.0, 4_096.0];
 
 impl Registry {
-    /// Creates Oncely's own recorder, for a process that listens.
+    /// Creates a registry with Oncely's own recorder, for a process that listens, and registers the program's metrics with it.
+    ///
+    /// # Errors
+    /// If the buckets of the histograms are refused.
     #[cfg(feature = "listener")]
-    pub(crate) fn own(program: &str) -> Result<Self, String> {
+    pub(crate) fn new_with_own_recorder(program: &str) -> Result<Self, String> {
         use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
 
         let builder = PrometheusBuilder::new()
-            .set_buckets(&oncely_core::durations::BOUNDS)
+            .set_buckets(&oncely_core::durations::BUCKET_BOUNDS)
             .and_then(|builder| {
-                builder.set_buckets_for_metric(Matcher::Full("oncely_batch_messages".to_owned()), &MESSAGES)
+                builder
+                    .set_buckets_for_metric(Matcher::Full("oncely_batch_messages".to_owned()), &BATCH_BOUNDS)
             })
             .map_err(|error| error.to_string())?;
         let recorder = builder.build_recorder();
         let handle = recorder.handle();
         let registry = Self { own: Some(OwnRecorder { recorder, handle }) };
-        registry.with(|| super::catalogue::describe(program));
+        registry.with_recorder(|| super::catalogue::register_descriptions(program));
         Ok(registry)
     }
 
-    /// Uses the embedding program's recorder.
-    pub(crate) fn embedders(program: &str) -> Self {
-        super::catalogue::describe(program);
+    /// Creates a registry that uses the embedding program's recorder, and registers the program's metrics with it.
+    pub(crate) fn new_with_global_recorder(program: &str) -> Self {
+        super::catalogue::register_descriptions(program);
         Self {
             #[cfg(feature = "listener")]
             own: None,
         }
     }
 
-    /// Creates handles that count in this recorder.
-    pub(crate) fn with<T>(&self, make: impl FnOnce() -> T) -> T {
+    /// Runs `make` with this recorder as the current one, so that the handles that it creates count there. Returns its result.
+    pub(crate) fn with_recorder<T>(&self, make: impl FnOnce() -> T) -> T {
         #[cfg(feature = "listener")]
         if let Some(own) = &self.own {
             return metrics::with_local_recorder(&own.recorder, make);
@@ -68,7 +72,7 @@ impl Registry {
 
     /// Moves observations into their buckets. Called at intervals, as they use memory until the next rendering.
     #[cfg(feature = "listener")]
-    pub(crate) fn upkeep(&self) {
+    pub(crate) fn run_upkeep(&self) {
         if let Some(own) = &self.own {
             own.handle.run_upkeep();
         }

@@ -42,6 +42,7 @@ pub struct TargetMetrics {
 }
 
 impl TargetMetrics {
+    /// Counts records or events with this result.
     pub fn count(&self, result: RelayResult, number: u64) {
         self.results[result as usize].increment(number);
     }
@@ -50,27 +51,29 @@ impl TargetMetrics {
 /// Handles by a name of the configuration; other names are counted together.
 #[derive(Debug)]
 pub struct HandlesByName<T> {
-    known: BTreeMap<String, T>,
+    by_name: BTreeMap<String, T>,
     other: T,
 }
 
 impl<T> HandlesByName<T> {
     fn new<'a>(names: impl Iterator<Item = &'a str>, make: impl Fn(String) -> T) -> Self {
-        let known = names.map(|name| (name.to_owned(), make(name.to_owned()))).collect();
-        Self { known, other: make(OTHER.to_owned()) }
+        let by_name = names.map(|name| (name.to_owned(), make(name.to_owned()))).collect();
+        Self { by_name, other: make(OTHER.to_owned()) }
     }
 
+    /// Returns the handle of a name; for a name that is not in the configuration, the common one.
     pub fn get(&self, name: &str) -> &T {
-        self.known.get(name).unwrap_or(&self.other)
+        self.by_name.get(name).unwrap_or(&self.other)
     }
 
-    /// Returns the name in metrics.
-    pub fn name_of<'a>(&'a self, name: &'a str) -> &'a str {
-        if self.known.contains_key(name) { name } else { OTHER }
+    /// Returns the label of a name in metrics: the name itself, or [`OTHER`] if it is not in the configuration.
+    pub fn label<'a>(&'a self, name: &'a str) -> &'a str {
+        if self.by_name.contains_key(name) { name } else { OTHER }
     }
 
+    /// Returns all handles with their labels; the common one is the last.
     pub fn all(&self) -> impl Iterator<Item = (&str, &T)> {
-        self.known.iter().map(|(name, one)| (name.as_str(), one)).chain([(OTHER, &self.other)])
+        self.by_name.iter().map(|(name, one)| (name.as_str(), one)).chain([(OTHER, &self.other)])
     }
 }
 
@@ -139,7 +142,7 @@ impl DoctorMetrics {
 
     /// Sets the numbers of a check's findings.
     #[allow(clippy::cast_precision_loss)] // a few
-    pub fn found(&self, check: &str, warnings: usize, errors: usize) {
+    pub fn set_findings(&self, check: &str, warnings: usize, errors: usize) {
         if let Some([warning, error]) = self.0.get(check) {
             warning.set(warnings as f64);
             error.set(errors as f64);
@@ -202,9 +205,9 @@ impl RelayMetrics {
             queues: queues
                 .map(|(consumer, queue)| {
                     let of = |role: &'static str| gauge!("oncely_queue_messages_ready", "consumer" => consumer.clone(), "queue" => queue.clone(), "role" => role);
-                    let by = |role: &'static str| gauge!("oncely_queue_consumers", "consumer" => consumer.clone(), "queue" => queue.clone(), "role" => role);
+                    let consumers_gauge = |role: &'static str| gauge!("oncely_queue_consumers", "consumer" => consumer.clone(), "queue" => queue.clone(), "role" => role);
                     let roles = ["work", "retry", "dead_letter"];
-                    (queue.clone(), QueueMetrics { ready: roles.map(of), consumers: roles.map(by) })
+                    (queue.clone(), QueueMetrics { ready: roles.map(of), consumers: roles.map(consumers_gauge) })
                 })
                 .collect(),
         }

@@ -12,78 +12,85 @@ use oncely_postgres::{self as pg, PgSettings};
 const CHECK: &str = "config.files";
 
 /// Checks the files that hold a private key or a URL with a password. A missing file is reported by its user.
-pub fn check_secret_files(config: &Config, found: &mut CheckFindings) {
-    check_permissions(&secret_files(config), found);
+pub fn check_secret_files(config: &Config, findings: &mut CheckFindings) {
+    check_permissions(&list_secret_files(config), findings);
 }
 
-fn check_permissions(files: &[(&'static str, PathBuf)], found: &mut CheckFindings) {
+/// Adds a warning for each file that all users of the machine can read. `files`: the setting that names each file, and its path.
+fn check_permissions(files: &[(&'static str, PathBuf)], findings: &mut CheckFindings) {
     for (setting, path) in files {
-        if let Some(mode) = read_by_everybody(path) {
-            let what = format!(
+        if let Some(mode) = read_world_readable_mode(path) {
+            let text = format!(
                 "{} may be read by everybody on this machine (mode {mode:04o}): `chmod o= {0}`",
                 path.display()
             );
-            found.warning(CHECK, *setting, what);
+            findings.add_warning(CHECK, *setting, text);
         }
     }
     let files: Vec<String> = files.iter().map(|(_, path)| path.display().to_string()).collect();
-    found.add_read(CHECK, if files.is_empty() { "no files are named".to_owned() } else { files.join(", ") });
+    findings
+        .add_read(CHECK, if files.is_empty() { "no files are named".to_owned() } else { files.join(", ") });
 }
 
-/// Checks the files for a starting process, and logs the result once.
+/// Checks the secret files of a starting process, and logs a warning for each one that all users of the machine can read.
 pub fn warn_of_secret_files(config: &Config) {
-    warn(&secret_files(config));
+    log_warnings(&list_secret_files(config));
 }
 
-/// Checks the files of a gateway.
+/// Checks the secret files of a starting gateway, and logs a warning for each one that all users of the machine can read.
 pub fn warn_of_gateway_files(config: &GatewayConfig) {
-    warn(&gateway_secret_files(&config.postgres, &config.gateway));
+    log_warnings(&list_gateway_secret_files(&config.postgres, &config.gateway));
 }
 
-fn warn(files: &[(&'static str, PathBuf)]) {
-    let mut found = CheckFindings::default();
-    check_permissions(files, &mut found);
-    for finding in found.findings {
+/// Checks the permissions of files, and logs the findings.
+fn log_warnings(files: &[(&'static str, PathBuf)]) {
+    let mut findings = CheckFindings::default();
+    check_permissions(files, &mut findings);
+    for finding in findings.findings {
         tracing::warn!(place = finding.about, "{}", finding.text);
     }
 }
 
-/// Returns the secret files of a configuration, with the setting that names each.
-fn secret_files(config: &Config) -> Vec<(&'static str, PathBuf)> {
+/// Lists the secret files of a configuration, with the setting that names each.
+fn list_secret_files(config: &Config) -> Vec<(&'static str, PathBuf)> {
     let mirror = config.mirror.as_ref();
     let files = [
         ("rabbitmq.url_file", config.rabbitmq.url_file.clone()),
-        ("rabbitmq.tls.key", key(config.rabbitmq.tls.as_ref())),
+        ("rabbitmq.tls.key", key_file(config.rabbitmq.tls.as_ref())),
         ("redis.url_file", mirror.and_then(|mirror| mirror.url_file.clone())),
         ("redis.sentinels_file", mirror.and_then(|mirror| mirror.sentinels_file.clone())),
-        ("redis.tls.key", key(mirror.and_then(|mirror| mirror.tls.as_ref()))),
+        ("redis.tls.key", key_file(mirror.and_then(|mirror| mirror.tls.as_ref()))),
         ("encryption.keys", config.encryption.as_ref().and_then(|encryption| encryption.keys.clone())),
-        ("traces.tls.key", key(config.traces.as_ref().and_then(|traces| traces.tls.as_ref()))),
+        ("traces.tls.key", key_file(config.traces.as_ref().and_then(|traces| traces.tls.as_ref()))),
     ];
-    let mut named = gateway_secret_files(&config.postgres, &config.gateway);
-    named.extend(files.into_iter().filter_map(|(setting, path)| Some((setting, path?))));
-    named
+    let mut all_files = list_gateway_secret_files(&config.postgres, &config.gateway);
+    all_files.extend(files.into_iter().filter_map(|(setting, path)| Some((setting, path?))));
+    all_files
 }
 
-/// Returns the secret files of a gateway.
-fn gateway_secret_files(settings: &PgSettings, gateway: &GatewaySettings) -> Vec<(&'static str, PathBuf)> {
+/// Lists the secret files of a gateway.
+fn list_gateway_secret_files(
+    settings: &PgSettings,
+    gateway: &GatewaySettings,
+) -> Vec<(&'static str, PathBuf)> {
     // Includes a key that the URL names in libpq's syntax.
     let postgres = pg::Address::from_settings(settings).ok().and_then(|address| address.tls);
     let files = [
         ("postgres.url_file", settings.url_file.clone()),
-        ("postgres.tls.key", key(postgres.as_ref().or(settings.tls.as_ref()))),
-        ("gateway.tls.key", key(gateway.tls.as_ref())),
-        ("gateway.listen_tls.key", key(gateway.listen_tls.as_ref())),
+        ("postgres.tls.key", key_file(postgres.as_ref().or(settings.tls.as_ref()))),
+        ("gateway.tls.key", key_file(gateway.tls.as_ref())),
+        ("gateway.listen_tls.key", key_file(gateway.listen_tls.as_ref())),
     ];
     files.into_iter().filter_map(|(setting, path)| Some((setting, path?))).collect()
 }
 
-fn key(tls: Option<&TlsSettings>) -> Option<PathBuf> {
+fn key_file(tls: Option<&TlsSettings>) -> Option<PathBuf> {
     tls.and_then(|tls| tls.key.clone())
 }
 
-/// Returns the mode of a file that every user can read: its own mode allows it, and so do all folders of its path.
-fn read_by_everybody(path: &Path) -> Option<u32> {
+/// Reads the mode of a file that all users of the machine can read: the file's mode and all folders of its path allow it. `None` for any
+/// other file.
+fn read_world_readable_mode(path: &Path) -> Option<u32> {
     let path = path.canonicalize().ok()?;
     let mode = |path: &Path| std::fs::metadata(path).ok().map(|data| data.permissions().mode() & 0o7777);
     let own = mode(&path).filter(|mode| mode & 0o004 != 0)?;
@@ -114,13 +121,13 @@ mod tests {
             set(folder.path(), above);
             set(&inner, between);
             set(&file, own);
-            assert_eq!(read_by_everybody(&file), expected, "{above:o} {between:o} {own:o}");
+            assert_eq!(read_world_readable_mode(&file), expected, "{above:o} {between:o} {own:o}");
             // Also through a link.
             let link = folder.path().join("link");
             let _ = std::fs::remove_file(&link);
             std::os::unix::fs::symlink(&file, &link).unwrap();
-            assert_eq!(read_by_everybody(&link), expected);
+            assert_eq!(read_world_readable_mode(&link), expected);
         }
-        assert_eq!(read_by_everybody(&folder.path().join("missing")), None);
+        assert_eq!(read_world_readable_mode(&folder.path().join("missing")), None);
     }
 }

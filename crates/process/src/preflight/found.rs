@@ -71,42 +71,42 @@ impl CheckFindings {
         self.findings.push(Finding { check, verdict, about: about.into(), text: text.into(), kind: None });
     }
 
-    /// Sets the cause of failed trust in the last finding.
-    pub(crate) fn kind(&mut self, fault: TlsFault) {
+    /// Sets the cause of failed trust in the last finding; does nothing without a finding.
+    pub(crate) fn set_kind(&mut self, fault: TlsFault) {
         if let Some(last) = self.findings.last_mut() {
             last.kind = Some(fault);
         }
     }
 
-    pub fn error(&mut self, check: &'static str, about: impl Into<String>, text: impl Into<String>) {
+    pub fn add_error(&mut self, check: &'static str, about: impl Into<String>, text: impl Into<String>) {
         self.add(check, Verdict::Error, about, text);
     }
 
-    pub fn warning(&mut self, check: &'static str, about: impl Into<String>, text: impl Into<String>) {
+    pub fn add_warning(&mut self, check: &'static str, about: impl Into<String>, text: impl Into<String>) {
         self.add(check, Verdict::Warning, about, text);
     }
 
-    pub fn info(&mut self, check: &'static str, about: impl Into<String>, text: impl Into<String>) {
+    pub fn add_info(&mut self, check: &'static str, about: impl Into<String>, text: impl Into<String>) {
         self.add(check, Verdict::Info, about, text);
     }
 
-    /// Reports why a check, or a part of it, did not run.
-    pub fn skipped(&mut self, check: &'static str, why: impl Into<String>) {
-        self.add(check, Verdict::Skipped, "", why);
+    /// Adds the reason why a check, or a part of it, did not run.
+    pub fn add_skipped(&mut self, check: &'static str, reason: impl Into<String>) {
+        self.add(check, Verdict::Skipped, "", reason);
     }
 
     /// Records data that a check has read.
-    pub fn add_read(&mut self, check: &'static str, what: impl Into<String>) {
-        self.read.push((check, what.into()));
+    pub fn add_read(&mut self, check: &'static str, data: impl Into<String>) {
+        self.read.push((check, data.into()));
     }
 
-    /// Reports that a server does not answer.
+    /// Records a server that does not answer, with the reason.
     pub fn add_unreachable(&mut self, check: &'static str, text: impl Into<String>) {
         self.unreachable.push((check, text.into()));
     }
 
-    /// Adds other results.
-    pub fn join(&mut self, other: Self) {
+    /// Appends the results of other checks.
+    pub fn append(&mut self, other: Self) {
         self.findings.extend(other.findings);
         self.read.extend(other.read);
         self.unreachable.extend(other.unreachable);

@@ -10,19 +10,20 @@ pub use files::warn_of_gateway_files;
 pub use files::{check_secret_files, warn_of_secret_files};
 pub use found::{CheckFindings, QuotedText};
 pub use found::{Finding, Verdict};
-pub use handlers::{consumers, handlers};
-use postgres::code_of;
-use postgres::database;
-pub use postgres::{pauses, postgres, read_secrets, read_tag_keys, unexpected};
+pub use handlers::{check_consumers, check_handlers};
+use postgres::connect_and_check;
+use postgres::sqlstate;
+pub use postgres::{check_pauses, check_postgres, check_tag_keys, read_secrets, report_query_error};
 pub use trust::{RABBITMQ, REDIS};
 
 use oncely_config::{Config, Problems};
 use oncely_postgres::PgSettings;
 use oncely_postgres::{Secrets, Session};
 
-/// Checks with errors that require another configuration (or, for `pg.version`, another server). All other errors at start-up (a temporary state
-/// of a server, a missing migration, grant, function or queue) may be fixed while the process waits, as it waits for the same at run time.
-const OF_CONFIGURATION: [&str; 11] = [
+/// Checks with errors that require another configuration (or, for `pg.version`, another server). All other errors at start-up (a temporary
+/// state of a server, a missing migration, grant, function or queue) may be fixed while the process waits, as it waits for the same at run
+/// time.
+const CONFIGURATION_CHECKS: [&str; 11] = [
     "config",
     "config.files",
     "pg.reach",
@@ -37,7 +38,7 @@ const OF_CONFIGURATION: [&str; 11] = [
 ];
 
 /// Subject of errors that require another version of the program.
-const PROGRAM: &str = "program";
+const PROGRAM_SUBJECT: &str = "program";
 
 /// Result of the checks of a starting process.
 #[derive(Debug, Default)]
@@ -53,20 +54,21 @@ pub struct Preflight {
 }
 
 impl Preflight {
-    /// Adds findings.
-    pub fn note(&mut self, found: CheckFindings) {
-        for finding in found.findings.iter().filter(|finding| finding.verdict == Verdict::Error) {
-            let problems = match OF_CONFIGURATION.contains(&finding.check) || finding.about == PROGRAM {
-                true => &mut self.problems,
-                false => &mut self.unfit,
-            };
+    /// Adds the errors and the unreachable servers of findings.
+    pub fn add_findings(&mut self, findings: CheckFindings) {
+        for finding in findings.findings.iter().filter(|finding| finding.verdict == Verdict::Error) {
+            let problems =
+                match CONFIGURATION_CHECKS.contains(&finding.check) || finding.about == PROGRAM_SUBJECT {
+                    true => &mut self.problems,
+                    false => &mut self.unfit,
+                };
             problems.add(&finding.about, &finding.text);
         }
-        self.unreachable.extend(found.unreachable.into_iter().map(|(_, text)| text));
+        self.unreachable.extend(findings.unreachable.into_iter().map(|(_, text)| text));
     }
 
     /// Returns the conditions that the process waits for, one line each.
-    pub fn waits_for(&self) -> Vec<String> {
+    pub fn wait_conditions(&self) -> Vec<String> {
         let unfit = self.unfit.list().iter().map(ToString::to_string);
         self.unreachable.iter().cloned().chain(unfit).collect()
     }
@@ -79,26 +81,26 @@ impl Preflight {
         if !self.unreachable.is_empty() {
             tracing::warn!(servers = self.unreachable.join("; "), "waiting for servers");
         }
-        format!("waiting for servers: {}", self.waits_for().join("; "))
+        format!("waiting for servers: {}", self.wait_conditions().join("; "))
     }
 
-    /// Returns all required changes, for commands that do not wait.
+    /// Checks that no change is required, neither of the configuration nor at the servers, for commands that do not wait.
     ///
     /// # Errors
-    /// If there are any.
-    pub fn refused(&self) -> Result<(), Problems> {
+    /// All required changes, if there are any.
+    pub fn ensure_fit(&self) -> Result<(), Problems> {
         let mut all = Problems::default();
         for problem in self.problems.list().iter().chain(self.unfit.list()) {
             all.add(&problem.place, &problem.message);
         }
-        all.or(())
+        all.into_result(())
     }
 
-    /// Reads a worker's keys. Without them [`Preflight::waits_for`] has the reason.
+    /// Reads a worker's keys; `None` after an error of the query, which is added to the [`Preflight::wait_conditions`].
     pub async fn read_secrets(&mut self, config: &Config, session: &mut Session) -> Option<Secrets> {
-        let mut found = CheckFindings::default();
-        let secrets = read_secrets(config, session, &mut found).await;
-        self.note(found);
+        let mut findings = CheckFindings::default();
+        let secrets = read_secrets(config, session, &mut findings).await;
+        self.add_findings(findings);
         secrets
     }
 }
@@ -113,52 +115,52 @@ pub struct PostgresUnreachable(pub String);
 /// # Errors
 /// The problems of the database, as reported at start-up, or that it does not answer.
 pub async fn open_session(config: &Config) -> anyhow::Result<Session> {
-    let mut found = preflight(config).await;
-    let session = found.session.take();
-    fit(session, found)
+    let mut preflight = preflight(config).await;
+    let session = preflight.session.take();
+    ensure_opened(session, preflight)
 }
 
-/// Returns the opened object if no check has failed.
+/// Returns the object that was opened, if no check has failed.
 ///
 /// # Errors
 /// See [`open_session`].
-pub fn fit<T>(opened: Option<T>, found: Preflight) -> anyhow::Result<T> {
-    found.refused()?;
-    opened.ok_or_else(|| PostgresUnreachable(found.unreachable.join("; ")).into())
+pub fn ensure_opened<T>(object: Option<T>, preflight: Preflight) -> anyhow::Result<T> {
+    preflight.ensure_fit()?;
+    object.ok_or_else(|| PostgresUnreachable(preflight.unreachable.join("; ")).into())
 }
 
 /// Checks PostgreSQL for the gateway, which has a configuration of its own. Changes nothing.
-pub async fn fit_database(settings: &PgSettings, cell: &str) -> Preflight {
-    let mut found = CheckFindings::default();
-    let session = database(settings, cell, &mut found).await;
-    conclude(session, found)
+pub async fn preflight_database(settings: &PgSettings, cell: &str) -> Preflight {
+    let mut findings = CheckFindings::default();
+    let session = connect_and_check(settings, cell, &mut findings).await;
+    conclude(session, findings)
 }
 
 /// Checks PostgreSQL alone. Changes nothing.
 pub async fn preflight(config: &Config) -> Preflight {
-    let mut found = CheckFindings::default();
-    let session = postgres(config, &mut found).await;
-    conclude(session, found)
+    let mut findings = CheckFindings::default();
+    let session = check_postgres(config, &mut findings).await;
+    conclude(session, findings)
 }
 
 /// Checks PostgreSQL and the handlers, for commands without a broker. Changes nothing.
 pub async fn preflight_without_broker(config: &Config) -> Preflight {
-    let mut found = CheckFindings::default();
-    let mut session = postgres(config, &mut found).await;
+    let mut findings = CheckFindings::default();
+    let mut session = check_postgres(config, &mut findings).await;
     if let Some(session) = &mut session {
-        handlers(config, session, &mut found).await;
+        check_handlers(config, session, &mut findings).await;
     }
-    conclude(session, found)
+    conclude(session, findings)
 }
 
-/// Judges findings: logs warnings, and keeps the session if PostgreSQL is fit.
-pub fn conclude(session: Option<Session>, found: CheckFindings) -> Preflight {
-    for finding in &found.findings {
+/// Makes the result of checks from their findings, and logs the warnings and skipped checks among them.
+pub fn conclude(session: Option<Session>, findings: CheckFindings) -> Preflight {
+    for finding in &findings.findings {
         if matches!(finding.verdict, Verdict::Warning | Verdict::Skipped) {
             tracing::warn!(place = finding.about, "{}", finding.text);
         }
     }
     let mut preflight = Preflight { session, ..Preflight::default() };
-    preflight.note(found);
+    preflight.add_findings(findings);
     preflight
 }

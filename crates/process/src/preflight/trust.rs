@@ -21,34 +21,34 @@ impl Trust {
         &self,
         tls: Option<&TlsSettings>,
         allow_plaintext: bool,
-        found: &mut CheckFindings,
+        findings: &mut CheckFindings,
     ) {
         let Some(tls) = tls else {
-            found.add_read(self.check, "plaintext");
+            findings.add_read(self.check, "plaintext");
             if allow_plaintext {
-                let what = "is true: where the server is on another machine, a party on the way there can read and change everything";
-                found.info(self.check, format!("{}.allow_plaintext", self.section), what);
+                let text = "is true: where the server is on another machine, a party on the way there can read and change everything";
+                findings.add_info(self.check, format!("{}.allow_plaintext", self.section), text);
             }
             return;
         };
-        let by = match &tls.ca {
+        let authorities = match &tls.ca {
             Some(ca) => format!("the authorities of {}", ca.display()),
             None => "the authorities that this machine trusts".to_owned(),
         };
-        let own = match &tls.cert {
+        let certificate = match &tls.cert {
             Some(cert) => format!("our certificate is {}", cert.display()),
             None => "without a certificate of our own".to_owned(),
         };
-        found.add_read(self.check, format!("TLS; the server is verified by {by}; {own}"));
+        findings.add_read(self.check, format!("TLS; the server is verified by {authorities}; {certificate}"));
     }
 
     /// Reports why no trusted connection was made.
-    pub fn report_fault(&self, fault: TlsFault, server: &str, error: &str, found: &mut CheckFindings) {
-        let what = match fault {
+    pub fn report_fault(&self, fault: TlsFault, server: &str, error: &str, findings: &mut CheckFindings) {
+        let text = match fault {
             TlsFault::Refused => format!("{server}: {error}"),
             fault => format!("{server}: {} ({error})", fault.explanation(self.section)),
         };
-        found.add(self.check, Verdict::Error, format!("{}.tls", self.section), what);
-        found.kind(fault);
+        findings.add(self.check, Verdict::Error, format!("{}.tls", self.section), text);
+        findings.set_kind(fault);
     }
 }

@@ -21,16 +21,22 @@ use oncely_net::http_server::{ConnectionLimits, accept, serve_connection};
 use oncely_postgres::Readiness;
 
 /// Interval at which observations are moved into their buckets.
-const UPKEEP: Duration = Duration::from_secs(1);
-/// How long a rendered text is reused.
-const GOOD: Duration = Duration::from_secs(1);
-/// Limit of connections. A new one displaces the oldest, so that probes are answered in any case.
-const CONNECTIONS: usize = 32;
-const LIMITS: ConnectionLimits =
-    ConnectionLimits { headers: Duration::from_secs(5), write: WHOLE, head: 8 << 10, keep_alive: false };
-/// Limit of a connection, including the answer's last byte.
-const WHOLE: Duration = Duration::from_secs(15);
-/// Answers until the current runtime ends.
+const UPKEEP_INTERVAL: Duration = Duration::from_secs(1);
+/// Time for which a rendered text is reused.
+const TEXT_LIFETIME: Duration = Duration::from_secs(1);
+/// Maximum number of connections. A new one displaces the oldest, so that probes are served in any case.
+const MAX_CONNECTIONS: usize = 32;
+/// Limits of a connection.
+const CONNECTION_LIMITS: ConnectionLimits = ConnectionLimits {
+    headers: Duration::from_secs(5),
+    write: CONNECTION_TIMEOUT,
+    head: 8 << 10,
+    keep_alive: false,
+};
+/// Limit of a connection, including the response's last byte.
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// Serves requests on a thread of its own, with its own runtime, until the current runtime ends.
 ///
 /// # Errors
 /// If the thread can't be started.
@@ -39,11 +45,11 @@ pub(super) fn serve(vitals: Arc<Vitals>, listener: TcpListener) -> std::io::Resu
     let listener = listener.into_std()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let stop = CancellationToken::new();
-    let stopped = stop.clone();
+    let stop_requests = stop.clone();
     std::thread::Builder::new().name("listener".to_owned()).spawn(move || {
         runtime.block_on(async move {
             match TcpListener::from_std(listener) {
-                Ok(listener) => answer(vitals, listener, stopped).await,
+                Ok(listener) => serve_requests(vitals, listener, stop_requests).await,
                 Err(error) => tracing::error!(%error, "cannot serve metrics and health"),
             }
         });
@@ -62,12 +68,13 @@ pub(super) fn serve(vitals: Arc<Vitals>, listener: TcpListener) -> std::io::Resu
 struct CachedText(Mutex<Option<(Instant, String)>>);
 
 impl CachedText {
-    fn get(&self, make: impl FnOnce() -> String) -> String {
+    /// Returns the text; renders it with `make` if it is older than [`TEXT_LIFETIME`].
+    fn get_or_render(&self, make: impl FnOnce() -> String) -> String {
         // Every change is one assignment.
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        match &*kept {
-            Some((at, text)) if at.elapsed() < GOOD => text.clone(),
-            _ => kept.insert((Instant::now(), make())).1.clone(),
+        let mut cached = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*cached {
+            Some((at, text)) if at.elapsed() < TEXT_LIFETIME => text.clone(),
+            _ => cached.insert((Instant::now(), make())).1.clone(),
         }
     }
 }
@@ -79,23 +86,24 @@ struct ListenerState {
     status: CachedText,
 }
 
-async fn answer(vitals: Arc<Vitals>, listener: TcpListener, stop: CancellationToken) {
+/// Serves requests for metrics, readiness, liveness and status until `stop`.
+async fn serve_requests(vitals: Arc<Vitals>, listener: TcpListener, stop: CancellationToken) {
     let collector = metrics_process::Collector::default();
     vitals.with_registry(|| collector.describe());
-    let told =
+    let state =
         ListenerState { vitals, collector, metrics: CachedText::default(), status: CachedText::default() };
-    let told = Arc::new(told);
+    let state = Arc::new(state);
     let router = Router::new()
         .route("/metrics", get(metrics))
         .route("/livez", get(livez))
         .route("/readyz", get(readyz))
         .route("/statusz", get(statusz))
-        .with_state(Arc::clone(&told));
+        .with_state(Arc::clone(&state));
     let router = match listener.local_addr() {
-        Ok(address) if address.ip().is_loopback() => router.layer(from_fn(local)),
+        Ok(address) if address.ip().is_loopback() => router.layer(from_fn(require_local_host)),
         _ => router,
     };
-    let mut upkeep = tokio::time::interval(UPKEEP);
+    let mut upkeep = tokio::time::interval(UPKEEP_INTERVAL);
     upkeep.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut connections = JoinSet::new();
     // Connections, the oldest first.
@@ -104,7 +112,7 @@ async fn answer(vitals: Arc<Vitals>, listener: TcpListener, stop: CancellationTo
         let stream = tokio::select! {
             () = stop.cancelled() => return,
             _ = upkeep.tick() => {
-                told.vitals.registry.upkeep();
+                state.vitals.registry.run_upkeep();
                 continue;
             }
             Some(_) = connections.join_next() => {
@@ -113,33 +121,36 @@ async fn answer(vitals: Arc<Vitals>, listener: TcpListener, stop: CancellationTo
             }
             (stream, _) = accept(&listener) => stream,
         };
-        if open.len() >= CONNECTIONS
+        if open.len() >= MAX_CONNECTIONS
             && let Some(oldest) = open.pop_front()
         {
             oldest.abort();
         }
-        open.push_back(connections.spawn(connection(router.clone(), stream, stop.clone())));
+        open.push_back(connections.spawn(serve_request(router.clone(), stream, stop.clone())));
     }
 }
 
 /// Serves one request, and closes the connection.
-async fn connection(router: Router, stream: TcpStream, stop: CancellationToken) {
+async fn serve_request(router: Router, stream: TcpStream, stop: CancellationToken) {
     let service = TowerToHyperService::new(router);
     // An error is logged there, and ends the connection.
-    let _ = serve_connection(stream, &LIMITS, service, &stop, tokio::time::sleep(WHOLE)).await;
+    let _ =
+        serve_connection(stream, &CONNECTION_LIMITS, service, &stop, tokio::time::sleep(CONNECTION_TIMEOUT))
+            .await;
 }
 
-/// Restricts a local listener to local host names: a page of another site with a name that resolves to this machine could read it in a
-/// local browser. IP addresses are allowed.
-async fn local(request: Request, next: Next) -> Response {
+/// Refuses requests to a local listener by a name other than `localhost`: a page of another site with a name that resolves to this machine
+/// could read it in a local browser. IP addresses are allowed.
+async fn require_local_host(request: Request, next: Next) -> Response {
     let host = request.headers().get(header::HOST);
     if host.is_none_or(|host| host.to_str().is_ok_and(is_local)) {
         return next.run(request).await;
     }
-    let told = "This listens on a loopback address, and is reached by an address or as localhost.\n";
-    (StatusCode::MISDIRECTED_REQUEST, told).into_response()
+    let text = "This listens on a loopback address, and is reached by an address or as localhost.\n";
+    (StatusCode::MISDIRECTED_REQUEST, text).into_response()
 }
 
+/// Returns whether a `Host` is `localhost` or an IP address, with or without a port.
 fn is_local(host: &str) -> bool {
     let name = match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
@@ -149,25 +160,26 @@ fn is_local(host: &str) -> bool {
     name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok()
 }
 
-async fn metrics(State(told): State<Arc<ListenerState>>) -> Response {
-    let text = told.metrics.get(|| {
-        told.vitals.with_registry(|| told.collector.collect());
-        told.vitals.registry.render()
+async fn metrics(State(state): State<Arc<ListenerState>>) -> Response {
+    let text = state.metrics.get_or_render(|| {
+        state.vitals.with_registry(|| state.collector.collect());
+        state.vitals.registry.render()
     });
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }
 
-/// Does not depend on servers: an outage must not restart all processes.
-async fn livez(State(told): State<Arc<ListenerState>>) -> Response {
-    let overdue = told.vitals.liveness.overdue();
+/// Responds with 503 if a loop is stuck. Does not depend on servers: an outage must not restart all processes.
+async fn livez(State(state): State<Arc<ListenerState>>) -> Response {
+    let overdue = state.vitals.liveness.overdue_loops();
     if overdue.is_empty() {
         return "alive\n".into_response();
     }
     (StatusCode::SERVICE_UNAVAILABLE, format!("stuck: {}\n", overdue.join(", "))).into_response()
 }
 
-async fn readyz(State(told): State<Arc<ListenerState>>) -> Response {
-    let vitals = &told.vitals;
+/// Responds with 503 and the reason, unless the process is ready.
+async fn readyz(State(state): State<Arc<ListenerState>>) -> Response {
+    let vitals = &state.vitals;
     let readiness = vitals.readiness();
     let text = match (readiness.reason(), vitals.lock().degraded.as_deref()) {
         (Some(reason), _) => format!("{}: {reason}\n", readiness.state()),
@@ -180,8 +192,8 @@ async fn readyz(State(told): State<Arc<ListenerState>>) -> Response {
     }
 }
 
-async fn statusz(State(told): State<Arc<ListenerState>>) -> Response {
-    let text = told.status.get(|| format!("{:#}\n", told.vitals.status()));
+async fn statusz(State(state): State<Arc<ListenerState>>) -> Response {
+    let text = state.status.get_or_render(|| format!("{:#}\n", state.vitals.status()));
     ([(header::CONTENT_TYPE, "application/json")], text).into_response()
 }
 

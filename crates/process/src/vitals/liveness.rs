@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Multiple of a step's limit after which a loop counts as stuck.
-const PATIENCE: u32 = 3;
+const STUCK_FACTOR: u32 = 3;
 
-/// The loops of a process. A loop announces the longest duration of each step, by the step's own limits; one that takes three times as long
+/// The loops of a process. A loop announces the maximum duration of each step, by the step's own limits; one that takes three times as long
 /// is stuck, and needs a restart. An unavailable server does not count, as waiting for it has a limit, too.
 #[derive(Clone, Debug)]
 pub struct Liveness {
@@ -39,18 +39,18 @@ impl Liveness {
         LoopBeat { liveness: self.clone(), own: one }
     }
 
-    /// Returns the loops that are stuck.
-    pub fn overdue(&self) -> Vec<String> {
-        self.overdue_at(Instant::now())
+    /// Returns the names of the loops that are stuck.
+    pub fn overdue_loops(&self) -> Vec<String> {
+        self.overdue_loops_at(Instant::now())
     }
 
-    fn overdue_at(&self, now: Instant) -> Vec<String> {
-        let now = self.since_start(now);
+    fn overdue_loops_at(&self, now: Instant) -> Vec<String> {
+        let now = self.millis_since_start(now);
         let loops = self.lock();
         loops.iter().filter(|one| one.due.load(Ordering::Relaxed) < now).map(|one| one.name.clone()).collect()
     }
 
-    fn since_start(&self, at: Instant) -> u64 {
+    fn millis_since_start(&self, at: Instant) -> u64 {
         u64::try_from(at.saturating_duration_since(self.started).as_millis()).unwrap_or(IDLE)
     }
 
@@ -68,20 +68,22 @@ pub struct LoopBeat {
 }
 
 impl LoopBeat {
-    /// Announces a step with its longest duration.
-    pub fn expect(&self, within: Duration) {
-        let due = self.liveness.since_start(Instant::now() + within.saturating_mul(PATIENCE).min(LONGEST));
+    /// Announces that a step of the loop begins, with its maximum duration: after three times as long the loop counts as stuck.
+    pub fn begin_step(&self, within: Duration) {
+        let due = self
+            .liveness
+            .millis_since_start(Instant::now() + within.saturating_mul(STUCK_FACTOR).min(MAX_STEP_TIME));
         self.own.due.store(due, Ordering::Relaxed);
     }
 
-    /// Reports that the loop waits for work.
-    pub fn idle(&self) {
+    /// Announces that the loop waits for work, without a limit.
+    pub fn set_idle(&self) {
         self.own.due.store(IDLE, Ordering::Relaxed);
     }
 }
 
 /// Upper limit of a step, which keeps the addition to the clock in range.
-const LONGEST: Duration = Duration::from_secs(30 * 86_400);
+const MAX_STEP_TIME: Duration = Duration::from_secs(30 * 86_400);
 
 impl Drop for LoopBeat {
     fn drop(&mut self) {
@@ -98,15 +100,15 @@ mod tests {
         let liveness = Liveness::default();
         let (lane, other) = (liveness.watch("lane"), liveness.watch("other"));
         let later = |seconds| Instant::now() + Duration::from_secs(seconds);
-        assert!(liveness.overdue_at(later(1_000_000)).is_empty(), "both wait for work");
-        lane.expect(Duration::from_secs(10));
-        other.expect(Duration::from_secs(100));
-        assert!(liveness.overdue_at(later(29)).is_empty());
-        assert_eq!(liveness.overdue_at(later(31)), ["lane"]);
-        lane.idle();
-        assert!(liveness.overdue_at(later(31)).is_empty());
-        lane.expect(Duration::from_secs(10));
+        assert!(liveness.overdue_loops_at(later(1_000_000)).is_empty(), "both wait for work");
+        lane.begin_step(Duration::from_secs(10));
+        other.begin_step(Duration::from_secs(100));
+        assert!(liveness.overdue_loops_at(later(29)).is_empty());
+        assert_eq!(liveness.overdue_loops_at(later(31)), ["lane"]);
+        lane.set_idle();
+        assert!(liveness.overdue_loops_at(later(31)).is_empty());
+        lane.begin_step(Duration::from_secs(10));
         drop(lane);
-        assert!(liveness.overdue_at(later(31)).is_empty(), "it has ended");
+        assert!(liveness.overdue_loops_at(later(31)).is_empty(), "it has ended");
     }
 }

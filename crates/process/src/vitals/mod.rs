@@ -20,33 +20,35 @@ use uuid::Uuid;
 pub use liveness::{Liveness, LoopBeat};
 
 use crate::metrics::{ProcessMetrics, Registry, Server};
-use oncely_config::{Problems, host};
+use oncely_config::{Problems, host_name};
 use oncely_postgres::{Process, Readiness};
 
-/// How long a starting process waits for its address: the previous process may still finish its work (`worker.shutdown`, by default 25 s).
+/// Maximum time that a starting process waits for its address: the previous process may still finish its work (`worker.shutdown`, by
+/// default 25 s).
 #[cfg(feature = "listener")]
-const TAKEN: Duration = Duration::from_secs(60);
+const ADDRESS_WAIT: Duration = Duration::from_secs(60);
 
-/// Listens at an address; if another process uses it, waits for its end. `None`: it stays in use, or `stop` has completed.
+/// Listens at an address; if another process uses it, waits until it is free, for up to [`ADDRESS_WAIT`]. Returns `None` if it stays in
+/// use, or `stop` is cancelled.
 #[cfg(feature = "listener")]
 async fn bind(
     address: std::net::SocketAddr,
     stop: &CancellationToken,
 ) -> std::io::Result<Option<tokio::net::TcpListener>> {
     let began = Instant::now();
-    let mut is_told = false;
+    let mut is_logged = false;
     loop {
         match tokio::net::TcpListener::bind(address).await {
             Ok(listener) => return Ok(Some(listener)),
             Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {}
             Err(error) => return Err(error),
         }
-        if began.elapsed() >= TAKEN {
-            tracing::error!(%address, waited = ?TAKEN, "listen address still in use; exiting");
+        if began.elapsed() >= ADDRESS_WAIT {
+            tracing::error!(%address, waited = ?ADDRESS_WAIT, "listen address still in use; exiting");
             return Ok(None);
         }
-        if !std::mem::replace(&mut is_told, true) {
-            tracing::warn!(%address, limit = ?TAKEN, "listen address in use by another process; retrying");
+        if !std::mem::replace(&mut is_logged, true) {
+            tracing::warn!(%address, limit = ?ADDRESS_WAIT, "listen address in use by another process; retrying");
         }
         tokio::select! {
             () = stop.cancelled() => return Ok(None),
@@ -57,7 +59,7 @@ async fn bind(
 
 /// Public part of a consumer's report: counters, codes and times. Tenants, keys, texts of a database or a handler, and the author and
 /// reason of a pause are only in `oncely.processes`. An allow-list, so that new fields stay private.
-const PUBLIC: [&str; 10] = [
+const PUBLIC_FIELDS: [&str; 10] = [
     "consumer",
     "counts",
     "unsettled",
@@ -69,23 +71,25 @@ const PUBLIC: [&str; 10] = [
     "contended",
     "paused",
 ];
-const PUBLIC_PARTS: [&str; 5] = ["since", "code", "messages", "paused_at", "paused_until"];
+/// Public fields of the parts of a consumer's report.
+const PUBLIC_PART_FIELDS: [&str; 5] = ["since", "code", "messages", "paused_at", "paused_until"];
 
-fn public(report: Value) -> Value {
-    let kept = |value: Value, names: &[&str]| match value {
+/// Removes the fields that may hold keys or texts of errors from the reports of consumers.
+fn retain_public_fields(report: Value) -> Value {
+    let retain_fields = |value: Value, names: &[&str]| match value {
         Value::Object(fields) => {
             fields.into_iter().filter(|(name, _)| names.contains(&name.as_str())).collect::<Map<_, _>>()
         }
         _ => Map::new(),
     };
     let consumer = |value: Value| {
-        let mut told = kept(value, &PUBLIC);
+        let mut fields = retain_fields(value, &PUBLIC_FIELDS);
         for part in ["stalled", "failed", "failing", "contended", "paused"] {
-            if let Some(part) = told.get_mut(part).filter(|part| part.is_object()) {
-                *part = Value::Object(kept(part.take(), &PUBLIC_PARTS));
+            if let Some(part) = fields.get_mut(part).filter(|part| part.is_object()) {
+                *part = Value::Object(retain_fields(part.take(), &PUBLIC_PART_FIELDS));
             }
         }
-        Value::Object(told)
+        Value::Object(fields)
     };
     match report {
         Value::Array(consumers) => consumers.into_iter().map(consumer).collect(),
@@ -109,7 +113,7 @@ pub struct Program<'a> {
     /// Listen address for metrics and health, and the setting with it.
     pub listen: Option<std::net::SocketAddr>,
     pub setting: &'static str,
-    pub tells_systemd: bool,
+    pub notifies_systemd: bool,
 }
 
 /// Vital signs of a process.
@@ -125,7 +129,7 @@ pub struct Vitals {
     /// Whether its configuration is accepted: it works, or waits for its servers.
     is_up: AtomicBool,
     /// Notifies the systemd task of changes.
-    said: Notify,
+    changed: Notify,
 }
 
 struct VitalsState {
@@ -141,8 +145,8 @@ impl std::fmt::Debug for Vitals {
 }
 
 impl Vitals {
-    /// Starts a process's vital signs. Listens at `listen` during the runtime's lifetime. Returns `None` if another process keeps the
-    /// address, or `stop` has completed.
+    /// Starts a process's vital signs: listens at `listen` during the runtime's lifetime, and notifies systemd. Returns `None` if another
+    /// process keeps the address, or `stop` is cancelled.
     ///
     /// # Errors
     /// If it can't listen there.
@@ -150,17 +154,17 @@ impl Vitals {
         program: Program<'_>,
         stop: &CancellationToken,
     ) -> Result<Option<Arc<Self>>, Problems> {
-        let Program { kind, name, digest, servers, listen, setting, tells_systemd } = program;
+        let Program { kind, name, digest, servers, listen, setting, notifies_systemd } = program;
         #[cfg(feature = "listener")]
         let (registry, listener) = match listen {
-            None => (Registry::embedders(kind), None),
+            None => (Registry::new_with_global_recorder(kind), None),
             Some(address) => {
                 let refused = |error: String| {
                     let mut problems = Problems::default();
                     problems.add(setting, format!("cannot listen on {address}: {error}"));
                     problems
                 };
-                let registry = Registry::own(kind).map_err(refused)?;
+                let registry = Registry::new_with_own_recorder(kind).map_err(refused)?;
                 match bind(address, stop).await.map_err(|error| refused(error.to_string()))? {
                     Some(listener) => (registry, Some(listener)),
                     None => return Ok(None),
@@ -171,15 +175,15 @@ impl Vitals {
         let registry = {
             // The configuration refuses a listen address.
             let _ = (listen, setting, stop);
-            Registry::embedders(kind)
+            Registry::new_with_global_recorder(kind)
         };
-        let metrics = registry.with(|| ProcessMetrics::new(digest, servers));
+        let metrics = registry.with_recorder(|| ProcessMetrics::new(digest, servers));
         let vitals = Arc::new(Self {
             process: Process {
                 id: Uuid::now_v7(),
                 kind,
                 name: name.to_owned(),
-                host: host().unwrap_or_default(),
+                host: host_name().unwrap_or_default(),
                 config_digest: digest.to_owned(),
             },
             liveness: Liveness::default(),
@@ -192,14 +196,14 @@ impl Vitals {
             }),
             report: OnceLock::new(),
             is_up: AtomicBool::new(false),
-            said: Notify::new(),
+            changed: Notify::new(),
         });
         #[cfg(feature = "systemd")]
-        if tells_systemd {
-            systemd::notify_systemd(Arc::clone(&vitals));
+        if notifies_systemd {
+            systemd::spawn_notifier(Arc::clone(&vitals));
         }
         #[cfg(not(feature = "systemd"))]
-        let _ = tells_systemd;
+        let _ = notifies_systemd;
         #[cfg(feature = "listener")]
         if let Some(listener) = listener {
             listener::serve(Arc::clone(&vitals), listener).map_err(|error| {
@@ -211,9 +215,9 @@ impl Vitals {
         Ok(Some(vitals))
     }
 
-    /// Creates handles of metrics.
+    /// Runs `make` with the process's recorder as the current one, so that the handles of metrics that it creates count there.
     pub fn with_registry<T>(&self, make: impl FnOnce() -> T) -> T {
-        self.registry.with(make)
+        self.registry.with_recorder(make)
     }
 
     /// Sets the source of the consumers' report. Only the first call counts.
@@ -221,6 +225,7 @@ impl Vitals {
         let _ = self.report.set(Box::new(report));
     }
 
+    /// Returns the consumers' report; an empty array without a source.
     pub(crate) fn report(&self) -> Value {
         self.report.get().map_or_else(|| Value::Array(Vec::new()), |report| report())
     }
@@ -229,7 +234,7 @@ impl Vitals {
         self.lock().readiness.clone()
     }
 
-    /// Sets whether the process does its work.
+    /// Sets the readiness of the process, and notifies systemd of a change. A stopping process keeps its readiness.
     pub fn set_readiness(&self, readiness: Readiness) {
         let mut state = self.lock();
         // A stopping process does not become ready again.
@@ -241,7 +246,7 @@ impl Vitals {
         drop(state);
         self.is_up.store(true, Ordering::Release);
         if changed {
-            self.said.notify_one();
+            self.changed.notify_one();
         }
     }
 
@@ -259,7 +264,8 @@ impl Vitals {
             "schema": "oncely.statusz/1", "id": self.process.id, "kind": self.process.kind, "name": self.process.name,
             "version": env!("CARGO_PKG_VERSION"), "pid": std::process::id(),
             "config_digest": self.process.config_digest, "started_at": self.started_at, "state": readiness.state(),
-            "reason": readiness.reason(), "degraded": degraded, "overdue": self.liveness.overdue(), "consumers": public(self.report()),
+            "reason": readiness.reason(), "degraded": degraded, "overdue": self.liveness.overdue_loops(),
+            "consumers": retain_public_fields(self.report()),
         })
     }
 

@@ -10,39 +10,40 @@ use super::Vitals;
 use oncely_postgres::Readiness;
 
 /// Interval of notifications. `WatchdogSec` must be longer.
-const INTERVAL: Duration = Duration::from_secs(1);
+const NOTIFY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Notifies systemd every second, and of each change, until the runtime ends. A process counts as ready when its configuration is accepted,
-/// also while it waits for its servers: otherwise its start would time out and be repeated while a server is unavailable.
-pub(super) fn notify_systemd(vitals: Arc<Vitals>) {
+/// Spawns a task that notifies systemd every second, and of each change, until the runtime ends. A process counts as ready when its
+/// configuration is accepted, also while it waits for its servers: otherwise its start would time out and be repeated while a server is
+/// unavailable.
+pub(super) fn spawn_notifier(vitals: Arc<Vitals>) {
     tokio::spawn(async move {
-        let mut turns = tokio::time::interval(INTERVAL);
+        let mut turns = tokio::time::interval(NOTIFY_INTERVAL);
         turns.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let (mut is_up, mut is_stopping) = (false, false);
         loop {
             tokio::select! {
                 _ = turns.tick() => {}
-                () = vitals.said.notified() => {}
+                () = vitals.changed.notified() => {}
             }
             let readiness = vitals.readiness();
             let status = match readiness.reason() {
                 Some(reason) => format!("{}: {reason}", readiness.state()),
                 None => readiness.state().to_owned(),
             };
-            let mut said = vec![NotifyState::Status(&status)];
+            let mut states = vec![NotifyState::Status(&status)];
             if !is_up && vitals.is_up.load(Ordering::Acquire) {
                 is_up = true;
-                said.push(NotifyState::Ready);
+                states.push(NotifyState::Ready);
             }
             if !is_stopping && readiness == Readiness::Stopping {
                 is_stopping = true;
-                said.push(NotifyState::Stopping);
+                states.push(NotifyState::Stopping);
             }
-            if vitals.liveness.overdue().is_empty() {
-                said.push(NotifyState::Watchdog);
+            if vitals.liveness.overdue_loops().is_empty() {
+                states.push(NotifyState::Watchdog);
             }
             // Without NOTIFY_SOCKET nothing is sent.
-            if let Err(error) = sd_notify::notify(&said) {
+            if let Err(error) = sd_notify::notify(&states) {
                 tracing::debug!(%error, "systemd was not told");
             }
         }

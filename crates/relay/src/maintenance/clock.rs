@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use oncely_postgres::ObservedClock;
 
-/// Returns why nothing is deleted by this clock; `None` if it is plausible.
-pub fn refusal(clock: &ObservedClock) -> Option<String> {
+/// Returns the reason for which nothing is deleted by this reading of the database's clock; `None` if the reading is plausible.
+pub fn clock_refusal(clock: &ObservedClock) -> Option<String> {
     if clock.explained {
         return None;
     }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
 
-use super::quotas::count;
+use super::quotas::count_letters;
 use oncely_config::Config;
 use oncely_core::decide::KeyStatus;
 use oncely_failpoint::step;
@@ -12,8 +12,8 @@ use oncely_postgres::{
     self as pg, CollectionReport, ConsumerCollection, ObservedClock, RetentionRule, Session,
 };
 
-/// Returns the time before which rows of this retention may be deleted.
-fn before(now: DateTime<Utc>, retention: Duration) -> DateTime<Utc> {
+/// Returns the time before which rows of this retention may be deleted; the epoch of Unix if it is out of range.
+fn cutoff(now: DateTime<Utc>, retention: Duration) -> DateTime<Utc> {
     chrono::Duration::from_std(retention)
         .ok()
         .and_then(|age| now.checked_sub_signed(age))
@@ -25,13 +25,14 @@ fn before(now: DateTime<Utc>, retention: Duration) -> DateTime<Utc> {
 #[derive(Clone, Copy, Debug)]
 struct DutyCycle(u32);
 
-/// Bounded, so that a stop is noticed soon.
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// Maximum pause: bounded, so that a stop is noticed soon.
+const MAX_PAUSE: Duration = Duration::from_secs(1);
 
 impl DutyCycle {
+    /// Returns the pause after work of this duration, a second at most.
     fn pause_after(self, worked: Duration) -> Duration {
         let load = self.0.clamp(1, 100);
-        (worked * (100 - load) / load).min(LONGEST_PAUSE)
+        (worked * (100 - load) / load).min(MAX_PAUSE)
     }
 }
 
@@ -61,57 +62,58 @@ pub async fn collect(
     }
     step("gc.lock.after");
     let clock =
-        pg::within(config.postgres.client_timeout(), pg::observe_clock(&mut session.connection)).await?;
+        pg::wait_for_answer(config.postgres.client_timeout(), pg::observe_clock(&mut session.connection))
+            .await?;
     if !clock.explained {
-        pg::collection_unlock(&mut session.connection).await?;
+        pg::release_collection_lock(&mut session.connection).await?;
         return Ok(CollectionOutcome::Refused(clock));
     }
     // The time of that reading and no later one: younger keys are protected by the policies on the keys.
     let now = clock.at;
-    let asked = pg::memories(&mut session.connection, now);
-    let memories = pg::within(config.postgres.client_timeout(), asked).await?;
+    let query = pg::list_retention_rules(&mut session.connection, now);
+    let rules = pg::wait_for_answer(config.postgres.client_timeout(), query).await?;
     let mut report = CollectionReport::default();
-    for memory in memories {
+    for rule in rules {
         let mut deleted = [0; 3];
         for (count, status) in
             deleted.iter_mut().zip([KeyStatus::Completed, KeyStatus::Failed, KeyStatus::InProgress])
         {
-            let walked =
-                walk(config, session, CollectedKeys::OfConsumer(&memory, status), &stop, count).await;
-            note(&mut report, &memory.consumer, walked)?;
+            let result =
+                delete_keys(config, session, CollectedKeys::OfConsumer(&rule, status), &stop, count).await;
+            record_failure(&mut report, &rule.consumer, result)?;
         }
-        add(&mut report, memory, deleted);
+        add_deleted(&mut report, rule, deleted);
     }
     let mut expired = 0;
-    let walked = walk(config, session, CollectedKeys::Expired(now), &stop, &mut expired).await;
-    note(&mut report, "keys of oncely.claim", walked)?;
+    let result = delete_keys(config, session, CollectedKeys::Expired(now), &stop, &mut expired).await;
+    record_failure(&mut report, "keys of oncely.claim", result)?;
     report.expired = expired;
     if !stop() {
-        let collected = collect_letters(config, session, &stop).await;
-        note(&mut report, "dead letters", collected)?;
-        let collected = collect_ordering_keys(config, session, &stop).await;
-        note(&mut report, "ordering keys", collected)?;
-        let forgotten = pg::forget_secrets(&mut session.connection);
-        let forgotten = pg::within(config.postgres.client_timeout(), forgotten).await;
-        note(&mut report, "secrets", forgotten)?;
-        count(config, session).await?;
+        let result = collect_letters(config, session, &stop).await;
+        record_failure(&mut report, "dead letters", result)?;
+        let result = collect_ordering_keys(config, session, &stop).await;
+        record_failure(&mut report, "ordering keys", result)?;
+        let deletion = pg::forget_secrets(&mut session.connection);
+        let result = pg::wait_for_answer(config.postgres.client_timeout(), deletion).await;
+        record_failure(&mut report, "secrets", result)?;
+        count_letters(config, session).await?;
     }
-    pg::collection_unlock(&mut session.connection).await?;
+    pg::release_collection_lock(&mut session.connection).await?;
     Ok(CollectionOutcome::Done(report))
 }
 
-/// Records the failure of a step, which does not prevent the others. Only an outage does.
-fn note<T>(
+/// Records the failure of a step in the report, so that the other steps go on. An outage is returned instead.
+fn record_failure<T>(
     report: &mut CollectionReport,
     step: &str,
-    done: Result<T, sqlx::Error>,
+    result: Result<T, sqlx::Error>,
 ) -> Result<(), sqlx::Error> {
-    match done {
+    match result {
         Err(error) if !pg::is_outage(&error) => {
             report.failures.push(format!("cannot collect {step}: {}", pg::describe(&error)));
             Ok(())
         }
-        done => done.map(drop),
+        result => result.map(drop),
     }
 }
 
@@ -125,7 +127,7 @@ enum CollectedKeys<'a> {
 }
 
 /// Deletes keys in bounded transactions until none is left or `stop` returns true, and adds their number to `deleted`.
-async fn walk(
+async fn delete_keys(
     config: &Config,
     session: &mut Session,
     keys: CollectedKeys<'_>,
@@ -133,7 +135,7 @@ async fn walk(
     deleted: &mut u64,
 ) -> Result<(), sqlx::Error> {
     let limit = i64::from(config.gc.batch);
-    let pace = DutyCycle(config.gc.load);
+    let duty_cycle = DutyCycle(config.gc.load);
     let mut walk = CollectionWalk { from: None, limit };
     while !stop() {
         let began = Instant::now();
@@ -141,21 +143,21 @@ async fn walk(
         let connection = &mut session.connection;
         let batch = async {
             match keys {
-                CollectedKeys::OfConsumer(memory, status) => {
-                    pg::collect_batch(connection, status, memory, walk.limit, walk.from).await
+                CollectedKeys::OfConsumer(rule, status) => {
+                    pg::collect_batch(connection, status, rule, walk.limit, walk.from).await
                 }
                 CollectedKeys::Expired(now) => {
                     pg::collect_expired(connection, now, walk.limit, walk.from).await
                 }
             }
         };
-        let collected = pg::within(config.postgres.client_timeout(), batch).await?;
+        let collected_batch = pg::wait_for_answer(config.postgres.client_timeout(), batch).await?;
         step("gc.delete.after");
-        *deleted += collected.deleted;
-        if !walk.goes_on(&collected, limit) {
+        *deleted += collected_batch.deleted;
+        if !walk.advance(&collected_batch, limit) {
             break;
         }
-        tokio::time::sleep(pace.pause_after(began.elapsed())).await;
+        tokio::time::sleep(duty_cycle.pause_after(began.elapsed())).await;
     }
     Ok(())
 }
@@ -167,22 +169,22 @@ struct CollectionWalk {
 }
 
 impl CollectionWalk {
-    /// Advances past a batch; returns false if it was the last one. A batch begins at the time at which the previous one ended, so if all
+    /// Advances past a batch; returns whether another one follows. A batch begins at the time at which the previous one ended, so if all
     /// its keys have that time and none was deleted, the next batch is twice as large.
-    fn goes_on(&mut self, collected: &pg::CollectedBatch, limit: i64) -> bool {
-        if i64::try_from(collected.found).is_ok_and(|found| found < self.limit) {
+    fn advance(&mut self, batch: &pg::CollectedBatch, limit: i64) -> bool {
+        if i64::try_from(batch.found).is_ok_and(|found| found < self.limit) {
             return false;
         }
-        let is_stuck = collected.deleted == 0 && collected.last == self.from;
+        let is_stuck = batch.deleted == 0 && batch.last == self.from;
         self.limit = if is_stuck { self.limit.saturating_mul(2) } else { limit };
-        self.from = collected.last;
+        self.from = batch.last;
         true
     }
 }
 
 /// Adds the deletions of one retention to the report of its consumer.
-fn add(report: &mut CollectionReport, memory: RetentionRule, deleted: [u64; 3]) {
-    let RetentionRule { consumer, before, is_own, .. } = memory;
+fn add_deleted(report: &mut CollectionReport, rule: RetentionRule, deleted: [u64; 3]) {
+    let RetentionRule { consumer, before, is_own, .. } = rule;
     match report.consumers.last_mut().filter(|last| is_own && last.consumer == consumer) {
         Some(last) => last.deleted.iter_mut().zip(deleted).for_each(|(count, more)| *count += more),
         None => report.consumers.push(ConsumerCollection { consumer, before, deleted }),
@@ -195,24 +197,24 @@ async fn collect_letters(
     session: &mut Session,
     stop: &impl Fn() -> bool,
 ) -> Result<(), sqlx::Error> {
-    let before = before(session.clock.now(), config.audit.retention);
-    let mut gone = 0;
+    let before = cutoff(session.clock.now(), config.audit.retention);
+    let mut deleted = 0;
     loop {
         let batch = pg::collect_letters(&mut session.connection, before, i64::from(config.gc.batch));
-        let now_gone = pg::within(config.postgres.client_timeout(), batch).await?;
-        gone += now_gone;
-        if now_gone < u64::from(config.gc.batch) || stop() {
+        let batch_deleted = pg::wait_for_answer(config.postgres.client_timeout(), batch).await?;
+        deleted += batch_deleted;
+        if batch_deleted < u64::from(config.gc.batch) || stop() {
             break;
         }
     }
-    if gone > 0 {
-        tracing::info!(letters = gone, "collected dead letters that were requeued or discarded");
+    if deleted > 0 {
+        tracing::info!(letters = deleted, "collected dead letters that were requeued or discarded");
     }
     Ok(())
 }
 
 /// An ordering key unused for this long and without an event left is deleted, and its next event creates it again.
-const IDLE: Duration = Duration::from_secs(86_400);
+const ORDERING_KEY_LIFETIME: Duration = Duration::from_secs(86_400);
 
 /// Deletes idle ordering keys, in bounded transactions.
 async fn collect_ordering_keys(
@@ -220,29 +222,32 @@ async fn collect_ordering_keys(
     session: &mut Session,
     stop: &impl Fn() -> bool,
 ) -> Result<(), sqlx::Error> {
-    let before = before(session.clock.now(), IDLE);
+    let before = cutoff(session.clock.now(), ORDERING_KEY_LIFETIME);
     let mut next = Some((String::new(), String::new()));
-    let mut gone = 0;
+    let mut deleted = 0;
     while let Some(after) = next.take_if(|_| !stop()) {
         let limit = i64::from(config.gc.batch);
         let batch = pg::collect_ordering_keys(&mut session.connection, before, after, limit);
-        let (last, now_gone) = pg::within(config.postgres.client_timeout(), batch).await?;
-        gone += now_gone;
+        let (last, batch_deleted) = pg::wait_for_answer(config.postgres.client_timeout(), batch).await?;
+        deleted += batch_deleted;
         next = last;
     }
-    if gone > 0 {
-        tracing::info!(keys = gone, "collected idle ordering keys");
+    if deleted > 0 {
+        tracing::info!(keys = deleted, "collected idle ordering keys");
     }
     Ok(())
 }
 
-/// Counts the keys that a collection would delete. Changes nothing.
-pub async fn plan(session: &mut Session) -> Result<CollectionReport, sqlx::Error> {
+/// Counts the keys that a collection would delete now. Changes nothing.
+///
+/// # Errors
+/// If a query fails.
+pub async fn plan_collection(session: &mut Session) -> Result<CollectionReport, sqlx::Error> {
     let now = session.clock.now();
     let mut report = CollectionReport::default();
-    for memory in pg::memories(&mut session.connection, now).await? {
-        let deleted = pg::count_expired(&mut session.connection, &memory).await?;
-        add(&mut report, memory, deleted);
+    for rule in pg::list_retention_rules(&mut session.connection, now).await? {
+        let deleted = pg::count_expired(&mut session.connection, &rule).await?;
+        add_deleted(&mut report, rule, deleted);
     }
     report.expired = pg::count_self_expired(&mut session.connection, now).await?;
     Ok(report)
@@ -255,15 +260,15 @@ mod tests {
     #[test]
     fn a_walk_passes_by_keys_that_stay_however_many_there_are_of_one_time() {
         let at = |seconds| DateTime::from_timestamp(seconds, 0);
-        let seen = |found, deleted, last| pg::CollectedBatch { found, deleted, last };
+        let batch = |found, deleted, last| pg::CollectedBatch { found, deleted, last };
         let mut walk = CollectionWalk { from: None, limit: 10 };
-        assert!(walk.goes_on(&seen(10, 0, at(1)), 10) && walk.limit == 10);
-        assert!(walk.goes_on(&seen(10, 0, at(1)), 10) && walk.limit == 20);
-        assert!(walk.goes_on(&seen(20, 0, at(1)), 10) && walk.limit == 40);
-        assert!(walk.goes_on(&seen(40, 0, at(2)), 10) && walk.limit == 10);
+        assert!(walk.advance(&batch(10, 0, at(1)), 10) && walk.limit == 10);
+        assert!(walk.advance(&batch(10, 0, at(1)), 10) && walk.limit == 20);
+        assert!(walk.advance(&batch(20, 0, at(1)), 10) && walk.limit == 40);
+        assert!(walk.advance(&batch(40, 0, at(2)), 10) && walk.limit == 10);
         assert_eq!(walk.from, at(2));
-        assert!(walk.goes_on(&seen(10, 10, at(2)), 10) && walk.limit == 10);
-        assert!(!walk.goes_on(&seen(9, 9, at(3)), 10));
+        assert!(walk.advance(&batch(10, 10, at(2)), 10) && walk.limit == 10);
+        assert!(!walk.advance(&batch(9, 9, at(3)), 10));
     }
 
     #[test]
@@ -271,6 +276,6 @@ mod tests {
         let worked = Duration::from_millis(15);
         assert_eq!(DutyCycle(20).pause_after(worked), Duration::from_millis(60));
         assert_eq!(DutyCycle(100).pause_after(worked), Duration::ZERO);
-        assert_eq!(DutyCycle(1).pause_after(worked), LONGEST_PAUSE);
+        assert_eq!(DutyCycle(1).pause_after(worked), MAX_PAUSE);
     }
 }

@@ -6,8 +6,8 @@ mod partitions;
 mod quotas;
 mod schedule;
 
-pub use clock::refusal;
-pub use gc::{CollectionOutcome, collect, plan};
-pub use partitions::{PartitionReport, hexadecimal, keep_partitions};
+pub use clock::clock_refusal;
+pub use gc::{CollectionOutcome, collect, plan_collection};
+pub use partitions::{PartitionReport, format_hash, maintain_partitions};
 pub(crate) use quotas::run_counts;
-pub(crate) use schedule::{Signs, run};
+pub(crate) use schedule::{MaintenanceReporter, run};

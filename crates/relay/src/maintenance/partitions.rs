@@ -8,7 +8,7 @@ use chrono::{DateTime, Utc};
 use super::clock;
 use oncely_config::{AuditSettings, Config};
 use oncely_failpoint::step;
-use oncely_postgres::{self as pg, Session, is_outage, within};
+use oncely_postgres::{self as pg, Session, is_outage, wait_for_answer};
 
 /// The changes made to the audit trail, and the failures.
 #[derive(Debug, Default)]
@@ -25,8 +25,8 @@ pub struct PartitionReport {
 
 const WEEK: Duration = Duration::from_secs(7 * 86_400);
 
-/// Returns a hash as shown to operators.
-pub fn hexadecimal(bytes: &[u8]) -> String {
+/// Formats a hash as hexadecimal digits.
+pub fn format_hash(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -34,28 +34,37 @@ pub fn hexadecimal(bytes: &[u8]) -> String {
 ///
 /// # Errors
 /// If the connection is lost. Statements that PostgreSQL refuses are among the failures.
-pub async fn keep_partitions(
+pub async fn maintain_partitions(
     config: &Config,
     session: &mut Session,
     stop: impl Fn() -> bool,
 ) -> Result<PartitionReport, sqlx::Error> {
-    let mut kept = PartitionReport::default();
-    make(config, session, &mut kept).await?;
-    seal(config, session, &stop, &mut kept).await?;
-    drop_old(config, session, &mut kept).await?;
-    Ok(kept)
+    let mut report = PartitionReport::default();
+    create_partitions(config, session, &mut report).await?;
+    seal_trail(config, session, &stop, &mut report).await?;
+    drop_old_partitions(config, session, &mut report).await?;
+    Ok(report)
 }
 
-async fn make(config: &Config, session: &mut Session, kept: &mut PartitionReport) -> Result<(), sqlx::Error> {
+/// Creates the partitions of the trail that are needed soon.
+async fn create_partitions(
+    config: &Config,
+    session: &mut Session,
+    report: &mut PartitionReport,
+) -> Result<(), sqlx::Error> {
     let now = session.clock.now();
     let mut day = now;
     // One week more: the last partition may begin within the span.
     while day < now + config.audit.ahead + WEEK {
         step("gc.partitions.before");
-        match within(config.postgres.client_timeout(), pg::make_partition(&mut session.connection, day)).await
+        match wait_for_answer(
+            config.postgres.client_timeout(),
+            pg::make_partition(&mut session.connection, day),
+        )
+        .await
         {
-            Ok(made) => kept.made.extend(made),
-            Err(error) => kept.failed("a partition was not made", error)?,
+            Ok(names) => report.made.extend(names),
+            Err(error) => report.record_failure("a partition was not made", error)?,
         }
         step("gc.partitions.after");
         day += WEEK;
@@ -63,24 +72,26 @@ async fn make(config: &Config, session: &mut Session, kept: &mut PartitionReport
     Ok(())
 }
 
-async fn seal(
+/// Seals the trail up to now, in steps.
+async fn seal_trail(
     config: &Config,
     session: &mut Session,
     stop: &impl Fn() -> bool,
-    kept: &mut PartitionReport,
+    report: &mut PartitionReport,
 ) -> Result<(), sqlx::Error> {
     while !stop() {
         step("gc.seal.before");
-        let sealed = within(config.postgres.client_timeout(), pg::seal_audit(&mut session.connection)).await;
+        let result =
+            wait_for_answer(config.postgres.client_timeout(), pg::seal_audit(&mut session.connection)).await;
         step("gc.seal.after");
-        match sealed {
+        match result {
             Ok(Some(seal)) => {
-                kept.seals += 1;
-                kept.sealed = Some((seal.until, hexadecimal(&seal.hash)));
+                report.seals += 1;
+                report.sealed = Some((seal.until, format_hash(&seal.hash)));
             }
             Ok(None) => break,
             Err(error) => {
-                kept.failed("the trail was not sealed", error)?;
+                report.record_failure("the trail was not sealed", error)?;
                 break;
             }
         }
@@ -88,27 +99,28 @@ async fn seal(
     Ok(())
 }
 
-async fn drop_old(
+/// Drops partitions that are older than the retention and sealed.
+async fn drop_old_partitions(
     config: &Config,
     session: &mut Session,
-    kept: &mut PartitionReport,
+    report: &mut PartitionReport,
 ) -> Result<(), sqlx::Error> {
     let limit = config.postgres.client_timeout();
-    let asked = async {
+    let query = async {
         let clock = pg::observe_clock(&mut session.connection).await?;
-        Ok((clock, pg::audit_floor(&mut session.connection).await?))
+        Ok((clock, pg::read_audit_floor(&mut session.connection).await?))
     };
-    let (seen, floor) = match within(limit, asked).await {
-        Ok(asked) => asked,
-        Err(error) => return kept.failed("no partition was dropped", error),
+    let (clock, floor) = match wait_for_answer(limit, query).await {
+        Ok(values) => values,
+        Err(error) => return report.record_failure("no partition was dropped", error),
     };
-    if let Some(why) = clock::refusal(&seen) {
-        kept.notes.push(why);
+    if let Some(refusal) = clock::clock_refusal(&clock) {
+        report.notes.push(refusal);
         return Ok(());
     }
     let AuditSettings { retention, .. } = config.audit;
     if retention < floor {
-        kept.notes.push(format!(
+        report.notes.push(format!(
             "audit.retention is {}, but the database keeps the trail for {} (oncely.cell.audit_floor), which only the owner of the \
              schema can lower",
             humantime::format_duration(retention),
@@ -116,25 +128,26 @@ async fn drop_old(
         ));
     }
     let age = chrono::Duration::from_std(retention.max(floor)).ok();
-    let Some(before) = age.and_then(|age| seen.at.checked_sub_signed(age)) else { return Ok(()) };
+    let Some(before) = age.and_then(|age| clock.at.checked_sub_signed(age)) else { return Ok(()) };
     loop {
         step("gc.drop.before");
-        let dropped = within(limit, pg::drop_partition(&mut session.connection, before)).await;
+        let result = wait_for_answer(limit, pg::drop_partition(&mut session.connection, before)).await;
         step("gc.drop.after");
-        match dropped {
-            Ok(Some(name)) => kept.dropped.push(name),
+        match result {
+            Ok(Some(name)) => report.dropped.push(name),
             Ok(None) => return Ok(()),
-            Err(error) => return kept.failed("a partition was not dropped", error),
+            Err(error) => return report.record_failure("a partition was not dropped", error),
         }
     }
 }
 
 impl PartitionReport {
-    fn failed(&mut self, what: &str, error: sqlx::Error) -> Result<(), sqlx::Error> {
+    /// Records an error as a failure with this description. An outage is returned instead.
+    fn record_failure(&mut self, description: &str, error: sqlx::Error) -> Result<(), sqlx::Error> {
         if is_outage(&error) {
             return Err(error);
         }
-        self.failures.push(format!("{what}: {error}"));
+        self.failures.push(format!("{description}: {error}"));
         Ok(())
     }
 }

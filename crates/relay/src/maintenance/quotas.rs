@@ -6,13 +6,16 @@ use tokio_util::sync::CancellationToken;
 
 use oncely_config::Config;
 use oncely_failpoint::step;
-use oncely_postgres::{NoSession, Session, SessionFactory, count_stored, describe, is_outage, within};
+use oncely_postgres::{
+    NoSession, Session, SessionFactory, count_stored, describe, is_outage, wait_for_answer,
+};
 use oncely_process::vitals::LoopBeat;
 
 /// Time between two counts. Between them workers add the letters that they store; deleted letters still count until the next one.
-const INTERVAL: Duration = Duration::from_secs(60);
+const COUNT_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Counts until `stop`. Several relays may run it: the second leaves the count to the first.
+/// Counts the stored dead letters at intervals until `stop`; errors are logged. Several relays may run it: the second leaves the count to
+/// the first.
 pub(crate) async fn run_counts(
     config: Config,
     factory: SessionFactory,
@@ -22,14 +25,14 @@ pub(crate) async fn run_counts(
     let application = format!("oncely relay {} counts", config.worker.name);
     let mut session = None;
     while !stop.is_cancelled() {
-        beat.expect(INTERVAL + config.postgres.client_timeout() * 4);
-        if let Err(error) = measure_usage(&config, &factory, &application, &mut session).await {
+        beat.begin_step(COUNT_INTERVAL + config.postgres.client_timeout() * 4);
+        if let Err(error) = open_and_count(&config, &factory, &application, &mut session).await {
             tracing::debug!(error = %error, "stored dead letters can't be counted");
             session = None;
         }
         tokio::select! {
             () = stop.cancelled() => {}
-            () = tokio::time::sleep(INTERVAL) => {}
+            () = tokio::time::sleep(COUNT_INTERVAL) => {}
         }
     }
     if let Some(session) = session {
@@ -37,7 +40,8 @@ pub(crate) async fn run_counts(
     }
 }
 
-async fn measure_usage(
+/// Counts on the session in `slot`; opens a new one unless that is on the newest timeline.
+async fn open_and_count(
     config: &Config,
     factory: &SessionFactory,
     application: &str,
@@ -45,19 +49,20 @@ async fn measure_usage(
 ) -> Result<(), NoSession> {
     let session = match slot {
         // A former primary that is still running lacks newer commits.
-        Some(session) if factory.admits(session) => session,
+        Some(session) if factory.record_timeline(session) => session,
         _ => slot.insert(factory.open(application).await?),
     };
-    Ok(count(config, session).await?)
+    Ok(count_letters(config, session).await?)
 }
 
-/// Counts, and removes messages of closed letters from tenants that have used nine tenths of their quota.
-pub(crate) async fn count(config: &Config, session: &mut Session) -> Result<(), sqlx::Error> {
-    let counted = count_stored(&mut session.connection, config.dead_letters.quota());
+/// Counts each tenant's stored dead letters, and removes messages of closed ones from tenants that have used nine tenths of their quota.
+/// Only an outage is returned as an error; other errors are logged.
+pub(crate) async fn count_letters(config: &Config, session: &mut Session) -> Result<(), sqlx::Error> {
+    let count = count_stored(&mut session.connection, config.dead_letters.quota());
     step("gc.count.before");
-    let counted = within(config.postgres.client_timeout(), counted).await;
+    let result = wait_for_answer(config.postgres.client_timeout(), count).await;
     step("gc.count.after");
-    match counted {
+    match result {
         Ok(Some(letters)) if letters > 0 => {
             tracing::info!(letters, "removed messages of closed dead letters of tenants near their quota");
             Ok(())

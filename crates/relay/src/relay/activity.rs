@@ -16,7 +16,7 @@ use oncely_process::witnesses::Witnesses;
 /// Reporting handles of a lane.
 #[derive(Debug)]
 pub(super) struct LaneReporter {
-    pub(super) pulse: Arc<RelayActivity>,
+    pub(super) activity: Arc<RelayActivity>,
     pub(super) beat: LoopBeat,
 }
 
@@ -38,7 +38,7 @@ struct TargetActivity {
 #[derive(Clone, Debug, Default)]
 struct TargetState {
     /// Time at which a read succeeded last.
-    succeeded: Option<Instant>,
+    last_success: Option<Instant>,
     /// Error of the last read, if it failed.
     error: Option<String>,
     /// Number of waiting records or events, and the age of the oldest in seconds.
@@ -52,43 +52,43 @@ impl RelayActivity {
     }
 
     /// Records that a read has succeeded, whether it found anything or not.
-    pub(crate) fn succeeded(&self, target: Target) {
+    pub(crate) fn record_success(&self, target: Target) {
         #[allow(clippy::cast_precision_loss)] // below 2^53
         self.metrics.target(target).last_success.set(Utc::now().timestamp_millis() as f64 / 1_000.0);
         let mut state = self.lock(target);
-        state.succeeded = Some(Instant::now());
+        state.last_success = Some(Instant::now());
         state.error = None;
     }
 
     /// Records that a read or a batch has failed.
-    pub(crate) fn failed(&self, target: Target, error: String) {
+    pub(crate) fn record_failure(&self, target: Target, error: String) {
         self.lock(target).error = Some(error);
     }
 
-    /// Counts records or events with this result.
-    pub(crate) fn count(&self, target: Target, result: RelayResult, number: usize) {
+    /// Counts records or events with this result, in the metrics and for the statistics.
+    pub(crate) fn count_results(&self, target: Target, result: RelayResult, number: usize) {
         self.metrics.target(target).count(result, u64::try_from(number).unwrap_or(u64::MAX));
         let number = i64::try_from(number).unwrap_or(i64::MAX);
         self.targets[target as usize].results[result as usize].fetch_add(number, Ordering::Relaxed);
     }
 
-    /// Records a batch: its duration, and at this time the lag of its oldest record.
-    pub(crate) fn batch(
+    /// Records the duration of a batch, and the lag of its oldest record at the time `now`.
+    pub(crate) fn record_batch(
         &self,
         target: Target,
-        took: Duration,
+        duration: Duration,
         oldest: Option<DateTime<Utc>>,
         now: DateTime<Utc>,
     ) {
         let metrics = self.metrics.target(target);
-        metrics.duration.record(took);
+        metrics.duration.record(duration);
         if let Some(oldest) = oldest {
             metrics.lag.record((now - oldest).to_std().unwrap_or_default());
         }
     }
 
-    /// Sets the backlog.
-    pub(crate) fn waiting(
+    /// Sets the number of waiting records or events of a target, and the age of the oldest one at the time `now`.
+    pub(crate) fn set_backlog(
         &self,
         target: Target,
         records: i64,
@@ -105,10 +105,10 @@ impl RelayActivity {
         state.oldest_age = age;
     }
 
-    /// Returns why nothing goes to a target, if no read has succeeded for this time.
-    pub(crate) fn stuck(&self, target: Target, limit: Duration) -> Option<String> {
+    /// Returns the reason for which nothing goes to a target; `None` if a read has succeeded within `limit`.
+    pub(crate) fn stuck_reason(&self, target: Target, limit: Duration) -> Option<String> {
         let state = self.lock(target);
-        if state.succeeded.is_some_and(|at| at.elapsed() < limit) {
+        if state.last_success.is_some_and(|at| at.elapsed() < limit) {
             return None;
         }
         let error = state.error.as_deref().unwrap_or("no look has succeeded yet");
@@ -120,6 +120,7 @@ impl RelayActivity {
         self.targets[target as usize].state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Returns the statistics of a target since the start of the relay; their time is not set.
     fn totals(&self, target: Target) -> RelayStats {
         let state = self.lock(target).clone();
         let [relayed, failed, parked] = [RelayResult::Done, RelayResult::Failed, RelayResult::Parked]
@@ -138,9 +139,9 @@ impl RelayActivity {
 
 impl Member for RelayActivity {
     // A relay has no consumers, and no right to read pauses.
-    const OBEYS: bool = false;
+    const OBEYS_PAUSES: bool = false;
 
-    fn obey(&self, _: Vec<Pause>) {}
+    fn set_pauses(&self, _: Vec<Pause>) {}
 
     // The mirror's lane reads the keys that it needs.
     fn set_secrets(&self, _: &Secrets) {}

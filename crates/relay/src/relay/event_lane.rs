@@ -7,8 +7,8 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::activity::LaneReporter;
-use super::events::{EventBatch, EventError, EventReport, is_due};
-use super::idle::{IdleBackoff, REPORT, SHORTEST};
+use super::events::{EventBatch, EventError, EventReport, has_due_events};
+use super::idle::{IdleBackoff, MIN_PAUSE, REPORT_INTERVAL};
 use super::sessions::RelaySessions;
 use oncely_amqp::{AmqpError, PublishConnection};
 use oncely_config::Config;
@@ -26,26 +26,26 @@ struct EventLane {
     connection: Option<PublishConnection>,
     cursor: OrderingKeyCursor,
     ordered_first: bool,
-    clock_read: Instant,
+    clock_read_at: Instant,
     traces: EventTraces,
 }
 
 /// Interval at which the database's clock is read: this machine's may run at another speed.
-const CLOCK: Duration = Duration::from_secs(10);
+const CLOCK_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Longest pause between two reads.
-const LONGEST: Duration = Duration::from_secs(60);
+/// Maximum pause between two reads.
+const MAX_PAUSE: Duration = Duration::from_secs(60);
 
 /// Interval at which a lane checks whether the broker takes messages again.
-const BLOCKED: Duration = Duration::from_millis(200);
+const BLOCKED_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Publishes events until the relay stops: after a full batch it goes on at once, after an empty one after a growing pause, up to `relay.poll`.
-/// Waits for a server that is away, which costs no event an attempt.
+/// Publishes events until the relay stops: after a full batch it goes on at once, after an empty one after a growing pause, up to
+/// `relay.poll`. Waits for a server that is away, which costs no event an attempt.
 pub(super) async fn publish_events(
     config: Config,
     number: u32,
     factory: SessionFactory,
-    watched: LaneReporter,
+    reporter: LaneReporter,
     traces: EventTraces,
     stop: CancellationToken,
 ) {
@@ -53,7 +53,7 @@ pub(super) async fn publish_events(
     let mut idle = IdleBackoff::new(config.relay.poll);
     let mut backoff = Backoff::default();
     let mut total = EventReport::default();
-    let mut reported = Instant::now();
+    let mut last_report = Instant::now();
     let mut lane = EventLane {
         config,
         name,
@@ -62,38 +62,40 @@ pub(super) async fn publish_events(
         connection: None,
         cursor: None,
         ordered_first: true,
-        clock_read: Instant::now(),
+        clock_read_at: Instant::now(),
         traces,
     };
     while !stop.is_cancelled() {
         let postgres = &lane.config.postgres;
-        watched.beat.expect(
-            LONGEST
+        reporter.beat.begin_step(
+            MAX_PAUSE
                 + postgres.client_timeout() * 8
                 + postgres.statement_timeout
                 + lane.config.rabbitmq.timeout * 4,
         );
         let began = Instant::now();
-        let pause = match lane.relay_batch(&watched.pulse.witnesses).await {
-            Ok(Some((report, failed))) => {
-                watched.note(&report, began.elapsed());
+        let pause = match lane.relay_batch(&reporter.activity.witnesses).await {
+            Ok(Some((report, failure))) => {
+                reporter.record_report(&report, began.elapsed());
                 total.published += report.published;
                 total.failed += report.failed;
                 total.parked += report.parked;
-                match failed {
-                    Some(error) => lane.fail(&watched, &error.into(), &mut backoff),
-                    None => lane.succeed(&watched, &report, &mut idle, &mut backoff),
+                match failure {
+                    Some(error) => lane.report_failure(&reporter, &error.into(), &mut backoff),
+                    None => lane.report_success(&reporter, &report, &mut idle, &mut backoff),
                 }
             }
             Ok(None) => {
-                watched.pulse.failed(Target::Rabbitmq, "RabbitMQ takes no messages (an alarm)".to_owned());
-                BLOCKED
+                reporter
+                    .activity
+                    .record_failure(Target::Rabbitmq, "RabbitMQ takes no messages (an alarm)".to_owned());
+                BLOCKED_INTERVAL
             }
-            Err(error) => lane.fail(&watched, &error, &mut backoff),
+            Err(error) => lane.report_failure(&reporter, &error, &mut backoff),
         };
-        if reported.elapsed() >= REPORT {
+        if last_report.elapsed() >= REPORT_INTERVAL {
             log_total(&mut total);
-            reported = Instant::now();
+            last_report = Instant::now();
         }
         if !pause.is_zero() {
             tokio::select! {
@@ -107,20 +109,22 @@ pub(super) async fn publish_events(
 }
 
 impl LaneReporter {
-    fn note(&self, report: &EventReport, took: Duration) {
+    /// Records the results and the duration of a batch of events.
+    fn record_report(&self, report: &EventReport, duration: Duration) {
         let EventReport { taken, published, failed, parked, undecided: _, oldest } = *report;
         for (result, number) in
             [(RelayResult::Done, published), (RelayResult::Failed, failed), (RelayResult::Parked, parked)]
         {
-            self.pulse.count(Target::Rabbitmq, result, number);
+            self.activity.count_results(Target::Rabbitmq, result, number);
         }
         if taken > 0 {
             let (oldest, at) = oldest.map_or((None, DateTime::UNIX_EPOCH), |(oldest, at)| (Some(oldest), at));
-            self.pulse.batch(Target::Rabbitmq, took, oldest, at);
+            self.activity.record_batch(Target::Rabbitmq, duration, oldest, at);
         }
     }
 }
 
+/// Logs the counts since the last log line, if there are any, and resets them.
 fn log_total(total: &mut EventReport) {
     let EventReport { published, failed, parked, .. } = std::mem::take(total);
     if published + failed + parked > 0 {
@@ -129,7 +133,8 @@ fn log_total(total: &mut EventReport) {
 }
 
 impl EventLane {
-    /// Publishes one batch; returns `None` while the broker takes no messages.
+    /// Publishes one batch of events; opens the connections that it needs. Returns the results, and the error that ended the batch early;
+    /// `None` while the broker takes no messages.
     async fn relay_batch(
         &mut self,
         witnesses: &Witnesses<Uuid>,
@@ -141,11 +146,12 @@ impl EventLane {
             None => self.sessions.insert(RelaySessions::open(&self.factory, &self.name).await?),
         };
         let session = &mut sessions.records;
-        if self.clock_read.elapsed() >= CLOCK {
-            let asked = Instant::now();
-            let now = pg::within(client_timeout, pg::database_time(&mut session.connection)).await?;
-            session.clock.set(now, asked);
-            self.clock_read = asked;
+        if self.clock_read_at.elapsed() >= CLOCK_INTERVAL {
+            let query_time = Instant::now();
+            let now =
+                pg::wait_for_answer(client_timeout, pg::read_database_time(&mut session.connection)).await?;
+            session.clock.set(now, query_time);
+            self.clock_read_at = query_time;
         }
         self.connection.take_if(|connection| !connection.is_open());
         let connection = match &mut self.connection {
@@ -153,7 +159,7 @@ impl EventLane {
             Some(connection) if connection.is_blocked() => return Ok(None),
             Some(connection) => connection,
             // Without events the broker is not needed.
-            None if !is_due(session, &self.config.events, client_timeout).await? => {
+            None if !has_due_events(session, &self.config.events, client_timeout).await? => {
                 return Ok(Some(Default::default()));
             }
             None => self.connection.insert(PublishConnection::open(&self.config.rabbitmq, &self.name).await?),
@@ -167,15 +173,15 @@ impl EventLane {
             ordered_first: &mut self.ordered_first,
             client_timeout,
             // PostgreSQL lets a transaction be idle for twice its statement timeout.
-            longest: self.config.postgres.statement_timeout / 2,
-            answer: self.config.rabbitmq.timeout.min(self.config.postgres.statement_timeout / 3),
+            max_publish_time: self.config.postgres.statement_timeout / 2,
+            answer_timeout: self.config.rabbitmq.timeout.min(self.config.postgres.statement_timeout / 3),
             traces: &self.traces,
             witnesses,
         };
         batch.publish().await.map(Some)
     }
 
-    /// Closes the failed connection.
+    /// Closes the sessions and the connection to RabbitMQ.
     async fn close(self) {
         if let Some(sessions) = self.sessions {
             sessions.close().await;
@@ -185,35 +191,40 @@ impl EventLane {
         }
     }
 
-    /// Reports a batch that the servers have answered; returns the time until the next one.
-    fn succeed(
+    /// Reports a batch that the servers have answered; returns the pause before the next one.
+    fn report_success(
         &self,
-        watched: &LaneReporter,
+        reporter: &LaneReporter,
         report: &EventReport,
         idle: &mut IdleBackoff,
         backoff: &mut Backoff,
     ) -> Duration {
         let batch = self.config.events.batch;
-        watched.pulse.succeeded(Target::Rabbitmq);
+        reporter.activity.record_success(Target::Rabbitmq);
         if report.taken > 0 && report.undecided == report.taken {
             let error = "events fail (`oncely outbox list`); no attempt is spent".to_owned();
-            watched.pulse.failed(Target::Rabbitmq, error);
+            reporter.activity.record_failure(Target::Rabbitmq, error);
             // Each of them waits by itself; behind a full batch others may arrive.
             let is_full = usize::try_from(batch).is_ok_and(|batch| report.taken >= batch);
-            return if is_full { BLOCKED } else { backoff.next_pause() };
+            return if is_full { BLOCKED_INTERVAL } else { backoff.next_pause() };
         }
         backoff.reset();
         match report.taken {
             // Many keys wait, and not all of them were read.
-            0 if self.cursor.is_some() => SHORTEST,
-            taken => idle.after(taken, batch),
+            0 if self.cursor.is_some() => MIN_PAUSE,
+            taken => idle.next_pause(taken, batch),
         }
     }
 
-    /// Reports an error, and closes the connection that it came from; returns the time to wait.
-    fn fail(&mut self, watched: &LaneReporter, error: &EventError, backoff: &mut Backoff) -> Duration {
+    /// Reports an error, and drops the connection that it came from; returns the pause before the next batch.
+    fn report_failure(
+        &mut self,
+        reporter: &LaneReporter,
+        error: &EventError,
+        backoff: &mut Backoff,
+    ) -> Duration {
         tracing::warn!(%error, "cannot publish events; retrying");
-        watched.pulse.failed(Target::Rabbitmq, error.to_string());
+        reporter.activity.record_failure(Target::Rabbitmq, error.to_string());
         match error {
             // Messages published on a blocked connection are still on their way; another connection would publish them again.
             EventError::Amqp(_) => {

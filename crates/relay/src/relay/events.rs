@@ -10,7 +10,7 @@ use sqlx::{Connection as _, PgConnection};
 use uuid::Uuid;
 
 use oncely_amqp::{
-    AmqpError, EXCHANGES_AT_ONCE, OutgoingMessage, PublishConnection, PublishLimits, PublishResult,
+    AmqpError, MAX_CONCURRENT_EXCHANGES, OutgoingMessage, PublishConnection, PublishLimits, PublishResult,
     restore_headers,
 };
 use oncely_config::EventSettings;
@@ -24,23 +24,23 @@ use oncely_postgres::{
 use oncely_process::witnesses::{Began, OtherFailures, TryResult, Witnesses};
 use oncely_traces::EventTraces;
 
-/// Most bytes in one batch, of payloads and of decoded headers, unless it is one event.
-const BYTES: i64 = 8 << 20;
+/// Maximum number of bytes in one batch, of payloads and of decoded headers, unless it is one event.
+const MAX_BATCH_BYTES: i64 = 8 << 20;
 
-/// Most bytes in one batch for which a connection keeps memory.
-const KEPT: i64 = 1 << 20;
+/// Maximum number of bytes in one batch for which a connection keeps memory.
+const MAX_KEPT_BYTES: i64 = 1 << 20;
 
-/// Most bytes of payload that are sent without a look at the clock.
-const PART_BYTES: usize = 512 << 10;
+/// Maximum number of bytes of payload that are sent between two checks of the time limit.
+const MAX_PART_BYTES: usize = 512 << 10;
 
-/// Events of one ordering key in one batch: each is published and confirmed before the next.
-const IN_ROW: i64 = 50;
+/// Maximum number of events of one ordering key in one batch: each is published and confirmed before the next.
+const MAX_EVENTS_PER_KEY: i64 = 50;
 
 /// Reason of an event that was not sent, as its queue is silent.
-const HELD_BACK: &str = "held_back";
+const HELD_BACK_REASON: &str = "held_back";
 
 /// Ordering keys that are read for one batch, as a multiple of its events: many keys may wait.
-const KEYS: i64 = 10;
+const KEYS_PER_EVENT: i64 = 10;
 
 /// Results of one batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,17 +59,17 @@ pub(crate) struct EventReport {
 }
 
 impl EventReport {
-    /// Counts failures.
-    fn count(&mut self, failures: &[EventFailure<'_>]) {
-        self.parked = failures.iter().filter(|failure| failure.again_at.is_none()).count();
+    /// Sets the numbers of failed, parked and undecided events.
+    fn count_failures(&mut self, failures: &[EventFailure<'_>]) {
+        self.parked = failures.iter().filter(|failure| failure.retry_at.is_none()).count();
         self.failed = failures.len() - self.parked;
         let undecided =
-            failures.iter().filter(|failure| !failure.is_charged() && failure.reason != HELD_BACK);
+            failures.iter().filter(|failure| !failure.is_charged() && failure.reason != HELD_BACK_REASON);
         self.undecided = undecided.count();
     }
 }
 
-/// Reason why a batch, or a part of it, stays.
+/// Reason why a batch, or a part of it, is not published.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum EventError {
     #[error("PostgreSQL: {0}")]
@@ -78,14 +78,14 @@ pub(crate) enum EventError {
     NoSession(#[from] NoSession),
     #[error("{0}")]
     Amqp(#[from] AmqpError),
-    #[error("changed {changed} of {wanted} events")]
-    Changed { changed: u64, wanted: usize },
+    #[error("changed {changed} of {expected} events")]
+    Changed { changed: u64, expected: usize },
 }
 
 /// Inputs of a batch.
 pub(crate) struct EventBatch<'a> {
     pub(crate) session: &'a mut Session,
-    /// Present if commits wait for a standby: asks whether the data that `session` sees has reached it.
+    /// Present if commits wait for a standby: queries whether the data that `session` sees has reached it.
     pub(crate) witness: Option<&'a mut PgConnection>,
     pub(crate) connection: &'a PublishConnection,
     pub(crate) settings: &'a EventSettings,
@@ -94,44 +94,52 @@ pub(crate) struct EventBatch<'a> {
     pub(crate) ordered_first: &'a mut bool,
     pub(crate) client_timeout: Duration,
     /// Time after which no more of the batch is published.
-    pub(crate) longest: Duration,
-    /// Longest wait for an answer of the broker. Confirms are awaited until that much time after `longest`, and then a channel may be opened to
-    /// see whether the broker answers at all, in two such waits: PostgreSQL lets the batch's transaction be idle for longer than all of them.
-    pub(crate) answer: Duration,
+    pub(crate) max_publish_time: Duration,
+    /// Maximum wait for an answer of the broker. Confirms are awaited until that much time after `max_publish_time`, and then a channel may
+    /// be opened to see whether the broker answers at all, in two such waits: PostgreSQL lets the batch's transaction be idle for longer
+    /// than all of them.
+    pub(crate) answer_timeout: Duration,
     pub(crate) traces: &'a EventTraces,
     pub(crate) witnesses: &'a Witnesses<Uuid>,
 }
 
-/// Returns whether any event is due, for a lane that has no connection to the broker yet: without events it needs none.
-pub(crate) async fn is_due(
+/// Returns whether any event is due, for a lane that has no connection to the broker yet: without events it needs none. Takes events in a
+/// transaction that is rolled back.
+pub(crate) async fn has_due_events(
     session: &mut Session,
     settings: &EventSettings,
     client_timeout: Duration,
 ) -> Result<bool, sqlx::Error> {
     let now = session.clock.now();
-    let mut transaction = pg::within(client_timeout, session.connection.begin()).await?;
-    let limits = TakeLimits { events: 1, in_row: 1, ..limits(settings) };
+    let mut transaction = pg::wait_for_answer(client_timeout, session.connection.begin()).await?;
+    let limits = TakeLimits { events: 1, per_key: 1, ..take_limits(settings) };
     let mut cursor = None;
-    let some = async {
+    let query = async {
         Ok(!pg::take_events(&mut transaction, now, limits).await?.is_empty()
             || !pg::take_ordered(&mut transaction, now, limits, &mut cursor).await?.is_empty()
             // The walk ended early: a lane that goes on from there finds the events behind these keys.
             || cursor.is_some())
     };
-    let due = pg::within(client_timeout, some).await?;
-    pg::within(client_timeout, transaction.rollback()).await?;
-    Ok(due)
+    let has_events = pg::wait_for_answer(client_timeout, query).await?;
+    pg::wait_for_answer(client_timeout, transaction.rollback()).await?;
+    Ok(has_events)
 }
 
-fn limits(settings: &EventSettings) -> TakeLimits {
+/// Returns the limits of one batch.
+fn take_limits(settings: &EventSettings) -> TakeLimits {
     let events = i64::from(settings.batch);
-    TakeLimits { events, bytes: BYTES, keys: events * KEYS, in_row: IN_ROW.min(events) }
+    TakeLimits {
+        events,
+        bytes: MAX_BATCH_BYTES,
+        keys: events * KEYS_PER_EVENT,
+        per_key: MAX_EVENTS_PER_KEY.min(events),
+    }
 }
 
 impl EventBatch<'_> {
-    /// Takes a batch, publishes it, deletes the events that have arrived. The rows stay locked meanwhile, so that several lanes and relays
-    /// share the work; a crash before the COMMIT publishes the same events again, with the same `message_id`s. Beside the results it
-    /// returns the error of the broker's connection that ended the batch, if one did.
+    /// Takes a batch of events, publishes it, deletes the events that have arrived. The rows stay locked meanwhile, so that several lanes
+    /// and relays share the work; a crash before the COMMIT publishes the same events again, with the same `message_id`s. Beside the
+    /// results it returns the error of the broker's connection that ended the batch, if one did.
     pub(crate) async fn publish(self) -> Result<(EventReport, Option<AmqpError>), EventError> {
         let Self {
             session,
@@ -141,14 +149,14 @@ impl EventBatch<'_> {
             cursor,
             ordered_first,
             client_timeout,
-            longest,
-            answer,
+            max_publish_time,
+            answer_timeout,
             traces,
             witnesses,
         } = self;
         let now = session.clock.now();
-        let limits = limits(settings);
-        let mut transaction = pg::within(client_timeout, session.connection.begin()).await?;
+        let limits = take_limits(settings);
+        let mut transaction = pg::wait_for_answer(client_timeout, session.connection.begin()).await?;
         step("events.take.before");
         let mut events = Vec::new();
         // Either may fill the batch, so they are first in turn.
@@ -159,7 +167,7 @@ impl EventBatch<'_> {
             };
             if limits.bytes > 0 {
                 events.extend(
-                    pg::within(client_timeout, async {
+                    pg::wait_for_answer(client_timeout, async {
                         match is_ordered {
                             true => pg::take_ordered(&mut transaction, now, limits, cursor).await,
                             false => pg::take_events(&mut transaction, now, limits).await,
@@ -171,71 +179,72 @@ impl EventBatch<'_> {
         }
         *ordered_first = !*ordered_first;
         step("events.take.after");
-        if events.iter().map(TakenEvent::size).sum::<i64>() > KEPT {
+        if events.iter().map(TakenEvent::size).sum::<i64>() > MAX_KEPT_BYTES {
             // It would keep the memory for the largest batch.
             transaction.shrink_buffers();
         }
         if events.is_empty() {
-            pg::within(client_timeout, transaction.rollback()).await?;
+            pg::wait_for_answer(client_timeout, transaction.rollback()).await?;
             return Ok((EventReport::default(), None));
         }
         // Visible is not enough if a standby may take over: an event that may still be lost must not be published.
         if let Some(witness) = witness {
-            pg::within(client_timeout, pg::await_standby(witness)).await?;
+            pg::wait_for_answer(client_timeout, pg::wait_for_standby(witness)).await?;
         }
         step("events.publish.before");
         let began = witnesses.begin();
-        let published = |event: &TakenEvent, result: &PublishResult, began| {
-            let failure = reason(event, result).map(|(reason, _)| reason);
-            traces.published(event, now, began, failure);
+        let record_publish = |event: &TakenEvent, result: &PublishResult, began| {
+            let failure = failure_reason(event, result).map(|(reason, _)| reason);
+            traces.record_publish(event, now, began, failure);
         };
-        let until = Instant::now() + longest;
-        let limits = PublishLimits { answer, until: Some(until + answer) };
-        let (results, failed) = publish(connection, &events, until, limits, published).await;
+        let until = Instant::now() + max_publish_time;
+        let limits = PublishLimits { answer_timeout, until: Some(until + answer_timeout) };
+        let (results, failure) = publish_in_waves(connection, &events, until, limits, record_publish).await;
         step("events.publish.after");
         let mut report = EventReport { taken: events.len(), ..EventReport::default() };
-        let arrived: Vec<&TakenEvent> = with_result(&events, &results)
+        let arrived_events: Vec<&TakenEvent> = zip_results(&events, &results)
             .filter(|(_, result)| **result == PublishResult::Arrived)
             .map(|(event, _)| event)
             .collect();
-        delete(&mut transaction, client_timeout, &arrived).await?;
-        report.published = arrived.len();
-        report.oldest = arrived.iter().map(|event| event.created_at).min().map(|oldest| (oldest, now));
+        delete_arrived(&mut transaction, client_timeout, &arrived_events).await?;
+        report.published = arrived_events.len();
+        report.oldest = arrived_events.iter().map(|event| event.created_at).min().map(|oldest| (oldest, now));
         // Publishing may have taken longer than a pause.
         let now = session.clock.now();
-        let judge = FailureJudge { settings, now, witnesses, began, has_arrived: !arrived.is_empty() };
-        let failures = judge.failures(with_result(&events, &results));
-        fail(&mut transaction, client_timeout, now, &failures).await?;
-        report.count(&failures);
+        let judge = FailureJudge { settings, now, witnesses, began, has_arrived: !arrived_events.is_empty() };
+        let failures = judge.judge_failures(zip_results(&events, &results));
+        record_failures(&mut transaction, client_timeout, now, &failures).await?;
+        report.count_failures(&failures);
         log_failures(&failures);
         step("events.commit.before");
-        pg::within(client_timeout, transaction.commit()).await?;
+        pg::wait_for_answer(client_timeout, transaction.commit()).await?;
         step("events.commit.after");
-        let said = arrived.iter().map(|event| (&event.id, TryResult::Succeeded));
-        let said = said.chain(failures.iter().map(|failure| (&failure.event.id, try_result(failure))));
-        witnesses.note(began, tokio::time::Instant::now(), said);
-        Ok((report, failed))
+        let results_of_tries = arrived_events.iter().map(|event| (&event.id, TryResult::Succeeded));
+        let results_of_tries = results_of_tries
+            .chain(failures.iter().map(|failure| (&failure.event.id, to_try_result(failure))));
+        witnesses.record_results(began, tokio::time::Instant::now(), results_of_tries);
+        Ok((report, failure))
     }
 }
 
 /// Deletes the events that have arrived.
-async fn delete(
+async fn delete_arrived(
     connection: &mut PgConnection,
     limit: Duration,
-    arrived: &[&TakenEvent],
+    events: &[&TakenEvent],
 ) -> Result<(), EventError> {
-    if arrived.is_empty() {
+    if events.is_empty() {
         return Ok(());
     }
     step("events.delete.before");
-    let deleted = pg::within(limit, pg::delete_events(connection, arrived)).await?;
-    expect(deleted, arrived.len())?;
+    let deleted = pg::wait_for_answer(limit, pg::delete_events(connection, events)).await?;
+    check_changed(deleted, events.len())?;
     step("events.delete.after");
     Ok(())
 }
 
 /// Records the failures of events.
-async fn fail(
+async fn record_failures(
     connection: &mut PgConnection,
     limit: Duration,
     now: DateTime<Utc>,
@@ -245,98 +254,101 @@ async fn fail(
         return Ok(());
     }
     step("events.fail.before");
-    let counted = pg::within(limit, pg::fail_events(connection, now, failures)).await?;
-    expect(counted, failures.len())?;
+    let changed = pg::wait_for_answer(limit, pg::fail_events(connection, now, failures)).await?;
+    check_changed(changed, failures.len())?;
     step("events.fail.after");
     Ok(())
 }
 
-fn expect(changed: u64, wanted: usize) -> Result<(), EventError> {
-    match usize::try_from(changed) == Ok(wanted) {
+/// Checks that a statement has changed as many events as intended; otherwise the batch is given up.
+fn check_changed(changed: u64, expected: usize) -> Result<(), EventError> {
+    match usize::try_from(changed) == Ok(expected) {
         true => Ok(()),
-        false => Err(EventError::Changed { changed, wanted }),
+        false => Err(EventError::Changed { changed, expected }),
     }
 }
 
-fn with_result<'a>(
+/// Pairs each event with its result; leaves out those without one.
+fn zip_results<'a>(
     events: &'a [TakenEvent],
     results: &'a [Option<PublishResult>],
 ) -> impl Iterator<Item = (&'a TakenEvent, &'a PublishResult)> {
     events.iter().zip(results).filter_map(|(event, result)| Some((event, result.as_ref()?)))
 }
 
-/// Publishes in waves: an event of an ordering key is sent when the one before it has arrived, so at most one of a key is in flight; after
-/// an event that has not arrived its key drops out. Events without a key are all sent in the first wave. A wave is sent in [parts].
+/// Publishes events in waves: an event of an ordering key is sent when the one before it has arrived, so at most one of a key is in flight;
+/// after an event that has not arrived, the later events of its key are not sent. Events without a key are all sent in the first wave. A
+/// wave is sent in [parts](split_into_parts).
 ///
 /// No part but the first begins after `until`: PostgreSQL ends a transaction that is idle for too long, and then all of them would be sent
 /// again, repeatedly. An event that was not sent has no result, and is taken with the next batch.
-async fn publish(
+async fn publish_in_waves(
     connection: &PublishConnection,
     events: &[TakenEvent],
     until: Instant,
     limits: PublishLimits,
-    published: impl Fn(&TakenEvent, &PublishResult, Instant),
+    record_publish: impl Fn(&TakenEvent, &PublishResult, Instant),
 ) -> (Vec<Option<PublishResult>>, Option<AmqpError>) {
     let mut results: Vec<Option<PublishResult>> = vec![None; events.len()];
-    let mut stuck: HashSet<(&str, Option<&str>)> = HashSet::new();
+    let mut stuck_keys: HashSet<(&str, Option<&str>)> = HashSet::new();
     let mut waves: BTreeMap<i64, Vec<usize>> = BTreeMap::new();
     for (index, event) in events.iter().enumerate() {
         waves.entry(event.place).or_default().push(index);
     }
-    let parts = waves.into_values().flat_map(|wave| parts(events, wave));
+    let parts = waves.into_values().flat_map(|wave| split_into_parts(events, wave));
     for (number, part) in parts.enumerate() {
         if number > 0 && Instant::now() >= until {
             break;
         }
-        let mut going = Vec::with_capacity(part.len());
+        let mut indexes = Vec::with_capacity(part.len());
         let mut messages = Vec::with_capacity(part.len());
         for index in part {
             let event = &events[index];
-            if stuck.contains(&(event.tenant.as_str(), event.ordering_key.as_deref())) {
+            if stuck_keys.contains(&(event.tenant.as_str(), event.ordering_key.as_deref())) {
                 continue;
             }
-            let message = match outgoing(event) {
+            let message = match prepare_message(event) {
                 Ok(message) => message,
                 Err(result) => {
                     if event.ordering_key.is_some() {
-                        stuck.insert((event.tenant.as_str(), event.ordering_key.as_deref()));
+                        stuck_keys.insert((event.tenant.as_str(), event.ordering_key.as_deref()));
                     }
                     results[index] = Some(result);
                     continue;
                 }
             };
-            going.push(index);
+            indexes.push(index);
             messages.push(message);
         }
         let began = Instant::now();
-        let (said, failed) = connection.publish(&messages, limits).await;
-        for (index, result) in going.into_iter().zip(said) {
+        let (part_results, failure) = connection.publish(&messages, limits).await;
+        for (index, result) in indexes.into_iter().zip(part_results) {
             let event = &events[index];
             if let Some(result) = &result {
-                published(event, result, began);
+                record_publish(event, result, began);
             }
             if event.ordering_key.is_some() && result != Some(PublishResult::Arrived) {
-                stuck.insert((event.tenant.as_str(), event.ordering_key.as_deref()));
+                stuck_keys.insert((event.tenant.as_str(), event.ordering_key.as_deref()));
             }
             results[index] = result;
         }
-        if failed.is_some() {
-            return (results, failed);
+        if failure.is_some() {
+            return (results, failure);
         }
     }
     (results, None)
 }
 
-/// Splits a wave into parts of at most [`PART_BYTES`] of payload, or of one larger event, for at most [`EXCHANGES_AT_ONCE`] exchanges: a
-/// slow link or a silent queue delays one part. The exchange of the first event comes first.
-fn parts(events: &[TakenEvent], mut wave: Vec<usize>) -> Vec<Vec<usize>> {
+/// Splits a wave into parts of at most [`MAX_PART_BYTES`] of payload, or of one larger event, for at most [`MAX_CONCURRENT_EXCHANGES`]
+/// exchanges: a slow link or a silent queue delays one part. The exchange of the first event comes first.
+fn split_into_parts(events: &[TakenEvent], mut wave: Vec<usize>) -> Vec<Vec<usize>> {
     let exchange = |index: usize| events[index].exchange.as_str();
-    let mut places: HashMap<&str, usize> = HashMap::new();
+    let mut exchange_order: HashMap<&str, usize> = HashMap::new();
     for &index in &wave {
-        let next = places.len();
-        places.entry(exchange(index)).or_insert(next);
+        let next = exchange_order.len();
+        exchange_order.entry(exchange(index)).or_insert(next);
     }
-    wave.sort_by_key(|&index| places.get(exchange(index)));
+    wave.sort_by_key(|&index| exchange_order.get(exchange(index)));
     let mut parts: Vec<Vec<usize>> = Vec::new();
     let (mut bytes, mut exchanges) = (0, 0);
     for index in wave {
@@ -345,7 +357,9 @@ fn parts(events: &[TakenEvent], mut wave: Vec<usize>) -> Vec<Vec<usize>> {
         let is_other = last.is_none_or(|&last| exchange(last) != exchange(index));
         (bytes, exchanges) = (bytes + size, exchanges + usize::from(is_other));
         match parts.last_mut() {
-            Some(part) if bytes <= PART_BYTES && exchanges <= EXCHANGES_AT_ONCE => part.push(index),
+            Some(part) if bytes <= MAX_PART_BYTES && exchanges <= MAX_CONCURRENT_EXCHANGES => {
+                part.push(index)
+            }
             _ => {
                 (bytes, exchanges) = (size, 1);
                 parts.push(vec![index]);
@@ -355,13 +369,15 @@ fn parts(events: &[TakenEvent], mut wave: Vec<usize>) -> Vec<Vec<usize>> {
     parts
 }
 
-/// Returns the message of an event; or the reason why it can't be one: a row that bypassed `oncely.emit` and the table's constraints.
-fn outgoing(event: &TakenEvent) -> Result<OutgoingMessage<'_>, PublishResult> {
+/// Returns the message of an event. An error is the result of an event that can't be a message: its row bypassed `oncely.emit` and the
+/// table's constraints.
+fn prepare_message(event: &TakenEvent) -> Result<OutgoingMessage<'_>, PublishResult> {
     let payload = event.payload.as_deref().ok_or(PublishResult::TooLarge)?;
-    message(event, payload).ok_or(PublishResult::Unreadable)
+    build_message(event, payload).ok_or(PublishResult::Unreadable)
 }
 
-fn message<'a>(event: &'a TakenEvent, payload: &'a [u8]) -> Option<OutgoingMessage<'a>> {
+/// Builds the message of an event; `None` if a name is too long, or the headers can't be read.
+fn build_message<'a>(event: &'a TakenEvent, payload: &'a [u8]) -> Option<OutgoingMessage<'a>> {
     // A longer one panics when it becomes a short string.
     let short = |text: &str| ShortString::try_new(text).ok();
     short(&event.exchange).and(short(&event.routing_key))?;
@@ -399,8 +415,8 @@ fn message<'a>(event: &'a TakenEvent, payload: &'a [u8]) -> Option<OutgoingMessa
     ))
 }
 
-/// Returns the meaning of a result: a stable code and a text for people. `None` if the event has arrived.
-fn reason(event: &TakenEvent, result: &PublishResult) -> Option<(&'static str, String)> {
+/// Returns the reason of a failure: a stable code and a text for people. `None` if the event has arrived.
+fn failure_reason(event: &TakenEvent, result: &PublishResult) -> Option<(&'static str, String)> {
     Some(match result {
         PublishResult::Arrived => return None,
         PublishResult::Unroutable if event.reply => {
@@ -422,7 +438,7 @@ fn reason(event: &TakenEvent, result: &PublishResult) -> Option<(&'static str, S
         }
         PublishResult::HeldBack(_) => {
             let text = "not sent, as the broker did not confirm one before it with this exchange and routing key in time";
-            (HELD_BACK, text.to_owned())
+            (HELD_BACK_REASON, text.to_owned())
         }
         PublishResult::Closed(404, text) => ("exchange_missing", text.clone()),
         PublishResult::Closed(403, text) => ("access_refused", text.clone()),
@@ -440,8 +456,8 @@ fn reason(event: &TakenEvent, result: &PublishResult) -> Option<(&'static str, S
     })
 }
 
-/// Returns the class of a result, as of a handler's error.
-fn class(result: &PublishResult) -> FaultClass {
+/// Classifies a result like a handler's error.
+fn classify_result(result: &PublishResult) -> FaultClass {
     match result {
         // Of this event alone, and permanent.
         PublishResult::HeadersTooLarge | PublishResult::Unreadable | PublishResult::TooLarge => {
@@ -459,7 +475,7 @@ fn class(result: &PublishResult) -> FaultClass {
     }
 }
 
-/// Circumstances in which events have failed.
+/// Judge of the failures of a batch's events, with the circumstances in which they failed.
 struct FailureJudge<'a> {
     settings: &'a EventSettings,
     now: DateTime<Utc>,
@@ -471,28 +487,29 @@ struct FailureJudge<'a> {
 }
 
 impl FailureJudge<'_> {
-    fn failures<'a>(
+    /// Decides when each failed event is tried again, or whether it is parked. Records failures that no event is charged with.
+    fn judge_failures<'a>(
         &self,
         events: impl Iterator<Item = (&'a TakenEvent, &'a PublishResult)>,
     ) -> Vec<EventFailure<'a>> {
         let failures = events.filter_map(|(event, result)| {
-            let (reason, error) = reason(event, result)?;
+            let (reason, error) = failure_reason(event, result)?;
             if let PublishResult::HeldBack(left) = result {
-                let again_at = self.after(Some(*left));
-                return Some(EventFailure { event, attempts: event.attempts, again_at, reason, error });
+                let retry_at = self.retry_time(Some(*left));
+                return Some(EventFailure { event, attempts: event.attempts, retry_at, reason, error });
             }
             let attempts = event.attempts.saturating_add(1);
-            let delay = self.settings.after(u32::try_from(attempts).unwrap_or(u32::MAX), event.reply);
-            let failure = match self.blame(event, result, delay.is_none()) {
+            let delay = self.settings.delay_after(u32::try_from(attempts).unwrap_or(u32::MAX), event.reply);
+            let failure = match self.decide_blame(event, result, delay.is_none()) {
                 Some(FaultClass::Rejected | FaultClass::Poison) => {
-                    EventFailure { event, attempts, again_at: None, reason, error }
+                    EventFailure { event, attempts, retry_at: None, reason, error }
                 }
-                Some(_) => EventFailure { event, attempts, again_at: self.after(delay), reason, error },
+                Some(_) => EventFailure { event, attempts, retry_at: self.retry_time(delay), reason, error },
                 None => {
-                    let (pause, _) = self.witnesses.undecided(&event.id, tokio::time::Instant::now(), true);
-                    self.witnesses.stall();
-                    let again_at = self.after(Some(pause));
-                    EventFailure { event, attempts: event.attempts, again_at, reason, error }
+                    let (pause, _) = self.witnesses.postpone(&event.id, tokio::time::Instant::now(), true);
+                    self.witnesses.record_stall();
+                    let retry_at = self.retry_time(Some(pause));
+                    EventFailure { event, attempts: event.attempts, retry_at, reason, error }
                 }
             };
             Some(failure)
@@ -500,39 +517,45 @@ impl FailureJudge<'_> {
         failures.collect()
     }
 
-    /// Returns the class of a failure that the event is charged with; `None` if every event may have it. If it would be parked, events of
-    /// the same batch may have arrived before the fault began, and earlier attempts may have been spent on it.
-    fn blame(&self, event: &TakenEvent, result: &PublishResult, is_last: bool) -> Option<FaultClass> {
+    /// Decides whether a failure is charged to its event; returns its class then, and `None` if every event may have it. If it would be
+    /// parked, events of the same batch may have arrived before the fault began, and earlier attempts may have been spent on it.
+    fn decide_blame(&self, event: &TakenEvent, result: &PublishResult, is_last: bool) -> Option<FaultClass> {
         let (witnesses, now) = (self.witnesses, tokio::time::Instant::now());
-        let class = class(result);
+        let class = classify_result(result);
         // A missing requester affects its own reply only.
         let is_own = event.reply && *result == PublishResult::Unroutable;
         let is_last = is_last || class == FaultClass::Poison;
-        let seen =
+        let has_witness =
             is_own || witnesses.has_witness(&event.id, self.began, now) || self.has_arrived && !is_last;
-        let company = if seen { OtherFailures::Unknown } else { witnesses.fails(&event.id, now) };
-        let again =
-            event.attempts > 0 && !witnesses.is_stalled() && (!is_last || company != OtherFailures::Others);
+        let others = if has_witness {
+            OtherFailures::Unknown
+        } else {
+            witnesses.record_suspected_failure(&event.id, now)
+        };
+        let is_repeated =
+            event.attempts > 0 && !witnesses.is_stalled() && (!is_last || others != OtherFailures::Others);
         let circumstances = Circumstances {
-            by_itself: true,
-            witness: seen || again,
-            alone: company == OtherFailures::Alone,
+            is_by_itself: true,
+            has_witness: has_witness || is_repeated,
+            is_alone: others == OtherFailures::Alone,
             // An event waits for no locks of others.
-            persists: false,
+            is_persistent: false,
         };
         match blame(class, circumstances) {
             Blame::Message(class) => Some(class),
-            Blame::Batch | Blame::Nobody => None,
+            Blame::Batch | Blame::Unknown => None,
         }
     }
 
-    fn after(&self, delay: Option<Duration>) -> Option<DateTime<Utc>> {
+    /// Returns the time after a delay; `None` without a delay, or if it is out of range.
+    fn retry_time(&self, delay: Option<Duration>) -> Option<DateTime<Utc>> {
         self.now.checked_add_signed(chrono::Duration::from_std(delay?).ok()?)
     }
 }
 
-fn try_result(failure: &EventFailure<'_>) -> TryResult {
-    match failure.again_at {
+/// Converts an event's failure to the result of its try, for the witnesses.
+fn to_try_result(failure: &EventFailure<'_>) -> TryResult {
+    match failure.retry_at {
         None => TryResult::Over,
         Some(_) if failure.is_charged() => TryResult::Charged,
         Some(_) => TryResult::Nothing,
@@ -546,7 +569,7 @@ fn log_failures(failures: &[EventFailure<'_>]) {
         let group = (failure.event.exchange.as_str(), failure.reason);
         let (count, parked, _) = groups.entry(group).or_insert((0, 0, &failure.error));
         *count += 1;
-        *parked += usize::from(failure.again_at.is_none());
+        *parked += usize::from(failure.retry_at.is_none());
     }
     for ((exchange, reason), (events, parked, error)) in groups {
         if parked > 0 {
@@ -591,12 +614,16 @@ mod tests {
         };
         let split = |wave: &[(usize, usize)]| {
             let events: Vec<TakenEvent> = wave.iter().map(event).collect();
-            parts(&events, (0..events.len()).collect())
+            split_into_parts(&events, (0..events.len()).collect())
         };
         assert!(split(&[]).is_empty());
-        assert_eq!(split(&[(1, PART_BYTES), (1, 1), (1, 2 * PART_BYTES), (1, 1)]), [[0], [1], [2], [3]]);
+        assert_eq!(
+            split(&[(1, MAX_PART_BYTES), (1, 1), (1, 2 * MAX_PART_BYTES), (1, 1)]),
+            [[0], [1], [2], [3]]
+        );
         assert_eq!(split(&[(2, 1), (1, 1), (2, 1)]), [vec![0, 2, 1]]);
-        let many: Vec<(usize, usize)> = (0..EXCHANGES_AT_ONCE + 1).map(|exchange| (exchange, 1)).collect();
-        assert_eq!(split(&many).iter().map(Vec::len).collect::<Vec<_>>(), [EXCHANGES_AT_ONCE, 1]);
+        let many: Vec<(usize, usize)> =
+            (0..MAX_CONCURRENT_EXCHANGES + 1).map(|exchange| (exchange, 1)).collect();
+        assert_eq!(split(&many).iter().map(Vec::len).collect::<Vec<_>>(), [MAX_CONCURRENT_EXCHANGES, 1]);
     }
 }

@@ -54,50 +54,51 @@ pub(crate) async fn mirror_batch(
         return Ok((MirrorReport::default(), None));
     }
     let mut written = 0;
-    let mut failed = None;
-    // Records that are written, or never will be.
-    let mut over = records;
+    let mut failure = None;
+    // Records that are written, or whose entries would be over.
+    let mut deletable = records;
     if let Some((mirror, tag_key)) = mirror {
-        let (due, past): (Vec<_>, Vec<_>) = over.into_iter().partition(|record| is_due(record, mirror, now));
-        let tags: Vec<Tag> = due.iter().flat_map(|record| tags_of(record, tag_key, &epoch)).collect();
+        let (due, expired): (Vec<_>, Vec<_>) =
+            deletable.into_iter().partition(|record| is_due(record, mirror, now));
+        let tags: Vec<Tag> = due.iter().flat_map(|record| make_tags(record, tag_key, &epoch)).collect();
         if !tags.is_empty() {
             // Visible is not enough if a standby may take over: an entry must not outlive its row.
             if let Some(witness) = witness {
-                pg::await_standby(witness).await?;
+                pg::wait_for_standby(witness).await?;
             }
             step("relay.mirror.before");
-            failed = mirror.write(tag_key, &tags, now).await.err();
+            failure = mirror.write(tag_key, &tags, now).await.err();
             step("relay.mirror.after");
         }
         written = tags.len();
-        over = past;
+        deletable = expired;
         // If the mirror takes nothing, a record is not kept for longer than its entry would have lived: it would hold back the keys of that
         // time.
-        if failed.is_none() {
-            over.extend(due);
+        if failure.is_none() {
+            deletable.extend(due);
         }
     }
-    if over.is_empty()
-        && let Some(error) = failed
+    if deletable.is_empty()
+        && let Some(error) = failure
     {
         return Err(error.into());
     }
     step("relay.delete.before");
-    let deleted = pg::delete_mirrored(&mut transaction, &over).await?;
+    let deleted = pg::delete_mirrored(&mut transaction, &deletable).await?;
     step("relay.delete.after");
-    if usize::try_from(deleted) != Ok(over.len()) {
-        return Err(MirrorBatchError::Deleted { deleted, taken: over.len() });
+    if usize::try_from(deleted) != Ok(deletable.len()) {
+        return Err(MirrorBatchError::Deleted { deleted, taken: deletable.len() });
     }
     step("relay.commit.before");
     transaction.commit().await?;
     step("relay.commit.after");
     let report = MirrorReport {
-        records: over.len(),
-        tags: if failed.is_none() { written } else { 0 },
-        oldest: over.iter().map(|record| record.created_at).min(),
+        records: deletable.len(),
+        tags: if failure.is_none() { written } else { 0 },
+        oldest: deletable.iter().map(|record| record.created_at).min(),
         at: now,
     };
-    Ok((report, failed))
+    Ok((report, failure))
 }
 
 /// Returns whether an entry may be made of a record. It must not outlive its key: if the rest of the key's life is shorter than an entry's,
@@ -107,7 +108,8 @@ fn is_due(record: &MirrorRecord, mirror: &Mirror, now: DateTime<Utc>) -> bool {
     record.expires_at >= mirror.expires_at(now) && age < mirror.ttl()
 }
 
-fn tags_of(record: &MirrorRecord, tag_key: &TagKey, epoch: &str) -> Vec<Tag> {
+/// Makes the tags of a record. An unreadable record has none, which is logged.
+fn make_tags(record: &MirrorRecord, tag_key: &TagKey, epoch: &str) -> Vec<Tag> {
     match &record.content {
         MirrorContent::Tags(tags) => {
             tags.as_chunks::<{ Tag::BYTES }>().0.iter().map(|bytes| Tag(*bytes)).collect()

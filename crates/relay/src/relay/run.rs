@@ -10,7 +10,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::activity::{LaneReporter, RelayActivity};
 use super::event_lane::publish_events;
-use super::examine::examine;
+use super::examine::run_doctor;
 use super::mirror_lane::relay_mirror_records;
 use super::observe::RelayObserver;
 use crate::maintenance;
@@ -30,21 +30,21 @@ use oncely_traces::Traces;
 #[derive(Debug)]
 pub struct Relay {
     config: Config,
-    tells_systemd: bool,
+    notifies_systemd: bool,
 }
 
 impl Relay {
     /// Creates a relay with this configuration.
     #[must_use]
     pub fn new(config: Config) -> Self {
-        Self { config, tells_systemd: false }
+        Self { config, notifies_systemd: false }
     }
 
     /// Notifies systemd, if present, that the relay is ready, of its status, and that its loops make progress (`Type=notify`,
     /// `WatchdogSec`). The program `relay` does this. Needs the feature `cli`.
     #[must_use]
     pub fn tell_systemd(mut self) -> Self {
-        self.tells_systemd = true;
+        self.notifies_systemd = true;
         self
     }
 
@@ -60,40 +60,43 @@ impl Relay {
             servers: &Server::ALL,
             listen: self.config.relay.listen,
             setting: "relay.listen",
-            tells_systemd: self.tells_systemd,
+            notifies_systemd: self.notifies_systemd,
         };
         let lifecycle = match Lifecycle::start(program, &self.config.worker, &self.config.log, stop).await? {
             ControlFlow::Continue(lifecycle) => lifecycle,
             ControlFlow::Break(stopped) => return Ok(stopped),
         };
         warn_of_secret_files(&self.config);
-        let Some(clock) = lifecycle.until_ready(|| self.open()).await? else {
+        let Some(clock) = lifecycle.wait_until_ready(|| self.check_servers()).await? else {
             return Ok(StopOutcome::Clean);
         };
         let (vitals, stop) = (&lifecycle.vitals, &lifecycle.stop);
-        let pulse = Arc::new(RelayActivity::new(vitals.with_registry(|| RelayMetrics::new(&self.config))));
+        let activity = Arc::new(RelayActivity::new(vitals.with_registry(|| RelayMetrics::new(&self.config))));
         let traces = Traces::start("relay", &self.config)?;
         let timelines = Timelines::default();
-        let mut tasks = self.start(vitals, stop, &pulse, &timelines, &traces)?;
+        let mut tasks = self.spawn_tasks(vitals, stop, &activity, &timelines, &traces)?;
         let heartbeat = Heartbeat::start(
             Arc::clone(vitals),
             &self.config.postgres,
             &self.config.cell,
             clock,
             timelines,
-            pulse,
+            activity,
         );
         let stopped = supervise(&mut tasks, stop, self.config.worker.shutdown).await;
         tokio::join!(heartbeat.end(), traces.end());
         Ok(stopped)
     }
 
-    /// Starts the tasks: maintenance, event lanes, the mirror lane, the doctor and the observer of all.
-    fn start(
+    /// Spawns the tasks of the relay: maintenance, event lanes, the mirror lane, the doctor and the observer.
+    ///
+    /// # Errors
+    /// If the settings of the mirror can't be used.
+    fn spawn_tasks(
         &self,
         vitals: &Arc<Vitals>,
         stop: &CancellationToken,
-        pulse: &Arc<RelayActivity>,
+        activity: &Arc<RelayActivity>,
         timelines: &Timelines,
         traces: &Traces,
     ) -> Result<JoinSet<()>, Problems> {
@@ -103,7 +106,7 @@ impl Relay {
         tasks.spawn(maintenance::run(
             self.config.clone(),
             factory.clone(),
-            maintenance::Signs {
+            maintenance::MaintenanceReporter {
                 beat: vitals.liveness.watch("maintenance"),
                 metrics: vitals.with_registry(|| GcMetrics::new(&self.config)),
             },
@@ -117,13 +120,13 @@ impl Relay {
         }
         for lane in 1..=self.config.events.lanes {
             let beat = vitals.liveness.watch(format!("event lane {lane}"));
-            let watched = LaneReporter { pulse: Arc::clone(pulse), beat };
+            let reporter = LaneReporter { activity: Arc::clone(activity), beat };
             let traces = traces.events();
             tasks.spawn(publish_events(
                 self.config.clone(),
                 lane,
                 factory.clone(),
-                watched,
+                reporter,
                 traces,
                 stop.clone(),
             ));
@@ -131,28 +134,31 @@ impl Relay {
         let observer = RelayObserver {
             config: self.config.clone(),
             vitals: Arc::clone(vitals),
-            pulse: Arc::clone(pulse),
+            activity: Arc::clone(activity),
             timelines: timelines.clone(),
             mirror: mirror.clone().map(|mirror| MirrorWatch::start(mirror, stop.clone())),
         };
         tasks.spawn(observer.run(stop.clone()));
-        let found = vitals.with_registry(|| DoctorMetrics::new(CHECKS.iter().map(|check| check.id)));
-        let examining = examine(self.config.clone(), Arc::clone(vitals), found, stop.clone());
-        tasks.spawn(never_to_end_the_relay(AbortOnDropHandle::new(tokio::spawn(examining))));
-        let watched =
-            LaneReporter { pulse: Arc::clone(pulse), beat: vitals.liveness.watch("the mirror lane") };
-        tasks.spawn(relay_mirror_records(self.config.clone(), mirror, factory, watched, stop.clone()));
+        let metrics = vitals.with_registry(|| DoctorMetrics::new(CHECKS.iter().map(|check| check.id)));
+        let doctor = run_doctor(self.config.clone(), Arc::clone(vitals), metrics, stop.clone());
+        tasks.spawn(wait_for_doctor(AbortOnDropHandle::new(tokio::spawn(doctor))));
+        let reporter =
+            LaneReporter { activity: Arc::clone(activity), beat: vitals.liveness.watch("the mirror lane") };
+        tasks.spawn(relay_mirror_records(self.config.clone(), mirror, factory, reporter, stop.clone()));
         Ok(tasks)
     }
 
-    /// Reads the clock of a database that matches the configuration, once the other servers answer, too.
-    async fn open(&self) -> Result<Attempt<DatabaseClock>, Problems> {
+    /// Checks PostgreSQL and the mirror against the configuration. Returns the database's clock, or the conditions to wait for.
+    ///
+    /// # Errors
+    /// Required changes of the configuration.
+    async fn check_servers(&self) -> Result<Attempt<DatabaseClock>, Problems> {
         let mut found = preflight(&self.config).await;
         check_mirror(&self.config, &mut found).await;
         if !found.problems.is_empty() {
             return Err(found.problems);
         }
-        if found.waits_for().is_empty()
+        if found.wait_conditions().is_empty()
             && let Some(session) = found.session.take()
         {
             let clock = session.clock.clone();
@@ -163,38 +169,38 @@ impl Relay {
     }
 }
 
-/// Waits for a task that only checks. If it fails, no more checks run until the relay starts again, and the relay goes on.
-async fn never_to_end_the_relay(looking: AbortOnDropHandle<()>) {
-    if let Err(error) = looking.await {
+/// Waits for the task of the doctor, and logs its failure: the relay goes on, and no more checks run until it starts again.
+async fn wait_for_doctor(task: AbortOnDropHandle<()>) {
+    if let Err(error) = task.await {
         tracing::error!(error = %error, "hourly doctor failed; it runs again after a restart of the relay");
     }
 }
 
 /// Waits until all tasks have ended, for up to `shutdown` after `stop`. A task that fails stops the others.
 async fn supervise(tasks: &mut JoinSet<()>, stop: &CancellationToken, shutdown: Duration) -> StopOutcome {
-    let mut stopped = StopOutcome::Clean;
-    let overdue = async {
+    let mut outcome = StopOutcome::Clean;
+    let deadline = async {
         stop.cancelled().await;
         tokio::time::sleep(shutdown).await;
     };
-    tokio::pin!(overdue);
+    tokio::pin!(deadline);
     loop {
-        let ended = tokio::select! {
-            ended = tasks.join_next() => ended,
-            () = &mut overdue => {
+        let result = tokio::select! {
+            result = tasks.join_next() => result,
+            () = &mut deadline => {
                 // Work in progress (waiting for a silent server, for example) is rolled back, and taken again.
                 tracing::error!(limit = ?shutdown, "shutdown limit reached; unfinished work is rolled back");
                 tasks.shutdown().await;
                 return StopOutcome::Deadline;
             }
         };
-        match ended {
-            None => return stopped,
+        match result {
+            None => return outcome,
             Some(Ok(())) => {}
             Some(Err(error)) => {
                 tracing::error!(error = %error, "a task of the relay failed; stopping the relay");
                 stop.cancel();
-                stopped = StopOutcome::Failed;
+                outcome = StopOutcome::Failed;
             }
         }
     }
@@ -208,7 +214,7 @@ mod tests {
     async fn a_look_that_panics_does_not_end_the_relay() {
         let mut tasks = JoinSet::new();
         let looking = tokio::spawn(async { std::panic::resume_unwind(Box::new("a check")) });
-        tasks.spawn(never_to_end_the_relay(AbortOnDropHandle::new(looking)));
+        tasks.spawn(wait_for_doctor(AbortOnDropHandle::new(looking)));
         assert!(tasks.join_next().await.is_some_and(|ended| ended.is_ok()));
     }
 }

@@ -8,25 +8,25 @@ use sqlx::PgConnection;
 use oncely_postgres as pg;
 
 /// Time for which one round makes summaries again: the observer has other work.
-const ROUND: Duration = Duration::from_secs(1);
+const ROUND_TIME: Duration = Duration::from_secs(1);
 
-/// Progress of bringing it up to date.
+/// Progress of bringing the trail's index up to date.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct TrailIndex {
-    /// Number of the newest ranges whose summaries were made again; `None` when all were. Summaries may be broken: a process that made some may have
-    /// crashed meanwhile, which makes the index worthless from there on.
-    anew: Option<i32>,
+    /// Number of the newest ranges whose summaries were made again; `None` when all were. Summaries may be broken: a process that made some
+    /// may have crashed meanwhile, which makes the index worthless from there on.
+    renewed_ranges: Option<i32>,
 }
 
 impl Default for TrailIndex {
     /// Assumes nothing about earlier processes.
     fn default() -> Self {
-        Self { anew: Some(0) }
+        Self { renewed_ranges: Some(0) }
     }
 }
 
 impl TrailIndex {
-    /// Continues for a moment; each call to the server within `limit`.
+    /// Brings the index up to date for a second at most; a failed round begins anew. `limit`: time limit of each call to the server.
     ///
     /// # Errors
     /// When the server is away. Other errors are logged: they only make queries of the trail more expensive.
@@ -35,7 +35,7 @@ impl TrailIndex {
         connection: &mut PgConnection,
         limit: Duration,
     ) -> Result<(), sqlx::Error> {
-        match self.round(connection, limit).await {
+        match self.run_round(connection, limit).await {
             Err(error) => {
                 *self = Self::default();
                 if pg::is_outage(&error) {
@@ -48,16 +48,18 @@ impl TrailIndex {
         }
     }
 
-    async fn round(&mut self, connection: &mut PgConnection, limit: Duration) -> Result<(), sqlx::Error> {
+    /// Makes summaries of the trail for up to [`ROUND_TIME`]. `limit`: time limit of each call to the server.
+    async fn run_round(&mut self, connection: &mut PgConnection, limit: Duration) -> Result<(), sqlx::Error> {
         let began = Instant::now();
-        if self.anew != Some(0) {
-            pg::within(limit, pg::summarize_trail(connection, false, 0)).await?;
+        if self.renewed_ranges != Some(0) {
+            pg::wait_for_answer(limit, pg::summarize_trail(connection, false, 0)).await?;
         }
-        while let Some(done) = self.anew
-            && began.elapsed() < ROUND
+        while let Some(done) = self.renewed_ranges
+            && began.elapsed() < ROUND_TIME
         {
-            self.anew = pg::within(limit, pg::summarize_trail(connection, true, done)).await?;
-            if self.anew == Some(done) {
+            self.renewed_ranges =
+                pg::wait_for_answer(limit, pg::summarize_trail(connection, true, done)).await?;
+            if self.renewed_ranges == Some(done) {
                 // A vacuum is at work there.
                 break;
             }

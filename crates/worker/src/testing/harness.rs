@@ -88,17 +88,17 @@ impl Harness {
         consumer: &str,
         message: &IncomingMessage,
     ) -> Result<(), HarnessError> {
-        let trial = self.trials.of_one_that_dies(consumer).await;
+        let trial = self.trials.open_dying(consumer).await;
         let trial = trial.ok_or_else(|| HarnessError::NoConsumer(consumer.to_owned()))?;
         // A transaction of one statement has no intermediate steps.
         trial.go_step_by_step();
-        let deliveries = deliveries(trial, std::slice::from_ref(message), false)?;
+        let deliveries = to_deliveries(trial, std::slice::from_ref(message), false)?;
         let is_leased = trial.is_leased();
         let name = step.name(is_leased);
         match trial.deliver(deliveries.clone(), Some(name)).await {
-            Ok(decided) => {
-                let outcome = outcomes(trial, &deliveries, decided).await?.pop();
-                let outcome = Box::new(outcome.ok_or_else(undecided)?);
+            Ok(outcomes_by_tag) => {
+                let outcome = read_outcomes(trial, &deliveries, outcomes_by_tag).await?.pop();
+                let outcome = Box::new(outcome.ok_or_else(undecided_error)?);
                 if is_leased {
                     self.trials.forget();
                 }
@@ -110,16 +110,16 @@ impl Harness {
         if !trial.end_session().await {
             return Err(HarnessError::Away("its session could not be ended".to_owned()));
         }
-        let mut completed = false;
+        let mut is_completed = false;
         for delivery in deliveries.iter().filter(|_| is_leased) {
-            trial.outlive_lease(delivery).await.map_err(HarnessError::Away)?;
+            trial.wait_until_unleased(delivery).await.map_err(HarnessError::Away)?;
         }
         for delivery in deliveries.iter().filter(|_| step != KillPoint::AfterCommit) {
-            let key = trial.key(delivery).await.map_err(HarnessError::Away)?;
-            completed |= key.is_some_and(|key| key.status == KeyStatus::Completed.as_str());
+            let key = trial.look_up_key(delivery).await.map_err(HarnessError::Away)?;
+            is_completed |= key.is_some_and(|key| key.status == KeyStatus::Completed.as_str());
         }
         self.trials.forget();
-        if completed { Err(HarnessError::CommittedByHandler { step }) } else { Ok(()) }
+        if is_completed { Err(HarnessError::CommittedByHandler { step }) } else { Ok(()) }
     }
 
     /// Advances the worker's clock, so that delayed messages may run. The database's clock does not change; it decides about leases and the
@@ -128,26 +128,29 @@ impl Harness {
         self.trials.advance(by);
     }
 
-    async fn trial(&mut self, consumer: &str) -> Result<&mut TrialConsumer, HarnessError> {
-        let trial = self.trials.consumer(consumer).await;
+    /// Returns the consumer of this name, opened at its first message.
+    async fn get_or_open_trial(&mut self, consumer: &str) -> Result<&mut TrialConsumer, HarnessError> {
+        let trial = self.trials.get_or_open(consumer).await;
         trial.ok_or_else(|| HarnessError::NoConsumer(consumer.to_owned()))
     }
 
+    /// Delivers messages as one batch.
     async fn run_batch(
         &mut self,
         consumer: &str,
         messages: &[IncomingMessage],
         redelivered: bool,
     ) -> Result<Vec<TestOutcome>, HarnessError> {
-        let trial = self.trial(consumer).await?;
-        let deliveries = deliveries(trial, messages, redelivered)?;
+        let trial = self.get_or_open_trial(consumer).await?;
+        let deliveries = to_deliveries(trial, messages, redelivered)?;
         match trial.deliver(deliveries.clone(), None).await {
-            Ok(decided) => outcomes(trial, &deliveries, decided).await,
+            Ok(outcomes_by_tag) => read_outcomes(trial, &deliveries, outcomes_by_tag).await,
             Err(UndecidedReason::Away(why)) => Err(HarnessError::Away(why)),
-            Err(UndecidedReason::Ended) => Err(undecided()),
+            Err(UndecidedReason::Ended) => Err(undecided_error()),
         }
     }
 
+    /// Delivers one message.
     async fn run_one(
         &mut self,
         consumer: &str,
@@ -155,41 +158,43 @@ impl Harness {
         redelivered: bool,
     ) -> Result<TestOutcome, HarnessError> {
         let outcomes = self.run_batch(consumer, std::slice::from_ref(message), redelivered).await?;
-        outcomes.into_iter().next().ok_or_else(undecided)
+        outcomes.into_iter().next().ok_or_else(undecided_error)
     }
 }
 
-fn undecided() -> HarnessError {
+fn undecided_error() -> HarnessError {
     HarnessError::Away("nothing was decided".to_owned())
 }
 
-/// Returns the messages as numbered deliveries.
-fn deliveries(
+/// Converts the messages to numbered deliveries.
+fn to_deliveries(
     trial: &TrialConsumer,
     messages: &[IncomingMessage],
     redelivered: bool,
 ) -> Result<Vec<Box<Delivery>>, HarnessError> {
     let queue = trial.shared.consumer.queues.first().map(String::as_str).unwrap_or_default();
     let numbered = (0..).zip(messages);
-    numbered.map(|(tag, one)| one.delivery(queue, redelivered, tag).map_err(HarnessError::Unfit)).collect()
+    numbered.map(|(tag, one)| one.to_delivery(queue, redelivered, tag).map_err(HarnessError::Unfit)).collect()
 }
 
-/// Returns the outcomes in order.
-async fn outcomes(
+/// Converts the decisions to outcomes, in the order of the deliveries. Reads stored responses from the database.
+async fn read_outcomes(
     trial: &TrialConsumer,
     deliveries: &[Box<Delivery>],
-    mut decided: HashMap<u64, oncely_core::outcome::Outcome>,
+    mut outcomes_by_tag: HashMap<u64, oncely_core::outcome::Outcome>,
 ) -> Result<Vec<TestOutcome>, HarnessError> {
     let mut outcomes = Vec::with_capacity(deliveries.len());
     for delivery in deliveries {
-        let decided = decided.remove(&delivery.tag).ok_or_else(undecided)?;
+        let outcomes_by_tag = outcomes_by_tag.remove(&delivery.tag).ok_or_else(undecided_error)?;
         // Read from the key, as a transaction of one statement stores a response without returning it.
-        let response = match decided.completes() {
-            true => trial.key(delivery).await.map_err(HarnessError::Away)?.and_then(|key| key.response),
+        let response = match outcomes_by_tag.has_completed_key() {
+            true => {
+                trial.look_up_key(delivery).await.map_err(HarnessError::Away)?.and_then(|key| key.response)
+            }
             false => None,
         };
         let response = response.as_deref().map(serde_json::from_str).transpose()?;
-        outcomes.push(TestOutcome::from_decision(decided, response));
+        outcomes.push(TestOutcome::from_outcome(outcomes_by_tag, response));
     }
     Ok(outcomes)
 }

@@ -5,7 +5,7 @@ use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable};
 use serde_json::Value;
 
-use oncely_amqp::{Copy, Delivery, short};
+use oncely_amqp::{Copy, Delivery, to_short_string};
 
 /// A message as a publisher sends it.
 ///
@@ -65,7 +65,7 @@ impl IncomingMessage {
     /// Sets the property `message_id`.
     #[must_use]
     pub fn message_id(self, id: impl Into<String>) -> Self {
-        self.text(TextProperty::MessageId, id)
+        self.with_text(TextProperty::MessageId, id)
     }
 
     /// Adds a text header.
@@ -99,37 +99,37 @@ impl IncomingMessage {
     /// Sets the property `content_type`.
     #[must_use]
     pub fn content_type(self, name: impl Into<String>) -> Self {
-        self.text(TextProperty::ContentType, name)
+        self.with_text(TextProperty::ContentType, name)
     }
 
     /// Sets the property `correlation_id`.
     #[must_use]
     pub fn correlation_id(self, id: impl Into<String>) -> Self {
-        self.text(TextProperty::CorrelationId, id)
+        self.with_text(TextProperty::CorrelationId, id)
     }
 
     /// Sets the property `reply_to`.
     #[must_use]
     pub fn reply_to(self, queue: impl Into<String>) -> Self {
-        self.text(TextProperty::ReplyTo, queue)
+        self.with_text(TextProperty::ReplyTo, queue)
     }
 
     /// Sets the property `type`.
     #[must_use]
     pub fn kind(self, kind: impl Into<String>) -> Self {
-        self.text(TextProperty::Kind, kind)
+        self.with_text(TextProperty::Kind, kind)
     }
 
     /// Sets the property `user_id`, as a broker accepts it.
     #[must_use]
     pub fn user_id(self, name: impl Into<String>) -> Self {
-        self.text(TextProperty::UserId, name)
+        self.with_text(TextProperty::UserId, name)
     }
 
     /// Sets the property `app_id`.
     #[must_use]
     pub fn app_id(self, name: impl Into<String>) -> Self {
-        self.text(TextProperty::AppId, name)
+        self.with_text(TextProperty::AppId, name)
     }
 
     /// Sets the property `timestamp`, to the second.
@@ -139,30 +139,37 @@ impl IncomingMessage {
         self
     }
 
-    fn text(mut self, property: TextProperty, value: impl Into<String>) -> Self {
+    fn with_text(mut self, property: TextProperty, value: impl Into<String>) -> Self {
         self.texts.push((property, value.into()));
         self
     }
 
-    /// Returns the delivery with this tag, or why AMQP can't carry the message.
-    pub(super) fn delivery(&self, queue: &str, redelivered: bool, tag: u64) -> Result<Box<Delivery>, String> {
+    /// Converts the message to a delivery with this tag. Fails if AMQP can't carry it.
+    pub(super) fn to_delivery(
+        &self,
+        queue: &str,
+        redelivered: bool,
+        tag: u64,
+    ) -> Result<Box<Delivery>, String> {
         let mut headers = FieldTable::default();
         for (name, value) in &self.headers {
             let value = AMQPValue::LongString(value.as_str().into());
-            headers.insert(short("the name of a header", name)?, value);
+            headers.insert(to_short_string("the name of a header", name)?, value);
         }
         let mut properties = BasicProperties::default().with_delivery_mode(2).with_headers(headers);
         for (property, value) in &self.texts {
             properties = match property {
-                TextProperty::ContentType => properties.with_content_type(short("content_type", value)?),
-                TextProperty::MessageId => properties.with_message_id(short("message_id", value)?),
-                TextProperty::CorrelationId => {
-                    properties.with_correlation_id(short("correlation_id", value)?)
+                TextProperty::ContentType => {
+                    properties.with_content_type(to_short_string("content_type", value)?)
                 }
-                TextProperty::ReplyTo => properties.with_reply_to(short("reply_to", value)?),
-                TextProperty::Kind => properties.with_type(short("type", value)?),
-                TextProperty::UserId => properties.with_user_id(short("user_id", value)?),
-                TextProperty::AppId => properties.with_app_id(short("app_id", value)?),
+                TextProperty::MessageId => properties.with_message_id(to_short_string("message_id", value)?),
+                TextProperty::CorrelationId => {
+                    properties.with_correlation_id(to_short_string("correlation_id", value)?)
+                }
+                TextProperty::ReplyTo => properties.with_reply_to(to_short_string("reply_to", value)?),
+                TextProperty::Kind => properties.with_type(to_short_string("type", value)?),
+                TextProperty::UserId => properties.with_user_id(to_short_string("user_id", value)?),
+                TextProperty::AppId => properties.with_app_id(to_short_string("app_id", value)?),
             };
         }
         if let Some(at) = self.timestamp {

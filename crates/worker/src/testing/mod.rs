@@ -35,8 +35,8 @@
 //! # }
 //! ```
 //!
-//! A handler that runs under leases ([`oncely_lease`]) is tested in the same way, with [`KillPoint::LEASED`]: it gets a real lease, its steps
-//! are announced and stored, and the next delivery finds their results. Its outside calls are really made.
+//! A handler that runs under leases ([`oncely_lease`]) is tested in the same way, with [`KillPoint::LEASED`]: it gets a real lease, its
+//! steps are announced and stored, and the next delivery finds their results. Its outside calls are really made.
 //!
 //! The harness writes to the database as a worker does: use a database for tests only, with `oncely migrate`. Times of retries and
 //! retention follow the harness's clock, which [`Harness::advance`] sets ahead. There is no relay, so events stay in `oncely.events`, and

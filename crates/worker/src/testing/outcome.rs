@@ -45,14 +45,15 @@ pub enum TestOutcome {
         delay: Duration,
     },
     /// It failed, perhaps not by its own fault: no attempt is counted. It stays unacknowledged, and a worker tries it again. If another
-    /// message succeeds meanwhile, the failure is attributed to this one.
+    /// message succeeds meanwhile, the failure is attributed to this message.
     Waiting {
         /// PostgreSQL's error, if it was one.
         sqlstate: Option<String>,
         /// Description for users.
         detail: String,
     },
-    /// It will not run again; the handler's writes are rolled back. A copy is sent to the dead-letter queue, then the message is acknowledged.
+    /// It will not run again; the handler's writes are rolled back. A copy is sent to the dead-letter queue, then the message is
+    /// acknowledged.
     DeadLettered {
         /// Number of the run, from 1; 0 if the handler did not run.
         attempt: u32,
@@ -66,9 +67,9 @@ pub enum TestOutcome {
 }
 
 impl TestOutcome {
-    /// Converts the worker's outcome. `response`: the one stored with the key.
-    pub(super) fn from_decision(decided: outcome::Outcome, response: Option<Value>) -> Self {
-        match decided {
+    /// Converts the worker's outcome. `response`: the response stored with the key.
+    pub(super) fn from_outcome(outcome: outcome::Outcome, response: Option<Value>) -> Self {
+        match outcome {
             outcome::Outcome::Completed { attempt, .. } => Self::Completed { attempt, response },
             outcome::Outcome::Refused { attempt, reason } => Self::Refused { attempt, reason },
             outcome::Outcome::Duplicate(_) => Self::Duplicate,
@@ -88,7 +89,7 @@ impl TestOutcome {
         }
     }
 
-    /// Returns whether its effect is committed, by this or an earlier delivery.
+    /// Returns whether the message's effect is committed, by this or an earlier delivery.
     #[must_use]
     pub fn took_effect(&self) -> bool {
         matches!(self, Self::Completed { .. } | Self::Duplicate)
@@ -100,13 +101,13 @@ impl TestOutcome {
         matches!(self, Self::Completed { .. })
     }
 
-    /// Returns whether it took effect before, so that the handler did not run.
+    /// Returns whether the message took effect before, so that the handler did not run.
     #[must_use]
     pub fn is_duplicate(&self) -> bool {
         matches!(self, Self::Duplicate)
     }
 
-    /// Returns why it was dead-lettered, if it was.
+    /// Returns the reason for which the message was dead-lettered, if it was.
     #[must_use]
     pub fn dead_lettered(&self) -> Option<Reason> {
         match self {

@@ -33,7 +33,7 @@ impl KillPoint {
         Self::AfterCommit,
     ];
 
-    /// Returns its name in [`oncely_failpoint`].
+    /// Returns the step's name in [`oncely_failpoint`].
     pub(super) fn name(self, is_leased: bool) -> &'static str {
         match (self, is_leased) {
             (Self::BeforeHandler, false) => "worker.handle.before",

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::error::WorkerError;
 use super::observation::unused_handler;
-use oncely_config::{Config, ConsumerSettings, EncryptionSettings, OBSERVER, Problems};
+use oncely_config::{Config, ConsumerSettings, EncryptionSettings, OBSERVER_SUFFIX, Problems};
 use oncely_core::encryption::Cipher;
 #[cfg(feature = "http-handler")]
 use oncely_handler::HttpHandler;
@@ -35,37 +35,37 @@ use oncely_handler::{BatchHandler, ConsumerHandler, Handler, SqlHandler};
 /// ```
 pub struct Worker {
     pub(super) config: Config,
-    pub(super) runs: BTreeMap<String, ConsumerHandler>,
-    pub(super) tells_systemd: bool,
+    pub(super) handlers: BTreeMap<String, ConsumerHandler>,
+    pub(super) notifies_systemd: bool,
 }
 
 impl std::fmt::Debug for Worker {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Worker")
-            .field("consumers", &self.runs.keys().collect::<Vec<_>>())
+            .field("consumers", &self.handlers.keys().collect::<Vec<_>>())
             .finish_non_exhaustive()
     }
 }
 
 impl Worker {
-    /// Starts with a configuration.
+    /// Creates the builder of a worker with this configuration.
     #[must_use]
     pub fn builder(config: Config) -> WorkerBuilder {
         WorkerBuilder::new(config)
     }
 
-    /// Returns the configuration and the handlers.
+    /// Splits the worker into its configuration and its handlers.
     #[cfg(feature = "testing")]
     pub(crate) fn into_parts(self) -> (Config, BTreeMap<String, ConsumerHandler>) {
-        (self.config, self.runs)
+        (self.config, self.handlers)
     }
 }
 
 /// Collects a worker's handlers.
 pub struct WorkerBuilder {
     config: Config,
-    runs: BTreeMap<String, ConsumerHandler>,
-    tells_systemd: bool,
+    handlers: BTreeMap<String, ConsumerHandler>,
+    notifies_systemd: bool,
 }
 
 impl std::fmt::Debug for WorkerBuilder {
@@ -76,27 +76,27 @@ impl std::fmt::Debug for WorkerBuilder {
 
 impl WorkerBuilder {
     pub(super) fn new(config: Config) -> Self {
-        Self { config, runs: BTreeMap::new(), tells_systemd: false }
+        Self { config, handlers: BTreeMap::new(), notifies_systemd: false }
     }
 
     /// Sets the handler of a consumer, in place of a SQL function.
     #[must_use]
     pub fn handler(mut self, consumer: &str, handler: impl Handler) -> Self {
-        self.runs.insert(consumer.to_owned(), ConsumerHandler::Rust(Arc::new(handler)));
+        self.handlers.insert(consumer.to_owned(), ConsumerHandler::Rust(Arc::new(handler)));
         self
     }
 
     /// Sets the batch handler of a consumer, in place of a SQL function.
     #[must_use]
     pub fn batch_handler(mut self, consumer: &str, handler: impl BatchHandler) -> Self {
-        self.runs.insert(consumer.to_owned(), ConsumerHandler::RustBatch(Arc::new(handler)));
+        self.handlers.insert(consumer.to_owned(), ConsumerHandler::RustBatch(Arc::new(handler)));
         self
     }
 
     /// Sets the handler of a consumer with effects outside PostgreSQL: it runs under a lease of the message's key.
     #[must_use]
     pub fn leased_handler(mut self, consumer: &str, handler: impl LeasedHandler) -> Self {
-        self.runs.insert(consumer.to_owned(), ConsumerHandler::Leased(Arc::new(handler)));
+        self.handlers.insert(consumer.to_owned(), ConsumerHandler::Leased(Arc::new(handler)));
         self
     }
 
@@ -113,7 +113,7 @@ impl WorkerBuilder {
     /// feature `cli`.
     #[must_use]
     pub fn tell_systemd(mut self) -> Self {
-        self.tells_systemd = true;
+        self.notifies_systemd = true;
         self
     }
 
@@ -123,39 +123,39 @@ impl WorkerBuilder {
     /// When a consumer has no handler or two, or a handler no consumer.
     pub fn build(mut self) -> Result<Worker, WorkerError> {
         let mut problems = Problems::default();
-        let mut runs = BTreeMap::new();
+        let mut handlers = BTreeMap::new();
         if self.config.consumers.is_empty() {
             problems.add("consumers", "there is none; write [[consumers]] for each queue");
         }
         for consumer in &self.config.consumers {
             let name = consumer.name.as_str();
-            let place = format!("consumers.{name}.handler");
-            if consumer.observes() {
+            let path = format!("consumers.{name}.handler");
+            if consumer.is_observer() {
                 // A program may bring the handler that takes over later.
-                self.runs.remove(name.strip_suffix(OBSERVER).unwrap_or(name));
-                runs.insert(name.to_owned(), unused_handler(consumer));
+                self.handlers.remove(name.strip_suffix(OBSERVER_SUFFIX).unwrap_or(name));
+                handlers.insert(name.to_owned(), unused_handler(consumer));
                 continue;
             }
-            match (configured(consumer, &place, &mut problems), self.runs.remove(name)) {
-                (Some(run), None) | (None, Some(run)) => {
-                    runs.insert(name.to_owned(), run);
+            match (build_configured_handler(consumer, &path, &mut problems), self.handlers.remove(name)) {
+                (Some(handler), None) | (None, Some(handler)) => {
+                    handlers.insert(name.to_owned(), handler);
                 }
                 (None, None) if consumer.http.is_some() => {}
                 (None, None) => problems.add(
-                    place,
+                    path,
                     "is missing; write handler = { function = \"schema.function\" }, or { http = \"https://…\", … }",
                 ),
                 (Some(_), Some(_)) => {
-                    problems.add(place, "is set in the configuration and in the program; use one")
+                    problems.add(path, "is set in the configuration and in the program; use one")
                 }
             }
         }
         for consumer in &mut self.config.consumers {
-            if matches!(runs.get(consumer.name.as_str()), Some(ConsumerHandler::Leased(_))) {
+            if matches!(handlers.get(consumer.name.as_str()), Some(ConsumerHandler::Leased(_))) {
                 if consumer.replies {
-                    let place = format!("consumers.{}.replies", consumer.name);
+                    let path = format!("consumers.{}.replies", consumer.name);
                     problems
-                        .add(place, "a handler under leases sends no replies: emit the reply in its Finish");
+                        .add(path, "a handler under leases sends no replies: emit the reply in its Finish");
                 }
                 if consumer.fair {
                     problems.add(
@@ -177,18 +177,26 @@ impl WorkerBuilder {
                 );
             }
         }
-        for name in self.runs.keys() {
+        for name in self.handlers.keys() {
             problems.add(
                 format!("consumers.{name}"),
                 "the program brings a handler, but there is no such consumer",
             );
         }
-        Ok(problems.or(Worker { config: self.config, runs, tells_systemd: self.tells_systemd })?)
+        Ok(problems.into_result(Worker {
+            config: self.config,
+            handlers,
+            notifies_systemd: self.notifies_systemd,
+        })?)
     }
 }
 
-/// Returns the handler that the configuration names.
-fn configured(consumer: &ConsumerSettings, place: &str, problems: &mut Problems) -> Option<ConsumerHandler> {
+/// Builds the handler that the configuration names, if it names one. An HTTP handler that can't be built is added to the problems.
+fn build_configured_handler(
+    consumer: &ConsumerSettings,
+    path: &str,
+    problems: &mut Problems,
+) -> Option<ConsumerHandler> {
     if let Some(function) = &consumer.handler {
         return Some(ConsumerHandler::Sql(Arc::new(SqlHandler::new(
             function.clone(),
@@ -199,13 +207,13 @@ fn configured(consumer: &ConsumerSettings, place: &str, problems: &mut Problems)
     return match HttpHandler::new(consumer.http.clone()?) {
         Ok(handler) => Some(ConsumerHandler::Leased(Arc::new(handler))),
         Err(error) => {
-            problems.add(place, error.to_string());
+            problems.add(path, error.to_string());
             None
         }
     };
     #[cfg(not(feature = "http-handler"))]
     {
-        let _ = (place, problems);
+        let _ = (path, problems);
         None
     }
 }

@@ -7,12 +7,12 @@ use oncely_core::outcome::Outcome;
 use oncely_core::reason::Rejection;
 use oncely_traces::MessageTrace;
 
-/// Most bytes of messages in one transaction: all of them are one message to PostgreSQL, and in memory a few times meanwhile. A larger one
-/// is alone in its batch.
-pub(crate) const LARGE: usize = 4 << 20;
+/// Maximum number of bytes of messages in one transaction: all of them are one message to PostgreSQL, and in memory a few times meanwhile.
+/// A larger message is alone in its batch.
+pub(crate) const MAX_TRANSACTION_BYTES: usize = 4 << 20;
 
-/// Most bytes of messages, or of responses, in a statement for which a connection keeps its memory.
-pub(crate) const KEPT: usize = 1 << 20;
+/// Maximum number of bytes of messages, or of responses, in a statement for which a connection keeps its memory.
+pub(crate) const MAX_KEPT_BYTES: usize = 1 << 20;
 
 /// A delivery that may run.
 #[derive(Clone, Debug)]
@@ -30,14 +30,14 @@ pub(crate) struct Candidate {
 pub(crate) struct RejectedDelivery {
     pub(crate) delivery: Box<Delivery>,
     pub(crate) rejection: Rejection,
-    pub(crate) known: PartialIdentity,
+    pub(crate) identity: PartialIdentity,
 }
 
 /// A delivery with its outcome.
 #[derive(Clone, Debug)]
 pub(crate) struct DecidedDelivery {
     pub(crate) delivery: Box<Delivery>,
-    pub(crate) known: PartialIdentity,
+    pub(crate) identity: PartialIdentity,
     pub(crate) outcome: Outcome,
 }
 
@@ -47,22 +47,22 @@ pub(crate) struct SettledDelivery {
     pub(crate) trace: MessageTrace,
 }
 
-/// Returns the bytes that messages hold.
-pub(crate) fn size_of_all(candidates: &[&Candidate]) -> usize {
+/// Returns the sum of the bytes that messages hold.
+pub(crate) fn total_size(candidates: &[&Candidate]) -> usize {
     candidates.iter().map(|one| one.delivery.size()).sum()
 }
 
 impl Candidate {
-    /// Decides the candidate.
-    pub(crate) fn decided(self, outcome: Outcome) -> DecidedDelivery {
-        DecidedDelivery { known: PartialIdentity::from(&self.identity), delivery: self.delivery, outcome }
+    /// Converts the candidate to a decided delivery with this outcome.
+    pub(crate) fn into_decided(self, outcome: Outcome) -> DecidedDelivery {
+        DecidedDelivery { identity: PartialIdentity::from(&self.identity), delivery: self.delivery, outcome }
     }
 }
 
 impl From<RejectedDelivery> for DecidedDelivery {
     fn from(rejected: RejectedDelivery) -> Self {
-        let RejectedDelivery { delivery, rejection, known } = rejected;
-        Self { delivery, known, outcome: Outcome::rejected(rejection) }
+        let RejectedDelivery { delivery, rejection, identity } = rejected;
+        Self { delivery, identity, outcome: Outcome::from_rejection(rejection) }
     }
 }
 
@@ -74,7 +74,7 @@ pub struct PartialIdentity {
 }
 
 /// Returns a part's text; empty if it is unknown, as in the tables.
-pub(crate) fn text(part: Option<&IdentityPart>) -> &str {
+pub(crate) fn text_or_empty(part: Option<&IdentityPart>) -> &str {
     part.map_or("", IdentityPart::as_str)
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use oncely_core::durations::{BUCKETS, bucket};
+use oncely_core::durations::{BUCKET_COUNT, bucket};
 use oncely_core::outcome::{DuplicateSource, Outcome};
 use oncely_core::units::total;
 use oncely_process::metrics::ConsumerMetrics;
@@ -16,7 +16,7 @@ use oncely_process::metrics::ConsumerMetrics;
 pub(crate) struct Counters {
     pub(crate) metrics: ConsumerMetrics,
     delivered: AtomicU64,
-    durations: [AtomicU64; BUCKETS],
+    durations: [AtomicU64; BUCKET_COUNT],
     completed: AtomicU64,
     refused: AtomicU64,
     duplicates_mirror: AtomicU64,
@@ -66,14 +66,14 @@ impl Counters {
     }
 
     /// Counts a delivery by the broker.
-    pub(crate) fn delivered(&self, redelivered: bool) {
-        self.metrics.delivered(redelivered);
+    pub(crate) fn count_delivery(&self, redelivered: bool) {
+        self.metrics.count_delivery(redelivered);
         self.delivered.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts a settled delivery; `took`: since it arrived.
-    pub(crate) fn settled(&self, outcome: &Outcome, took: Duration) {
-        self.metrics.settled(outcome, took);
+    /// Counts a settled delivery; `duration`: since it arrived.
+    pub(crate) fn count_settled(&self, outcome: &Outcome, duration: Duration) {
+        self.metrics.count_settled(outcome, duration);
         let counter = match outcome {
             Outcome::Completed { .. } => &self.completed,
             Outcome::Refused { .. } => &self.refused,
@@ -87,50 +87,52 @@ impl Counters {
             Outcome::DeadLettered { .. } => &self.dead_lettered,
         };
         counter.fetch_add(1, Ordering::Relaxed);
-        self.durations[bucket(took)].fetch_add(1, Ordering::Relaxed);
+        self.durations[bucket(duration)].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns how many deliveries were settled within each bucket's time.
-    pub(crate) fn durations(&self) -> [u64; BUCKETS] {
+    /// Returns the numbers of settled deliveries by the bucket of their duration.
+    pub(crate) fn durations(&self) -> [u64; BUCKET_COUNT] {
         std::array::from_fn(|bucket| self.durations[bucket].load(Ordering::Relaxed))
     }
 
     /// Counts an outage: PostgreSQL was away, or refused to work for a reason that no message caused.
-    pub(crate) fn outage(&self) {
+    pub(crate) fn count_outage(&self) {
         self.metrics.outages.increment(1);
         self.outages.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Counts a failed batch: its messages are tried in parts or one by one.
-    pub(crate) fn fallback(&self) {
+    pub(crate) fn count_fallback(&self) {
         self.metrics.fallbacks.increment(1);
         self.fallbacks.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(crate) fn now(&self) -> DeliveryCounts {
-        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    /// Returns the present counts.
+    pub(crate) fn snapshot(&self) -> DeliveryCounts {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         DeliveryCounts {
-            delivered: get(&self.delivered),
-            completed: get(&self.completed),
-            refused: get(&self.refused),
-            duplicates_mirror: get(&self.duplicates_mirror),
-            duplicates_postgres: get(&self.duplicates_postgres),
-            duplicates_batch: get(&self.duplicates_batch),
-            retried: get(&self.retried),
-            postponed: get(&self.postponed),
-            dead_lettered: get(&self.dead_lettered),
-            fallbacks: get(&self.fallbacks),
-            outages: get(&self.outages),
+            delivered: load(&self.delivered),
+            completed: load(&self.completed),
+            refused: load(&self.refused),
+            duplicates_mirror: load(&self.duplicates_mirror),
+            duplicates_postgres: load(&self.duplicates_postgres),
+            duplicates_batch: load(&self.duplicates_batch),
+            retried: load(&self.retried),
+            postponed: load(&self.postponed),
+            dead_lettered: load(&self.dead_lettered),
+            fallbacks: load(&self.fallbacks),
+            outages: load(&self.outages),
         }
     }
 }
 
 impl DeliveryCounts {
-    /// Returns the number of answers of the handler.
-    pub fn done(&self) -> u64 {
+    /// Returns the number of messages that the handler has completed or refused.
+    pub fn answers(&self) -> u64 {
         total([self.completed, self.refused])
     }
 
+    /// Returns the number of duplicates from all sources.
     pub fn duplicates(&self) -> u64 {
         total([self.duplicates_mirror, self.duplicates_postgres, self.duplicates_batch])
     }

@@ -10,7 +10,7 @@ use super::transaction::batch_run::BatchPlan;
 use super::transaction::rehearsal::{Effect, Rehearsal, RehearsalError, RehearsedRun};
 use oncely_amqp::Delivery;
 use oncely_config::ConsumerSettings;
-use oncely_core::decide::{KeyDecision, KeyRecord, KeyStatus, decide, leaders};
+use oncely_core::decide::{KeyDecision, KeyRecord, KeyStatus, decide_on_key, find_leaders};
 use oncely_core::fault::Fault;
 use oncely_core::identity::Identity;
 use oncely_core::outcome::{DuplicateSource, Outcome};
@@ -53,7 +53,7 @@ pub struct DryRunReport {
 /// Result of a message.
 #[derive(Debug)]
 pub struct TriedMessage {
-    pub known: PartialIdentity,
+    pub identity: PartialIdentity,
     /// Decision of a worker.
     pub outcome: Outcome,
     pub effect: Option<Effect>,
@@ -81,14 +81,14 @@ pub struct TriedBatch {
 }
 
 impl TriedMessage {
-    /// Returns whether it ran by itself and completed.
+    /// Returns whether the message ran by itself and completed.
     fn has_run(&self) -> bool {
-        self.leader.is_none() && self.outcome.completes() && self.effect.is_some()
+        self.leader.is_none() && self.outcome.has_completed_key() && self.effect.is_some()
     }
 
     /// Creates the result of a message that did not run.
-    fn unrun(known: PartialIdentity, outcome: Outcome) -> Self {
-        Self { known, outcome, effect: None, leader: None, database: None, is_session_lost: false }
+    fn new_unrun(identity: PartialIdentity, outcome: Outcome) -> Self {
+        Self { identity, outcome, effect: None, leader: None, database: None, is_session_lost: false }
     }
 }
 
@@ -108,24 +108,24 @@ impl DryRun<'_> {
         )));
         let shared =
             ConsumerContext::new(common, self.consumer, run, None, ConsumerMetrics::new(self.consumer));
-        let shared = Arc::new(ConsumerContext { progress: ConsumerProgress::of_a_trial(), ..shared });
+        let shared = Arc::new(ConsumerContext { progress: ConsumerProgress::new_for_trial(), ..shared });
         let prepared: Vec<_> = deliveries.into_iter().map(|delivery| prepare(&shared, delivery)).collect();
         let (positions, candidates): (Vec<usize>, Vec<&Candidate>) = prepared
             .iter()
             .enumerate()
-            .filter_map(|(position, one)| Some((position, one.as_ref().ok()?)))
+            .filter_map(|(position, candidate)| Some((position, candidate.as_ref().ok()?)))
             .unzip();
         let mut rehearsal = Rehearsal::new(Arc::clone(&shared)).await?;
-        let identities: Vec<&Identity> = candidates.iter().map(|one| &one.identity).collect();
-        let leader_of = leaders(identities.iter().copied());
+        let identities: Vec<&Identity> = candidates.iter().map(|candidate| &candidate.identity).collect();
+        let leader_of = find_leaders(identities.iter().copied());
         let mut messages: Vec<Option<TriedMessage>> = prepared.iter().map(|_| None).collect();
 
-        let first: Vec<usize> = (0..candidates.len()).filter(|&index| leader_of[index].is_none()).collect();
+        let leaders: Vec<usize> = (0..candidates.len()).filter(|&index| leader_of[index].is_none()).collect();
         let records =
-            rehearsal.look_up(&first.iter().map(|&index| identities[index]).collect::<Vec<_>>()).await?;
-        let runs = self.run_each(&mut rehearsal, &candidates, &positions, &first).await?;
+            rehearsal.look_up(&leaders.iter().map(|&index| identities[index]).collect::<Vec<_>>()).await?;
+        let runs = self.run_each(&mut rehearsal, &candidates, &positions, &leaders).await?;
         let witness = runs.iter().any(|run| run.result.is_ok());
-        for ((&index, run), record) in first.iter().zip(runs).zip(records) {
+        for ((&index, run), record) in leaders.iter().zip(runs).zip(records) {
             let RehearsedRun { result, is_session_lost } = run;
             let (effect, result) = match result {
                 Ok(mut effect) => {
@@ -134,52 +134,60 @@ impl DryRun<'_> {
                 }
                 Err(fault) => (None, Err(fault)),
             };
-            let one = candidates[index];
-            let Some(outcome) = rehearsal.verdict(one, self.attempt, witness, result) else { continue };
-            let known = PartialIdentity::from(&one.identity);
+            let candidate = candidates[index];
+            let Some(outcome) = rehearsal.decide_outcome(candidate, self.attempt, witness, result) else {
+                continue;
+            };
+            let identity = PartialIdentity::from(&candidate.identity);
             let database = record.map(|record| {
-                let decision = decide(&record, one.fingerprint.as_ref(), self.consumer.on_conflict);
+                let decision =
+                    decide_on_key(&record, candidate.fingerprint.as_ref(), self.consumer.on_conflict);
                 KnownKey { record, decision }
             });
             messages[positions[index]] =
-                Some(TriedMessage { known, outcome, effect, leader: None, database, is_session_lost });
+                Some(TriedMessage { identity, outcome, effect, leader: None, database, is_session_lost });
         }
         for (index, leader) in leader_of.iter().enumerate() {
             let Some(leader) = *leader else { continue };
-            let Some(first) = &messages[positions[leader]] else { continue };
-            let outcome = self.follow(&first.outcome, candidates[leader], candidates[index]);
-            let known = PartialIdentity::from(&candidates[index].identity);
+            let Some(leader_message) = &messages[positions[leader]] else { continue };
+            let outcome =
+                self.decide_follower(&leader_message.outcome, candidates[leader], candidates[index]);
+            let identity = PartialIdentity::from(&candidates[index].identity);
             let leader = Some(positions[leader]);
-            messages[positions[index]] = Some(TriedMessage { leader, ..TriedMessage::unrun(known, outcome) });
+            messages[positions[index]] =
+                Some(TriedMessage { leader, ..TriedMessage::new_unrun(identity, outcome) });
         }
         let batches = match self.one_by_one {
             true => Vec::new(),
             false => {
                 let has_run =
                     |position: usize| messages[position].as_ref().is_some_and(TriedMessage::has_run);
-                let good: Vec<usize> =
+                let succeeded: Vec<usize> =
                     (0..candidates.len()).filter(|&index| has_run(positions[index])).collect();
-                self.run_batches(&mut rehearsal, &candidates, &positions, &good).await?
+                self.run_batches(&mut rehearsal, &candidates, &positions, &succeeded).await?
             }
         };
         rehearsal.close().await;
-        let messages = prepared.into_iter().zip(messages).filter_map(|(one, tried)| match one {
+        let messages = prepared.into_iter().zip(messages).filter_map(|(candidate, tried)| match candidate {
             Ok(_) => tried,
-            Err(rejected) => Some(TriedMessage::unrun(rejected.known, Outcome::rejected(rejected.rejection))),
+            Err(rejected) => {
+                Some(TriedMessage::new_unrun(rejected.identity, Outcome::from_rejection(rejected.rejection)))
+            }
         });
         Ok(DryRunReport { messages: messages.collect(), batches })
     }
 
-    /// Runs these candidates one after another, each in a transaction that sees the earlier ones, unless each is tried by itself.
+    /// Runs these candidates one after another, each of them seeing the writes of the earlier candidates unless each is tried by itself.
+    /// Rolls all writes back.
     async fn run_each(
         &self,
         rehearsal: &mut Rehearsal,
         candidates: &[&Candidate],
         positions: &[usize],
-        chosen: &[usize],
+        indices: &[usize],
     ) -> Result<Vec<RehearsedRun>, DryRunError> {
-        let mut runs = Vec::with_capacity(chosen.len());
-        for &index in chosen {
+        let mut runs = Vec::with_capacity(indices.len());
+        for &index in indices {
             let plan = BatchPlan::ByItself { witness: false, first: false };
             let run = rehearsal.run(plan, &[candidates[index]], self.attempt).await;
             runs.push(run.map_err(|why| DryRunError { at: Some(positions[index]), why })?);
@@ -191,20 +199,20 @@ impl DryRun<'_> {
         Ok(runs)
     }
 
-    /// Runs the same messages as a worker runs them first: many in one call.
+    /// Runs messages in batches, as a worker does at first, and rolls their writes back.
     async fn run_batches(
         &self,
         rehearsal: &mut Rehearsal,
         candidates: &[&Candidate],
         positions: &[usize],
-        good: &[usize],
+        indices: &[usize],
     ) -> Result<Vec<TriedBatch>, DryRunError> {
-        let most = usize::try_from(self.consumer.batch).unwrap_or(usize::MAX).max(1);
+        let max_messages = usize::try_from(self.consumer.batch).unwrap_or(usize::MAX).max(1);
         let mut batches = Vec::new();
-        for batch in good.chunks(most) {
-            let together: Vec<&Candidate> = batch.iter().map(|&index| candidates[index]).collect();
+        for batch in indices.chunks(max_messages) {
+            let batch_candidates: Vec<&Candidate> = batch.iter().map(|&index| candidates[index]).collect();
             let plan = BatchPlan::Together { turn: false };
-            let RehearsedRun { result, .. } = rehearsal.run(plan, &together, self.attempt).await?;
+            let RehearsedRun { result, .. } = rehearsal.run(plan, &batch_candidates, self.attempt).await?;
             let messages = batch.iter().map(|&index| positions[index]).collect();
             batches.push(TriedBatch { messages, result: result.map(drop) });
         }
@@ -212,24 +220,24 @@ impl DryRun<'_> {
         Ok(batches)
     }
 
-    /// Returns the outcome of a message after an earlier one with the same identity is decided.
-    fn follow(&self, first: &Outcome, leader: &Candidate, follower: &Candidate) -> Outcome {
+    /// Decides a message by the outcome of an earlier message with the same identity.
+    fn decide_follower(&self, first: &Outcome, leader: &Candidate, follower: &Candidate) -> Outcome {
         if leader.fingerprint == follower.fingerprint
-            && let Some(outcome) = first.of_copy()
+            && let Some(outcome) = first.copy_outcome()
         {
             return outcome;
         }
-        let Some(record) = record_after(first, leader) else { return first.clone() };
-        match decide(&record, follower.fingerprint.as_ref(), self.consumer.on_conflict) {
+        let Some(record) = build_expected_record(first, leader) else { return first.clone() };
+        match decide_on_key(&record, follower.fingerprint.as_ref(), self.consumer.on_conflict) {
             KeyDecision::Duplicate => Outcome::Duplicate(DuplicateSource::Postgres),
-            KeyDecision::Reject(rejection) => Outcome::rejected(rejection),
+            KeyDecision::Reject(rejection) => Outcome::from_rejection(rejection),
             KeyDecision::Retake | KeyDecision::Leased => first.clone(),
         }
     }
 }
 
-/// Returns the record that the database would have of a key by then; `None` if nothing is recorded.
-fn record_after(outcome: &Outcome, one: &Candidate) -> Option<KeyRecord> {
+/// Returns the record that the database would have of a key after this outcome; `None` if nothing is recorded.
+fn build_expected_record(outcome: &Outcome, candidate: &Candidate) -> Option<KeyRecord> {
     let (status, reason, last_error) = match outcome {
         Outcome::Completed { .. } | Outcome::Refused { .. } | Outcome::Duplicate(_) => {
             (KeyStatus::Completed, None, None)
@@ -242,7 +250,7 @@ fn record_after(outcome: &Outcome, one: &Candidate) -> Option<KeyRecord> {
     };
     Some(KeyRecord {
         status,
-        fingerprint: one.fingerprint,
+        fingerprint: candidate.fingerprint,
         attempts: outcome.attempt().unwrap_or_default(),
         crash_attempts: 0,
         reason,

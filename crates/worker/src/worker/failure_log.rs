@@ -10,11 +10,11 @@ use oncely_core::outcome::Outcome;
 use oncely_core::reason::Reason;
 
 /// Time over which failures are counted for one line.
-const MINUTE: Duration = Duration::from_secs(60);
-/// Keys of a group that are named in a minute, at their first failure and when they are given up.
-const NAMED: u32 = 10;
-/// Most kinds of failure in a minute; those beyond share a line, since handlers choose their SQLSTATEs.
-const GROUPS: usize = 100;
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
+/// Maximum number of keys of a group that are named in a minute, at their first failure and when they are given up.
+const MAX_NAMED_KEYS: u32 = 10;
+/// Maximum number of kinds of failure in a minute; those beyond share a line, since handlers choose their SQLSTATEs.
+const MAX_GROUPS: usize = 100;
 
 /// The failures of one consumer.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ type FailureKind = (Option<&'static str>, Option<String>);
 
 #[derive(Debug)]
 struct Minute {
-    began: Instant,
+    start: Instant,
     groups: BTreeMap<FailureKind, GroupTally>,
 }
 
@@ -60,7 +60,8 @@ enum FailureLine {
 }
 
 impl LoggedFailure {
-    fn from_outcome(known: &PartialIdentity, outcome: &Outcome) -> Option<Self> {
+    /// Returns the failure of an outcome; `None` for an outcome without one.
+    fn from_outcome(identity: &PartialIdentity, outcome: &Outcome) -> Option<Self> {
         let (attempt, reason, code, detail) = match outcome {
             Outcome::Retried { attempt, code, detail, .. } => (*attempt, None, code, detail),
             Outcome::DeadLettered { attempt, rejection, code, .. } => {
@@ -73,8 +74,8 @@ impl LoggedFailure {
             | Outcome::Undecided { .. } => return None,
         };
         Some(Self {
-            tenant: known.tenant.clone(),
-            key: known.key.clone(),
+            tenant: identity.tenant.clone(),
+            key: identity.key.clone(),
             attempt,
             reason,
             code: code.clone(),
@@ -89,67 +90,70 @@ impl LoggedFailure {
 }
 
 impl Minute {
-    fn note(&mut self, failure: LoggedFailure) -> Option<FailureLine> {
+    /// Counts a failure. Returns its line if the failure is logged by name; otherwise it is part of the minute's counts.
+    fn count_failure(&mut self, failure: LoggedFailure) -> Option<FailureLine> {
         let mut group = (failure.reason.map(Reason::as_str), failure.code.clone());
-        if !self.groups.contains_key(&group) && self.groups.len() >= GROUPS {
+        if !self.groups.contains_key(&group) && self.groups.len() >= MAX_GROUPS {
             group.1 = None;
         }
-        let seen = self.groups.entry(group).or_default();
-        if failure.is_news() && seen.named < NAMED {
-            seen.named += 1;
+        let tally = self.groups.entry(group).or_default();
+        if failure.is_news() && tally.named < MAX_NAMED_KEYS {
+            tally.named += 1;
             return Some(FailureLine::One(failure));
         }
-        seen.more += 1;
-        seen.example = Some(failure);
+        tally.more += 1;
+        tally.example = Some(failure);
         None
     }
 
-    /// Returns the remaining lines of a minute that is over.
-    fn take_finished(&mut self, now: Instant, at_once: bool) -> Vec<FailureLine> {
-        if !at_once && now.saturating_duration_since(self.began) < MINUTE {
+    /// Takes the counted failures of a minute that is over (with `is_final`, of the current minute) as lines, and begins the next minute.
+    fn take_finished(&mut self, now: Instant, is_final: bool) -> Vec<FailureLine> {
+        if !is_final && now.saturating_duration_since(self.start) < LOG_INTERVAL {
             return Vec::new();
         }
-        self.began = now;
+        self.start = now;
         let groups = std::mem::take(&mut self.groups);
-        groups.into_values().filter_map(|seen| Some(FailureLine::More(seen.more, seen.example?))).collect()
+        groups.into_values().filter_map(|tally| Some(FailureLine::More(tally.more, tally.example?))).collect()
     }
 }
 
 impl FailureLog {
     pub(crate) fn new(consumer: IdentityPart) -> Self {
-        let minute = Minute { began: Instant::now(), groups: BTreeMap::new() };
+        let minute = Minute { start: Instant::now(), groups: BTreeMap::new() };
         Self { consumer, minute: Mutex::new(minute) }
     }
 
     /// Logs a message's outcome if it is a failure.
-    pub(crate) fn note(&self, known: &PartialIdentity, outcome: &Outcome) {
-        let Some(failure) = LoggedFailure::from_outcome(known, outcome) else { return };
-        let lines = self.with(|minute| {
+    pub(crate) fn record_outcome(&self, identity: &PartialIdentity, outcome: &Outcome) {
+        let Some(failure) = LoggedFailure::from_outcome(identity, outcome) else { return };
+        let lines = self.with_minute(|minute| {
             let mut lines = minute.take_finished(Instant::now(), false);
-            lines.extend(minute.note(failure));
+            lines.extend(minute.count_failure(failure));
             lines
         });
-        self.write(lines);
+        self.log_lines(lines);
     }
 
-    /// Logs the rest of a minute that is over; at the end (`at_once`) of the current one.
-    pub(crate) fn flush(&self, at_once: bool) {
-        let lines = self.with(|minute| minute.take_finished(Instant::now(), at_once));
-        self.write(lines);
+    /// Logs the rest of a minute that is over; at the end (`is_final`) of the current one.
+    pub(crate) fn flush(&self, is_final: bool) {
+        let lines = self.with_minute(|minute| minute.take_finished(Instant::now(), is_final));
+        self.log_lines(lines);
     }
 
-    fn with<T>(&self, of: impl FnOnce(&mut Minute) -> T) -> T {
+    /// Changes the state of the current minute under its lock.
+    fn with_minute<T>(&self, change: impl FnOnce(&mut Minute) -> T) -> T {
         // A panic leaves at worst a wrong count.
-        of(&mut self.minute.lock().unwrap_or_else(PoisonError::into_inner))
+        change(&mut self.minute.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn write(&self, lines: Vec<FailureLine>) {
+    /// Logs lines of single and of counted failures.
+    fn log_lines(&self, lines: Vec<FailureLine>) {
         for line in lines {
             let (count, failure) = match &line {
                 FailureLine::One(failure) => (None, failure),
                 FailureLine::More(count, failure) => (Some(*count), failure),
             };
-            let what = match (count.is_some(), failure.reason.is_some()) {
+            let text = match (count.is_some(), failure.reason.is_some()) {
                 (false, true) => "message dead-lettered",
                 (false, false) => "message failed; retrying",
                 (true, true) => "more messages dead-lettered; the fields show one",
@@ -164,7 +168,7 @@ impl FailureLog {
                 reason = failure.reason.map(Reason::as_str),
                 sqlstate = failure.code,
                 detail = failure.detail,
-                "{what}"
+                "{text}"
             );
         }
     }
@@ -186,27 +190,28 @@ mod tests {
     }
 
     fn minute() -> Minute {
-        Minute { began: Instant::now(), groups: BTreeMap::new() }
+        Minute { start: Instant::now(), groups: BTreeMap::new() }
     }
 
     #[test]
     fn a_key_is_named_at_its_first_failure_and_its_next_ones_are_counted() {
         let mut minute = minute();
         let first = failure("k", 1, "42P01");
-        assert_eq!(minute.note(first.clone()), Some(FailureLine::One(first)));
+        assert_eq!(minute.count_failure(first.clone()), Some(FailureLine::One(first)));
         for attempt in 2..=4 {
-            assert_eq!(minute.note(failure("k", attempt, "42P01")), None);
+            assert_eq!(minute.count_failure(failure("k", attempt, "42P01")), None);
         }
-        let later = minute.began + MINUTE;
+        let later = minute.start + LOG_INTERVAL;
         assert_eq!(minute.take_finished(later - Duration::from_secs(1), false), []);
         assert_eq!(minute.take_finished(later, false), [FailureLine::More(3, failure("k", 4, "42P01"))]);
-        assert_eq!(minute.take_finished(later + MINUTE, false), [], "told once");
+        assert_eq!(minute.take_finished(later + LOG_INTERVAL, false), [], "told once");
     }
 
     #[test]
     fn a_flood_is_ten_names_and_one_line() {
         let mut minute = minute();
-        let named = (0..500).filter_map(|n| minute.note(failure(&format!("k-{n}"), 1, "P0001"))).count();
+        let named =
+            (0..500).filter_map(|n| minute.count_failure(failure(&format!("k-{n}"), 1, "P0001"))).count();
         assert_eq!(named, 10);
         assert_eq!(
             minute.take_finished(Instant::now(), true),
@@ -218,8 +223,8 @@ mod tests {
     fn kinds_beyond_a_hundred_share_a_line() {
         let mut minute = minute();
         for n in 0..500 {
-            minute.note(failure("k", 2, &format!("Z{n:04}")));
+            minute.count_failure(failure("k", 2, &format!("Z{n:04}")));
         }
-        assert!(minute.groups.len() <= GROUPS + 1);
+        assert!(minute.groups.len() <= MAX_GROUPS + 1);
     }
 }

@@ -43,11 +43,11 @@ pub struct LockContention {
 }
 
 /// Number of failures that is no accident: as many poison messages in a row pause a consumer.
-const MANY_IN_A_ROW: u64 = 20;
+const MIN_STREAK_MESSAGES: u64 = 20;
 
 /// Age at which a stall is logged first, and the interval of later logs.
-const TOLD_AFTER: TimeDelta = TimeDelta::seconds(1);
-const TOLD_AGAIN: TimeDelta = TimeDelta::seconds(10);
+const MIN_LOGGED_AGE: TimeDelta = TimeDelta::seconds(1);
+const STALL_LOG_INTERVAL: TimeDelta = TimeDelta::seconds(10);
 
 /// State of a consumer as known in the process. Every method is short, and waits only for the others.
 #[derive(Debug)]
@@ -61,9 +61,9 @@ struct HealthState {
     completed_at: Option<DateTime<Utc>>,
     stalled: Option<FailureNotice>,
     /// Time at which the stall was logged last.
-    told: Option<DateTime<Utc>>,
+    logged_at: Option<DateTime<Utc>>,
     failed: Option<FailureNotice>,
-    /// Number of failures until now, however few.
+    /// The current streak of failures, however short.
     failing: Option<FailureStreak>,
     /// The channel of each queue.
     subscriptions: BTreeMap<String, Weak<ChannelLife>>,
@@ -107,48 +107,50 @@ impl Health {
     }
 
     /// Records that a message took effect.
-    pub(crate) fn completed(&self, at: DateTime<Utc>) {
+    pub(crate) fn record_completion(&self, at: DateTime<Utc>) {
         let mut state = self.lock();
         state.completed_at = state.completed_at.max(Some(at));
     }
 
-    /// Records a message's outcome.
-    pub(crate) fn note(&self, known: &PartialIdentity, outcome: &Outcome) {
+    /// Records a message's outcome: a failure is shown and counted in the streak, which a completion or a refusal ends.
+    pub(crate) fn record_outcome(&self, identity: &PartialIdentity, outcome: &Outcome) {
         // A repeated failure is no news: a few bad messages fail as often as they are tried.
         let is_new = outcome.attempt() == Some(1);
         match outcome {
-            Outcome::Retried { code, detail, .. } => self.failed(known, code.as_deref(), detail, is_new),
-            Outcome::DeadLettered { rejection, code, .. } => {
-                self.failed(known, code.as_deref(), &rejection.detail, is_new);
+            Outcome::Retried { code, detail, .. } => {
+                self.record_failure(identity, code.as_deref(), detail, is_new)
             }
-            // A refusal is an answer: the handler works.
+            Outcome::DeadLettered { rejection, code, .. } => {
+                self.record_failure(identity, code.as_deref(), &rejection.detail, is_new);
+            }
+            // A refusal shows that the handler works.
             Outcome::Completed { .. } | Outcome::Refused { .. } => self.lock().failing = None,
             Outcome::Duplicate(_) | Outcome::Postponed { .. } | Outcome::Undecided { .. } => {}
         }
     }
 
     /// Records that a message failed while others go on.
-    fn failed(&self, known: &PartialIdentity, code: Option<&str>, text: &str, is_new: bool) {
+    fn record_failure(&self, identity: &PartialIdentity, code: Option<&str>, text: &str, is_new: bool) {
         let own = |part: &Option<IdentityPart>| part.as_ref().map(|part| part.as_str().to_owned());
-        let trouble = FailureNotice {
+        let notice = FailureNotice {
             since: self.clock.now(),
             code: code.map(str::to_owned),
             text: text.to_owned(),
-            tenant: own(&known.tenant),
-            key: own(&known.key),
+            tenant: own(&identity.tenant),
+            key: own(&identity.key),
         };
         let mut state = self.lock();
         if is_new {
-            let failing = state.failing.get_or_insert(FailureStreak { since: trouble.since, messages: 0 });
-            failing.messages += 1;
+            let streak = state.failing.get_or_insert(FailureStreak { since: notice.since, messages: 0 });
+            streak.messages += 1;
         }
-        state.failed = Some(trouble);
+        state.failed = Some(notice);
     }
 
     /// Records that nothing goes on: all messages fail with this fault, such as `example`; without one, our own statements fail. A repeated
     /// call keeps the beginning. Returns whether to log it: not in the first second, which may end with the next message, and then every
     /// ten.
-    pub(crate) fn stalled(&self, fault: &Fault, example: Option<&Identity>) -> bool {
+    pub(crate) fn record_stall(&self, fault: &Fault, example: Option<&Identity>) -> bool {
         let now = self.clock.now();
         let mut state = self.lock();
         let since = state.stalled.as_ref().map_or(now, |before| before.since);
@@ -159,34 +161,36 @@ impl Health {
             tenant: example.map(|identity| identity.tenant.as_str().to_owned()),
             key: example.map(|identity| identity.key.as_str().to_owned()),
         });
-        let is_due = now - since >= TOLD_AFTER && state.told.is_none_or(|told| now - told >= TOLD_AGAIN);
+        let is_due = now - since >= MIN_LOGGED_AGE
+            && state.logged_at.is_none_or(|logged_at| now - logged_at >= STALL_LOG_INTERVAL);
         if is_due {
-            state.told = Some(now);
+            state.logged_at = Some(now);
         }
         is_due
     }
 
-    /// Records that the consumer goes on. Cheap if it never stopped.
-    pub(crate) fn resumed(&self) {
+    /// Records that the consumer goes on: ends a stall.
+    pub(crate) fn record_resumption(&self) {
         let mut state = self.lock();
         state.stalled = None;
-        state.told = None;
+        state.logged_at = None;
     }
 
-    /// Records that a transaction committed in which no message succeeded: only a stall of our own statements is over.
-    pub(crate) fn committed(&self) {
+    /// Records that our own statements succeed, though no message did: ends a stall that they caused.
+    pub(crate) fn record_statement_success(&self) {
         let mut state = self.lock();
-        if state.stalled.as_ref().is_some_and(|trouble| trouble.key.is_none()) {
+        if state.stalled.as_ref().is_some_and(|notice| notice.key.is_none()) {
             state.stalled = None;
-            state.told = None;
+            state.logged_at = None;
         }
     }
 
     /// Records the channel of a queue's subscription.
-    pub(crate) fn subscribed(&self, queue: &str, channel: &Arc<ChannelLife>) {
+    pub(crate) fn record_subscription(&self, queue: &str, channel: &Arc<ChannelLife>) {
         self.lock().subscriptions.insert(queue.to_owned(), Arc::downgrade(channel));
     }
 
+    /// Returns the consumer's condition for the heartbeat.
     pub(crate) fn condition(&self) -> Condition {
         let state = self.lock();
         let unacknowledged = |channel: &Weak<ChannelLife>| {
@@ -197,7 +201,7 @@ impl Health {
             completed_at: state.completed_at,
             stalled: state.stalled.clone(),
             failed: state.failed.clone(),
-            failing: state.failing.clone().filter(|failing| failing.messages >= MANY_IN_A_ROW),
+            failing: state.failing.clone().filter(|failing| failing.messages >= MIN_STREAK_MESSAGES),
             contended: None,
             unacknowledged: state
                 .subscriptions
@@ -224,7 +228,7 @@ mod tests {
     fn a_stall_keeps_its_beginning_until_it_is_over() {
         let health = Health::new(DatabaseClock::new(DateTime::UNIX_EPOCH, Instant::now()));
         let missing = Fault::new(FaultClass::Environment, Some("42P01".to_owned()), "no such table");
-        health.stalled(&missing, None);
+        health.record_stall(&missing, None);
         let first = health.condition().stalled.unwrap();
         let identity = Identity {
             tenant: IdentityPart::new(b"acme").unwrap(),
@@ -232,23 +236,23 @@ mod tests {
             key: IdentityPart::new(b"k1").unwrap(),
         };
         std::thread::sleep(std::time::Duration::from_millis(2));
-        health.stalled(&missing, Some(&identity));
+        health.record_stall(&missing, Some(&identity));
         let second = health.condition().stalled.unwrap();
         assert_eq!((second.since, second.key.as_deref()), (first.since, Some("k1")));
-        health.committed();
+        health.record_statement_success();
         let third = health.condition().stalled.unwrap();
         assert_eq!(third.since, first.since, "a dead letter is no success");
-        health.resumed();
+        health.record_resumption();
         assert_eq!(health.condition().stalled, None);
-        health.stalled(&missing, None);
-        health.committed();
+        health.record_stall(&missing, None);
+        health.record_statement_success();
         assert_eq!(health.condition().stalled, None, "our own statements work again");
     }
 
     #[test]
     fn a_handler_fails_when_twenty_new_messages_in_a_row_do() {
         let health = Health::new(DatabaseClock::new(DateTime::UNIX_EPOCH, Instant::now()));
-        let note = |outcome: Outcome| health.note(&PartialIdentity::default(), &outcome);
+        let note = |outcome: Outcome| health.record_outcome(&PartialIdentity::default(), &outcome);
         let failed = |attempt| Outcome::Retried {
             attempt,
             delay: std::time::Duration::from_secs(1),
@@ -271,8 +275,8 @@ mod tests {
     fn the_last_completion_never_goes_back() {
         let health = Health::new(DatabaseClock::new(DateTime::UNIX_EPOCH, Instant::now()));
         let at = |seconds| DateTime::from_timestamp(seconds, 0);
-        health.completed(at(2).unwrap());
-        health.completed(at(1).unwrap());
+        health.record_completion(at(2).unwrap());
+        health.record_completion(at(1).unwrap());
         assert_eq!(health.condition().completed_at, at(2));
     }
 }

@@ -22,14 +22,15 @@ pub(crate) enum Interrupt {
 
 impl Interrupt {
     /// Classifies an error of a handler, or of COMMIT.
-    pub(crate) fn of_handler(error: sqlx::Error) -> Self {
+    pub(crate) fn from_handler(error: sqlx::Error) -> Self {
         match classify_handler(error) {
             PgFault::Outage(outage) => Self::Outage(outage),
-            PgFault::Fault(fault) => Self::of_fault(fault),
+            PgFault::Fault(fault) => Self::from_fault(fault),
         }
     }
 
-    pub(crate) fn of_fault(fault: Fault) -> Self {
+    /// Classifies a fault of a handler.
+    pub(crate) fn from_fault(fault: Fault) -> Self {
         match fault.code.as_deref() {
             // The server ended the session because the handler took too long (idle_in_transaction_session_timeout, transaction_timeout):
             // the handler's failure, and the connection is gone.
@@ -39,7 +40,7 @@ impl Interrupt {
     }
 
     /// Classifies an error of our own statements before any handler ran: never a message's fault.
-    pub(crate) fn of_ours(error: sqlx::Error) -> Self {
+    pub(crate) fn from_statement(error: sqlx::Error) -> Self {
         match classify(error) {
             PgFault::Outage(outage) => Self::Outage(outage),
             PgFault::Fault(fault) if fault.class == FaultClass::Contention => Self::Held(fault),
@@ -48,8 +49,8 @@ impl Interrupt {
     }
 
     /// Classifies an error of our own statements after a handler, which may have broken the transaction.
-    pub(crate) fn of_record(error: sqlx::Error) -> Self {
-        match Self::of_handler(error) {
+    pub(crate) fn from_record(error: sqlx::Error) -> Self {
+        match Self::from_handler(error) {
             Self::Failed(fault) if fault.class == FaultClass::Contention => Self::Held(fault),
             other => other,
         }

@@ -11,7 +11,8 @@ pub(crate) struct Journal(std::sync::Mutex<std::collections::HashMap<u64, Outcom
 
 #[cfg(feature = "testing")]
 impl Journal {
-    pub(crate) fn note(&self, delivery: &Delivery, outcome: &Outcome) {
+    /// Records the outcome of a delivery.
+    pub(crate) fn record(&self, delivery: &Delivery, outcome: &Outcome) {
         self.lock().insert(delivery.tag, outcome.clone());
     }
 
@@ -33,6 +34,7 @@ pub(crate) struct Journal;
 
 #[cfg(not(feature = "testing"))]
 impl Journal {
+    /// Does nothing.
     #[inline(always)]
-    pub(crate) fn note(&self, _: &Delivery, _: &Outcome) {}
+    pub(crate) fn record(&self, _: &Delivery, _: &Outcome) {}
 }

@@ -1,4 +1,4 @@
-//! Keys of a worker, which may be replaced while it runs: the heartbeat reads them every ten seconds. A lane reads them before it judges
+//! Keys of a worker, which may be replaced while it runs: the heartbeat reads them every ten seconds. A lane reads them before it prepares
 //! messages if one names a key that is not here, or if they were read long ago.
 
 use std::sync::{Arc, PoisonError, RwLock};
@@ -11,8 +11,8 @@ use oncely_core::signing::SigningKeys;
 use oncely_mirror::{TagKey, configured_tag_key};
 use oncely_postgres::{self as pg, Secrets};
 
-/// Age from which keys neither judge nor sign: the heartbeat was away, or the process was suspended.
-const STALE: Duration = Duration::from_secs(15);
+/// Age from which keys neither verify nor sign: the heartbeat was away, or the process was suspended.
+const STALE_AFTER: Duration = Duration::from_secs(15);
 
 /// Keys at one time.
 pub(crate) struct CurrentKeys {
@@ -20,15 +20,15 @@ pub(crate) struct CurrentKeys {
     pub(crate) tags: TagKey,
 }
 
-/// Present keys.
+/// The keys that were read last.
 pub(crate) struct KeyCache {
     config: Config,
-    now: RwLock<KeysReading>,
+    reading: RwLock<KeysReading>,
 }
 
 /// Keys, and when their reading began.
 struct KeysReading {
-    began: Instant,
+    read_at: Instant,
     keys: Arc<CurrentKeys>,
 }
 
@@ -36,48 +36,50 @@ impl KeyCache {
     pub(crate) fn new(config: &Config, secrets: &Secrets) -> Self {
         Self {
             config: config.clone(),
-            now: RwLock::new(KeysReading {
-                began: secrets.asked,
+            reading: RwLock::new(KeysReading {
+                read_at: secrets.read_at,
                 keys: Arc::new(CurrentKeys::new(config, secrets)),
             }),
         }
     }
 
-    pub(crate) fn now(&self) -> Arc<CurrentKeys> {
+    /// Returns the keys that were read last.
+    pub(crate) fn current(&self) -> Arc<CurrentKeys> {
         // A panic elsewhere leaves it whole.
-        Arc::clone(&self.now.read().unwrap_or_else(PoisonError::into_inner).keys)
+        Arc::clone(&self.reading.read().unwrap_or_else(PoisonError::into_inner).keys)
     }
 
     /// Adopts keys, unless later ones were read.
     pub(crate) fn replace(&self, secrets: &Secrets) {
         let keys = Arc::new(CurrentKeys::new(&self.config, secrets));
-        let mut now = self.now.write().unwrap_or_else(PoisonError::into_inner);
-        if now.began <= secrets.asked {
-            *now = KeysReading { began: secrets.asked, keys };
+        let mut reading = self.reading.write().unwrap_or_else(PoisonError::into_inner);
+        if reading.read_at <= secrets.read_at {
+            *reading = KeysReading { read_at: secrets.read_at, keys };
         }
     }
 
-    fn began(&self) -> Instant {
-        self.now.read().unwrap_or_else(PoisonError::into_inner).began
+    /// Returns the begin of the last reading.
+    fn last_read_at(&self) -> Instant {
+        self.reading.read().unwrap_or_else(PoisonError::into_inner).read_at
     }
 
-    /// Returns whether they were read too long ago.
+    /// Returns whether the keys were read too long ago.
     pub(crate) fn are_stale(&self) -> bool {
-        self.began().elapsed() > STALE
+        self.last_read_at().elapsed() > STALE_AFTER
     }
 
     /// Reads the keys, unless that was done after `since`. A message that arrived before is signed with a key that existed before, so a key
     /// unknown by then is invalid, regardless of stated times. Forged names cost a query a batch, less than their dead letters do.
     ///
     /// # Errors
-    /// When the query fails: nothing may be judged by the present keys.
+    /// If the query fails: no message may be prepared with the present keys.
     pub(crate) async fn refresh(
         &self,
         since: Instant,
         connection: &mut PgConnection,
     ) -> Result<(), sqlx::Error> {
-        if self.began() < since {
-            self.replace(&pg::secrets(connection).await?);
+        if self.last_read_at() < since {
+            self.replace(&pg::read_secrets(connection).await?);
         }
         Ok(())
     }

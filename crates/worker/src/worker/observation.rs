@@ -1,9 +1,9 @@
 //! A consumer that only observes (`mode = "observe"`): it reads a queue of its own beside another consumer's, claims each message's key
-//! under a name of its own, runs no handler, and records how it would have judged the message: first, duplicate, conflict, or without
+//! under a name of its own, runs no handler, and records the decision that it would have made: first, duplicate, conflict, or without
 //! identity.
 //!
 //! Beside the lanes, and not through them: nothing here fails, waits, is tried again or is published. One loop for each consumer, so that
-//! messages are judged in the order of the queue.
+//! messages are recorded in the order of the queue.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,11 +13,11 @@ use sqlx::PgConnection;
 use tokio::sync::mpsc;
 
 use super::batch::prepare::{ReadingStretch, prepare};
-use super::candidate::{Candidate, PartialIdentity, RejectedDelivery, text};
+use super::candidate::{Candidate, PartialIdentity, RejectedDelivery, text_or_empty};
 use super::shared::ConsumerContext;
 use oncely_amqp::{ChannelLife, Delivery};
 use oncely_core::backoff::Backoff;
-use oncely_core::decide::{KeyDecision, KeyRecord, KeyStatus, decide, leaders};
+use oncely_core::decide::{KeyDecision, KeyRecord, KeyStatus, decide_on_key, find_leaders};
 use oncely_core::fault::{Fault, FaultClass};
 use oncely_core::fingerprint::Fingerprint;
 use oncely_core::identity::{Identity, IdentityPart};
@@ -28,9 +28,9 @@ use oncely_handler::{ConsumerHandler, Context, HandlerError, Message, SqlHandler
 use oncely_postgres::{self as pg, AuditRecord, NoSession, PgFault, Session, classify};
 
 /// Outcome of observed messages in the trail.
-pub(crate) const OBSERVED: &str = "observed";
+pub(crate) const OBSERVED_OUTCOME: &str = "observed";
 
-/// Judgement of an observed message.
+/// Observation about a message: the decision that a handler's consumer would have made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Observation {
     /// Its key is new: it would have run.
@@ -54,8 +54,8 @@ impl Observation {
         }
     }
 
-    /// Returns the judgement of a message that may have been recorded before.
-    fn again(self) -> Self {
+    /// Converts the observation about a message that may have been recorded before: a known key may be its own.
+    fn into_redelivered(self) -> Self {
         match self {
             Self::First => Self::First,
             Self::Duplicate | Self::Unsure | Self::Rejected(_) => Self::Unsure,
@@ -67,14 +67,14 @@ impl Observation {
 struct ObservedMessage {
     queue: String,
     trace_id: Option<String>,
-    /// It may have been recorded before.
-    came_before: bool,
-    known: PartialIdentity,
-    /// Its identity and fingerprint; or the reason why it has none.
-    is: Result<(Identity, Option<Fingerprint>), Rejection>,
+    /// Whether it may have been recorded before.
+    may_be_recorded: bool,
+    partial_identity: PartialIdentity,
+    /// The identity and fingerprint to claim; or the reason why it has none.
+    claim: Result<(Identity, Option<Fingerprint>), Rejection>,
     channel: Arc<ChannelLife>,
     tag: u64,
-    arrived: Instant,
+    arrived_at: Instant,
 }
 
 /// Returns a handler that is never called: it only decides whether messages must be JSON, if the configuration names one.
@@ -89,14 +89,16 @@ pub(crate) fn unused_handler(consumer: &oncely_config::ConsumerSettings) -> Cons
     }
 }
 
-/// Takes deliveries until the worker stops; recorded ones are acknowledged, and the rest comes again.
-pub(super) async fn shadow(shared: Arc<ConsumerContext>, mut arriving: mpsc::Receiver<Box<Delivery>>) {
-    let most = usize::try_from(shared.consumer.batch).unwrap_or(usize::MAX);
+/// Takes and records deliveries until the worker stops. Recorded deliveries are acknowledged; the others come again.
+pub(super) async fn run_observation(
+    shared: Arc<ConsumerContext>,
+    mut arriving: mpsc::Receiver<Box<Delivery>>,
+) {
+    let max_messages = usize::try_from(shared.consumer.batch).unwrap_or(usize::MAX);
     let beat = shared.liveness.watch(format!("observing for {}", shared.consumer.name));
-    let mut notebook =
-        ObservationLog { shared: Arc::clone(&shared), session: None, backoff: Backoff::default() };
+    let mut log = ObservationLog { shared: Arc::clone(&shared), session: None, backoff: Backoff::default() };
     loop {
-        beat.idle();
+        beat.set_idle();
         let first = tokio::select! {
             biased;
             () = shared.stop.cancelled() => break,
@@ -104,69 +106,70 @@ pub(super) async fn shadow(shared: Arc<ConsumerContext>, mut arriving: mpsc::Rec
         };
         let Some(first) = first else { break };
         let mut batch = vec![first];
-        while batch.len() < most
+        while batch.len() < max_messages
             && let Ok(next) = arriving.try_recv()
         {
             batch.push(next);
         }
         // Paused: the deliveries taken come again with their channel.
-        let Some(_at_work) = shared.gate.begin() else { continue };
-        let mut looked = Vec::with_capacity(batch.len());
-        let mut read = ReadingStretch::default();
+        let Some(_at_work) = shared.gate.begin_batch() else { continue };
+        let mut messages = Vec::with_capacity(batch.len());
+        let mut stretch = ReadingStretch::default();
         for delivery in batch.into_iter().filter(|delivery| !delivery.channel.is_over()) {
-            read.add(delivery.message.body.len()).await;
-            looked.push(observe(&shared, delivery));
+            stretch.add(delivery.message.body.len()).await;
+            messages.push(observe(&shared, delivery));
         }
-        beat.expect(shared.postgres.client_timeout().saturating_mul(4) + LONGEST_PAUSE);
-        while !looked.is_empty() {
-            match notebook.note(&mut looked).await {
-                Ok(sights) => {
-                    acknowledge(&shared, looked, &sights).await;
+        beat.begin_step(shared.postgres.client_timeout().saturating_mul(4) + MAX_PAUSE);
+        while !messages.is_empty() {
+            match log.record(&mut messages).await {
+                Ok(observations) => {
+                    acknowledge(&shared, messages, &observations).await;
                     break;
                 }
                 Err(fault) => {
-                    shared.health.stalled(&fault, None);
-                    shared.counters.outage();
+                    shared.health.record_stall(&fault, None);
+                    shared.counters.count_outage();
                     tracing::warn!(consumer = %shared.consumer.name, error = %fault,
                         "cannot record observed messages; retrying");
                     tokio::select! {
                         () = shared.stop.cancelled() => break,
-                        () = tokio::time::sleep(notebook.backoff.next_pause()) => {}
+                        () = tokio::time::sleep(log.backoff.next_pause()) => {}
                     }
-                    beat.expect(shared.postgres.client_timeout().saturating_mul(4) + LONGEST_PAUSE);
+                    beat.begin_step(shared.postgres.client_timeout().saturating_mul(4) + MAX_PAUSE);
                 }
             }
         }
     }
-    if let Some(session) = notebook.session.take() {
+    if let Some(session) = log.session.take() {
         session.close().await;
     }
 }
 
-/// Longest pause of [`Backoff`].
-const LONGEST_PAUSE: Duration = Duration::from_secs(15);
+/// Maximum pause of [`Backoff`].
+const MAX_PAUSE: Duration = Duration::from_secs(15);
 
+/// Reads the observed parts of a delivery: its identity, or the reason why it has none.
 fn observe(shared: &ConsumerContext, delivery: Box<Delivery>) -> ObservedMessage {
-    let (prepared, known) = match prepare(shared, delivery) {
+    let (delivery_and_claim, partial_identity) = match prepare(shared, delivery) {
         Ok(Candidate { delivery, identity, fingerprint, .. }) => {
-            let known = PartialIdentity::from(&identity);
-            ((delivery, Ok((identity, fingerprint))), known)
+            let partial_identity = PartialIdentity::from(&identity);
+            ((delivery, Ok((identity, fingerprint))), partial_identity)
         }
         Err(rejected) => {
-            let RejectedDelivery { delivery, rejection, known } = *rejected;
-            ((delivery, Err(rejection)), known)
+            let RejectedDelivery { delivery, rejection, identity: partial_identity } = *rejected;
+            ((delivery, Err(rejection)), partial_identity)
         }
     };
-    let (delivery, is) = prepared;
+    let (delivery, claim) = delivery_and_claim;
     ObservedMessage {
         queue: delivery.message.queue.clone(),
         trace_id: delivery.message.trace_id().map(|id| id.to_string()),
-        came_before: delivery.message.redelivered,
-        known,
-        is,
+        may_be_recorded: delivery.message.redelivered,
+        partial_identity,
+        claim,
         channel: Arc::clone(&delivery.channel),
         tag: delivery.tag,
-        arrived: delivery.arrived,
+        arrived_at: delivery.arrived_at,
     }
 }
 
@@ -180,23 +183,28 @@ struct ObservationLog {
 impl ObservationLog {
     /// Records the messages in one transaction. After an error nothing was recorded; or all of it, if the reply to COMMIT was lost: then
     /// they may have been recorded before.
-    async fn note(&mut self, looked: &mut [ObservedMessage]) -> Result<Vec<Observation>, Fault> {
+    async fn record(&mut self, messages: &mut [ObservedMessage]) -> Result<Vec<Observation>, Fault> {
         let limit = self.shared.postgres.client_timeout();
-        let mut session = match self.session.take().filter(|session| self.shared.factory.admits(session)) {
-            Some(session) => session,
-            None => {
-                let opened = self.shared.factory.open(&self.shared.application()).await;
-                opened.map_err(|error| session_fault(&error))?
-            }
-        };
+        let mut session =
+            match self.session.take().filter(|session| self.shared.factory.record_timeline(session)) {
+                Some(session) => session,
+                None => {
+                    let session = self.shared.factory.open(&self.shared.application()).await;
+                    session.map_err(|error| session_fault(&error))?
+                }
+            };
         let mut is_committing = false;
-        match pg::within(limit.saturating_mul(3), self.write(&mut session, looked, &mut is_committing)).await
+        match pg::wait_for_answer(
+            limit.saturating_mul(3),
+            self.write(&mut session, messages, &mut is_committing),
+        )
+        .await
         {
-            Ok(Some(sights)) => {
+            Ok(Some(observations)) => {
                 self.session = Some(session);
                 self.backoff.reset();
-                self.shared.health.resumed();
-                Ok(sights)
+                self.shared.health.record_resumption();
+                Ok(observations)
             }
             Ok(None) => {
                 self.session = Some(session);
@@ -205,7 +213,7 @@ impl ObservationLog {
             // The session is dropped, in any state.
             Err(error) => {
                 if is_committing {
-                    looked.iter_mut().for_each(|one| one.came_before = true);
+                    messages.iter_mut().for_each(|one| one.may_be_recorded = true);
                 }
                 Err(match classify(error) {
                     PgFault::Fault(fault) => fault,
@@ -219,70 +227,79 @@ impl ObservationLog {
     async fn write(
         &self,
         session: &mut Session,
-        looked: &[ObservedMessage],
+        messages: &[ObservedMessage],
         is_committing: &mut bool,
     ) -> Result<Option<Vec<Observation>>, sqlx::Error> {
         let shared = &*self.shared;
         let consumer = &shared.consumer.name;
         let now = shared.clock.now();
-        let named: Vec<(usize, &Identity, Option<Fingerprint>)> = looked
+        let identified: Vec<(usize, &Identity, Option<Fingerprint>)> = messages
             .iter()
             .enumerate()
             .filter_map(|(index, one)| {
-                one.is.as_ref().ok().map(|(identity, print)| (index, identity, *print))
+                one.claim.as_ref().ok().map(|(identity, print)| (index, identity, *print))
             })
             .collect();
-        let leader_of = leaders(named.iter().map(|(_, identity, _)| *identity));
-        let first: Vec<usize> = (0..named.len()).filter(|&place| leader_of[place].is_none()).collect();
+        let leader_of = find_leaders(identified.iter().map(|(_, identity, _)| *identity));
+        let first: Vec<usize> =
+            (0..identified.len()).filter(|&position| leader_of[position].is_none()).collect();
         let claims: Vec<(&Identity, Option<Fingerprint>)> =
-            first.iter().map(|&place| (named[place].1, named[place].2)).collect();
+            first.iter().map(|&position| (identified[position].1, identified[position].2)).collect();
         let mut transaction = pg::begin(&mut session.connection).await?;
-        let mut records: Vec<Option<KeyRecord>> = vec![None; named.len()];
-        let Some(known) = claim_or_read(&mut transaction, consumer, now, &claims).await? else {
+        let mut records: Vec<Option<KeyRecord>> = vec![None; identified.len()];
+        let Some(known_records) = claim_or_read(&mut transaction, consumer, now, &claims).await? else {
             transaction.rollback().await?;
             return Ok(None);
         };
-        for (place, record) in first.into_iter().zip(known) {
-            records[place] = record;
+        for (position, record) in first.into_iter().zip(known_records) {
+            records[position] = record;
         }
-        let mut sights: Vec<Observation> = looked
+        let mut observations: Vec<Observation> = messages
             .iter()
-            .map(|one| match &one.is {
+            .map(|one| match &one.claim {
                 Ok(_) => Observation::First,
                 Err(rejection) => Observation::Rejected(rejection.clone()),
             })
             .collect();
-        for (place, (index, _, print)) in named.iter().enumerate() {
+        for (position, (index, _, print)) in identified.iter().enumerate() {
             // Record of the key, by a message before this batch or the first of it.
-            let record = match (&records[place], leader_of[place]) {
+            let record = match (&records[position], leader_of[position]) {
                 (Some(record), _) => Some(record.clone()),
                 (None, None) => None,
                 (None, Some(leader)) => {
-                    Some(records[leader].clone().unwrap_or_else(|| claimed(named[leader].2)))
+                    Some(records[leader].clone().unwrap_or_else(|| claimed_record(identified[leader].2)))
                 }
             };
             if let Some(record) = record {
-                sights[*index] = match decide(&record, print.as_ref(), shared.consumer.on_conflict) {
-                    KeyDecision::Reject(rejection) => Observation::Rejected(rejection),
-                    KeyDecision::Duplicate | KeyDecision::Retake | KeyDecision::Leased => {
-                        Observation::Duplicate
-                    }
-                };
+                observations[*index] =
+                    match decide_on_key(&record, print.as_ref(), shared.consumer.on_conflict) {
+                        KeyDecision::Reject(rejection) => Observation::Rejected(rejection),
+                        KeyDecision::Duplicate | KeyDecision::Retake | KeyDecision::Leased => {
+                            Observation::Duplicate
+                        }
+                    };
             }
         }
-        let sights: Vec<Observation> = sights
+        let observations: Vec<Observation> = observations
             .into_iter()
-            .zip(looked)
-            .map(|(sight, one)| if one.came_before { sight.again() } else { sight })
+            .zip(messages)
+            .map(
+                |(observation, one)| {
+                    if one.may_be_recorded { observation.into_redelivered() } else { observation }
+                },
+            )
             .collect();
-        let rows: Vec<AuditRecord<'_>> =
-            looked.iter().zip(&sights).map(|(one, sight)| audit_record(one, sight)).collect();
+        let rows: Vec<AuditRecord<'_>> = messages
+            .iter()
+            .zip(&observations)
+            .map(|(one, observation)| audit_record(one, observation))
+            .collect();
         pg::append_audit(&mut transaction, consumer, &shared.worker, now, &rows).await?;
         *is_committing = true;
         step("observe.commit.before");
         transaction.commit().await?;
         step("observe.commit.after");
-        Ok(Some(sights))
+        Ok(Some(observations))
     }
 }
 
@@ -314,8 +331,8 @@ async fn claim_or_read(
     Ok(Some(records))
 }
 
-/// Returns the record of a key that this batch has claimed.
-fn claimed(fingerprint: Option<Fingerprint>) -> KeyRecord {
+/// Creates the record of a key that this batch has claimed.
+fn claimed_record(fingerprint: Option<Fingerprint>) -> KeyRecord {
     KeyRecord {
         status: KeyStatus::Completed,
         fingerprint,
@@ -330,15 +347,16 @@ fn claimed(fingerprint: Option<Fingerprint>) -> KeyRecord {
     }
 }
 
-fn audit_record<'a>(one: &'a ObservedMessage, sight: &'a Observation) -> AuditRecord<'a> {
+/// Returns the row of the trail for an observed message.
+fn audit_record<'a>(one: &'a ObservedMessage, observation: &'a Observation) -> AuditRecord<'a> {
     AuditRecord {
-        tenant: text(one.known.tenant.as_ref()),
-        key: text(one.known.key.as_ref()),
+        tenant: text_or_empty(one.partial_identity.tenant.as_ref()),
+        key: text_or_empty(one.partial_identity.key.as_ref()),
         queue: &one.queue,
-        outcome: OBSERVED,
-        reason: sight.reason(),
+        outcome: OBSERVED_OUTCOME,
+        reason: observation.reason(),
         error_code: None,
-        detail: match sight {
+        detail: match observation {
             Observation::Rejected(rejection) => Some(&rejection.detail),
             Observation::Unsure => Some("redelivered: a copy, or noted before"),
             Observation::First | Observation::Duplicate => None,
@@ -349,24 +367,25 @@ fn audit_record<'a>(one: &'a ObservedMessage, sight: &'a Observation) -> AuditRe
     }
 }
 
+/// Converts the error of a session that could not be opened to a fault of the environment.
 fn session_fault(error: &NoSession) -> Fault {
     Fault::new(FaultClass::Environment, None, error.to_string())
 }
 
 /// Acknowledges recorded messages, and counts them.
-async fn acknowledge(shared: &ConsumerContext, looked: Vec<ObservedMessage>, sights: &[Observation]) {
+async fn acknowledge(shared: &ConsumerContext, messages: Vec<ObservedMessage>, observations: &[Observation]) {
     let mut channels: Vec<(Arc<ChannelLife>, Vec<u64>)> = Vec::new();
-    let mut completed = false;
-    for (one, sight) in looked.into_iter().zip(sights) {
-        let took = one.arrived.elapsed();
-        shared.counters.metrics.observed(sight.reason());
-        match sight {
+    let mut has_completed = false;
+    for (one, observation) in messages.into_iter().zip(observations) {
+        let duration = one.arrived_at.elapsed();
+        shared.counters.metrics.count_observed(observation.reason());
+        match observation {
             Observation::First => {
-                completed = true;
-                shared.counters.settled(&Outcome::Completed { attempt: 0, response: None }, took);
+                has_completed = true;
+                shared.counters.count_settled(&Outcome::Completed { attempt: 0, response: None }, duration);
             }
             Observation::Duplicate | Observation::Unsure => {
-                shared.counters.settled(&Outcome::Duplicate(DuplicateSource::Postgres), took);
+                shared.counters.count_settled(&Outcome::Duplicate(DuplicateSource::Postgres), duration);
             }
             // No message is dead-lettered here.
             Observation::Rejected(_) => {}
@@ -376,16 +395,16 @@ async fn acknowledge(shared: &ConsumerContext, looked: Vec<ObservedMessage>, sig
             None => channels.push((one.channel, vec![one.tag])),
         }
     }
-    if completed {
-        shared.health.completed(shared.clock.now());
+    if has_completed {
+        shared.health.record_completion(shared.clock.now());
     }
     for (channel, tags) in channels {
         let (count, is_stale) = (tags.len(), channel.is_over());
         step("observe.ack.before");
-        let settled = channel.settle(tags).await;
+        let result = channel.settle(tags).await;
         step("observe.ack.after");
-        shared.counters.metrics.acknowledged(count, !is_stale && settled.is_ok());
-        if let Err(error) = settled {
+        shared.counters.metrics.count_acknowledgements(count, !is_stale && result.is_ok());
+        if let Err(error) = result {
             tracing::debug!(consumer = %shared.consumer.name, error = %error, "an acknowledgement did not arrive");
         }
     }

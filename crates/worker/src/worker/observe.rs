@@ -14,8 +14,8 @@ use oncely_process::heartbeat::{Member, Totals};
 use oncely_process::metrics::{MirrorMetrics, Server};
 use oncely_process::vitals::Vitals;
 
-/// Age of the last known epoch from which the database counts as away: it is asked four times a second.
-const AWAY: Duration = Duration::from_secs(5);
+/// Age of the last known epoch from which the database counts as away: it is queried four times a second.
+const DATABASE_AWAY_AFTER: Duration = Duration::from_secs(5);
 
 /// Sources of gauges and readiness.
 pub(super) struct WorkerObserver {
@@ -51,7 +51,7 @@ impl WorkerObserver {
 
     /// Sets the gauges and the readiness, without waiting.
     pub(super) fn observe(&self) {
-        let is_connected = self.watch.is_recent(AWAY);
+        let is_connected = self.watch.is_recent(DATABASE_AWAY_AFTER);
         self.vitals.metrics.set_connected(Server::Postgres, is_connected);
         let mut reasons = Vec::new();
         if !is_connected {
@@ -69,11 +69,11 @@ impl WorkerObserver {
                 ));
                 continue;
             }
-            reasons.extend(unready(&shared.consumer, &report));
+            reasons.extend(unready_reason(&shared.consumer, &report));
         }
         self.vitals.metrics.set_connected(Server::Rabbitmq, is_subscribed);
         let degraded = self.mirror.as_ref().and_then(|mirror| {
-            let (answers, is_skipped) = (mirror.answers(), mirror.is_skipped());
+            let (answers, is_skipped) = (mirror.is_answering(), mirror.is_skipped());
             self.vitals.metrics.set_connected(Server::Redis, answers);
             self.metrics.breaker_open.set(if is_skipped { 1.0 } else { 0.0 });
             let why = match (answers, is_skipped) {
@@ -92,9 +92,9 @@ impl WorkerObserver {
     }
 }
 
-/// Returns why a consumer keeps the process from being ready. A pause does not: an operator wants it, and while it lasts no success can end
-/// a stall.
-fn unready(consumer: &ConsumerSettings, report: &ConsumerReport) -> Option<String> {
+/// Returns the reason why a consumer keeps the process from being ready. A pause is no reason: an operator wants it, and while it lasts no
+/// success can end a stall.
+fn unready_reason(consumer: &ConsumerSettings, report: &ConsumerReport) -> Option<String> {
     let name = &consumer.name;
     if report.paused.is_some() {
         return None;
@@ -130,6 +130,7 @@ fn unready(consumer: &ConsumerSettings, report: &ConsumerReport) -> Option<Strin
 }
 
 #[allow(clippy::cast_precision_loss)] // counts and seconds
+/// Sets a consumer's gauges by its report.
 fn set_gauges(shared: &ConsumerContext, report: &ConsumerReport) {
     let metrics = &shared.counters.metrics;
     let condition = &report.condition;
@@ -148,12 +149,12 @@ fn set_gauges(shared: &ConsumerContext, report: &ConsumerReport) {
 pub(super) struct Consumers(pub(super) Vec<Arc<ConsumerContext>>);
 
 impl Member for Consumers {
-    const OBEYS: bool = true;
+    const OBEYS_PAUSES: bool = true;
 
-    fn obey(&self, pauses: Vec<Pause>) {
+    fn set_pauses(&self, pauses: Vec<Pause>) {
         for shared in &self.0 {
             let name = shared.consumer.name.as_str();
-            shared.gate.set(pauses.iter().find(|pause| pause.consumer == name).cloned());
+            shared.gate.set_pause(pauses.iter().find(|pause| pause.consumer == name).cloned());
         }
     }
 
@@ -164,14 +165,16 @@ impl Member for Consumers {
         }
     }
 
+    /// Returns the consumers' counts for the heartbeat.
     fn totals(&self) -> Option<Totals> {
-        Some(Totals::Worker(self.0.iter().map(|shared| totals(shared)).collect()))
+        Some(Totals::Worker(self.0.iter().map(|shared| to_stats(shared)).collect()))
     }
 }
 
-fn totals(shared: &ConsumerContext) -> ConsumerStats {
+/// Returns a consumer's counts since the process started.
+fn to_stats(shared: &ConsumerContext) -> ConsumerStats {
     let number = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
-    let counts = shared.counters.now();
+    let counts = shared.counters.snapshot();
     ConsumerStats {
         consumer: shared.consumer.name.as_str().to_owned(),
         at: shared.clock.now(),

@@ -1,4 +1,4 @@
-//! Judges the failures of a consumer's messages by the success of others.
+//! Attributes the failures of a consumer's messages by the success of others.
 
 use std::ops::Deref;
 
@@ -14,7 +14,7 @@ use oncely_process::witnesses::{Began, OtherFailures, TryResult, Witnesses};
 #[derive(Debug, Default)]
 pub(crate) struct ConsumerProgress {
     witnesses: Witnesses<Identity>,
-    /// Messages come from a test or a trial: each is judged as if it were alone.
+    /// Messages come from a test or a trial: the failure of each is attributed as if it were alone.
     is_trial: bool,
 }
 
@@ -28,9 +28,9 @@ pub(crate) struct FailedRun<'a> {
     /// Begin of the run.
     pub(crate) began: Began,
     /// Another message has succeeded in the same batch.
-    pub(crate) beside: bool,
+    pub(crate) has_success_beside: bool,
     /// Its message was charged with the same SQLSTATE before.
-    pub(crate) again: bool,
+    pub(crate) is_repeated: bool,
 }
 
 impl Deref for ConsumerProgress {
@@ -43,66 +43,68 @@ impl Deref for ConsumerProgress {
 
 impl ConsumerProgress {
     /// Creates the progress of a consumer with messages from a test or a trial.
-    pub(crate) fn of_a_trial() -> Self {
+    pub(crate) fn new_for_trial() -> Self {
         Self { is_trial: true, ..Self::default() }
     }
 
     /// Records committed outcomes. Returns whether the consumer goes on: a message has taken effect, or none waits any more.
-    pub(crate) fn note<'a>(
+    pub(crate) fn record_outcomes<'a>(
         &self,
         began: Began,
-        decided: impl Iterator<Item = (&'a Identity, &'a Outcome)>,
+        outcomes: impl Iterator<Item = (&'a Identity, &'a Outcome)>,
     ) -> bool {
-        self.witnesses.note(
+        self.witnesses.record_results(
             began,
             Instant::now(),
-            decided.map(|(identity, outcome)| (identity, try_result(outcome))),
+            outcomes.map(|(identity, outcome)| (identity, classify_try(outcome))),
         )
     }
 
-    /// Returns the fault of a failure with an undecided cause: it may affect every message, and the consumer waits for a success. For a
-    /// lock that others don't meet, only its own message waits, aside.
-    pub(crate) fn unanswered(&self, run: FailedRun<'_>, fault: Fault, now: Instant) -> Fault {
+    /// Returns the fault of a failure with an undecided cause: by default one that may affect every message, so that the consumer waits for
+    /// a success. For a lock that others don't meet, only its own message waits, aside.
+    pub(crate) fn undecided_fault(&self, run: FailedRun<'_>, fault: Fault, now: Instant) -> Fault {
         match fault.class == FaultClass::Contention
-            && (run.beside || self.has_witness(run.identity, run.began, now))
+            && (run.has_success_beside || self.has_witness(run.identity, run.began, now))
         {
             true => fault,
-            false => fault.of_nobody(),
+            false => fault.into_environment_fault(),
         }
     }
 
-    /// Decides whether a failed run is charged to its message, its batch or neither.
+    /// Decides whether a failed run is charged to its message, its batch or neither. Records a lock that a message met alone, and a failure
+    /// that may be the environment's.
     pub(crate) fn blame(&self, run: FailedRun<'_>, now: Instant) -> Blame {
-        let FailedRun { identity, class, by_itself, began, beside, again } = run;
+        let FailedRun { identity, class, by_itself, began, has_success_beside, is_repeated } = run;
         if by_itself && class == FaultClass::Contention {
-            self.met_lock(identity, began, now);
+            self.record_lock(identity, began, now);
         }
         // Other messages don't meet the lock that this one waits for, whenever they ran. In a trial, no environment begins or ends to fail.
-        let beside = beside && (self.is_trial || class == FaultClass::Contention);
-        let witness = beside || self.has_witness(identity, began, now);
+        let has_success_beside = has_success_beside && (self.is_trial || class == FaultClass::Contention);
+        let witness = has_success_beside || self.has_witness(identity, began, now);
         // While nothing succeeds it may affect all after all.
-        let again = again && !self.is_stalled();
-        let company = match self.is_trial {
+        let is_repeated = is_repeated && !self.is_stalled();
+        let others = match self.is_trial {
             // A rejection, or a failure that is this message's own, is no sign that others fail.
-            _ if witness || again || class.is_of_one_message() => OtherFailures::Unknown,
+            _ if witness || is_repeated || class.is_of_one_message() => OtherFailures::Unknown,
             true => OtherFailures::Alone,
-            false => self.fails(identity, now),
+            false => self.record_suspected_failure(identity, now),
         };
         blame(
             class,
             Circumstances {
-                by_itself,
-                witness: witness || again,
-                alone: company == OtherFailures::Alone,
-                persists: again || self.persists(identity, now),
+                is_by_itself: by_itself,
+                has_witness: witness || is_repeated,
+                is_alone: others == OtherFailures::Alone,
+                is_persistent: is_repeated || self.has_lasting_contention(identity, now),
             },
         )
     }
 }
 
-fn try_result(outcome: &Outcome) -> TryResult {
+/// Classifies an outcome as the result of a try, for the witnesses.
+fn classify_try(outcome: &Outcome) -> TryResult {
     match outcome {
-        // A refusal is an answer: the handler works.
+        // A refusal shows that the handler works.
         Outcome::Completed { .. } | Outcome::Refused { .. } => TryResult::Succeeded,
         Outcome::Retried { .. } => TryResult::Charged,
         Outcome::Undecided { fault, .. }

@@ -30,20 +30,20 @@ use oncely_traces::Traces;
 
 /// Time after `worker.shutdown` for clearing crash marks. With two more seconds for closing and the default of 25 it ends within the 30
 /// that Kubernetes waits before it kills.
-const GIVE_UP: Duration = Duration::from_secs(3);
+const MARKS_CLEAR_TIME: Duration = Duration::from_secs(3);
 
 /// Interval at which the counters are logged.
-const REPORT: Duration = Duration::from_secs(10);
+const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Interval at which gauges and readiness are set.
-const LOOK: Duration = Duration::from_secs(1);
+const OBSERVE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Session of the start, and the secrets that the database holds.
 type StartSession = (Session, Secrets);
 
 /// State of the database that is read once, before anything is consumed.
 struct InitialState {
-    /// `None` where the database could not be asked.
+    /// `None` if the database could not be queried.
     status: Option<DatabaseStatus>,
     clock: DatabaseClock,
     timelines: Timelines,
@@ -52,8 +52,8 @@ struct InitialState {
     retentions: BTreeMap<String, Duration>,
 }
 
-/// Returns a consumer's use of the mirror.
-fn precheck(
+/// Creates a consumer's access to the mirror; `None` without a mirror.
+fn configure_precheck(
     config: &Config,
     consumer: &ConsumerSettings,
     mirror: Option<&Mirror>,
@@ -81,20 +81,20 @@ impl Worker {
             servers: &Server::ALL,
             listen: config.worker.listen,
             setting: "worker.listen",
-            tells_systemd: self.tells_systemd,
+            notifies_systemd: self.notifies_systemd,
         };
         let lifecycle = match Lifecycle::start(program, &config.worker, &config.log, stop).await? {
             ControlFlow::Continue(lifecycle) => lifecycle,
             ControlFlow::Break(stopped) => return Ok(stopped),
         };
         warn_of_secret_files(config);
-        let Some((session, secrets)) = lifecycle.until_ready(|| self.open()).await? else {
+        let Some((session, secrets)) = lifecycle.wait_until_ready(|| self.open()).await? else {
             return Ok(StopOutcome::Clean);
         };
         let (vitals, stop) = (&lifecycle.vitals, &lifecycle.stop);
         let mirror = config.mirror.as_ref().map(Mirror::open).transpose()?;
         let mut initial = InitialState::read(session, config.postgres.client_timeout()).await;
-        let watch = initial.watch(config, stop);
+        let watch = initial.watch_epoch(config, stop);
         if let Some(mirror) = &mirror {
             mirror.warm_up().await;
         }
@@ -108,12 +108,12 @@ impl Worker {
         );
         let mut traces = Traces::start("worker", config)?;
         let mut tasks = Tasks::default();
-        for (consumer, run) in self.runnable() {
-            let precheck = precheck(config, consumer, mirror.as_ref(), &watch);
+        for (consumer, handler) in self.consumers_with_handler() {
+            let precheck = configure_precheck(config, consumer, mirror.as_ref(), &watch);
             let metrics = vitals.with_registry(|| ConsumerMetrics::new(consumer));
-            let mut shared = ConsumerContext::new(&common, consumer, run.clone(), precheck, metrics);
-            shared.traces = traces.consumer(config, consumer, run, &common.timelines);
-            initial.set(&shared);
+            let mut shared = ConsumerContext::new(&common, consumer, handler.clone(), precheck, metrics);
+            shared.traces = traces.start_consumer(config, consumer, handler, &common.timelines);
+            initial.apply_to(&shared);
             tasks.start(Arc::new(shared));
         }
         let observer = WorkerObserver::start(vitals, tasks.consumers.clone(), watch, mirror, stop);
@@ -121,24 +121,24 @@ impl Worker {
         let reporting = Consumers(tasks.consumers.clone());
         let heartbeat =
             Heartbeat::start(Arc::clone(vitals), &config.postgres, &config.cell, clock, timelines, reporting);
-        let all_well = supervise(&mut tasks, &observer, stop).await;
+        let is_clean = supervise(&mut tasks, &observer, stop).await;
         vitals.set_readiness(Readiness::Stopping);
-        let finished = finish(&mut tasks, &common, config.worker.shutdown).await;
+        let outcome = finish(&mut tasks, &common, config.worker.shutdown).await;
         common.done.cancel();
         tokio::join!(tasks.close(), traces.end());
         tasks.consumers.iter().for_each(|consumer| consumer.failures.flush(true));
         log_counters(&tasks.consumers);
         heartbeat.end().await;
-        Ok(match finished {
-            StopOutcome::Clean if !all_well => StopOutcome::Failed,
-            finished => finished,
+        Ok(match outcome {
+            StopOutcome::Clean if !is_clean => StopOutcome::Failed,
+            outcome => outcome,
         })
     }
 
-    /// Returns the consumers with a handler.
-    fn runnable(&self) -> impl Iterator<Item = (&ConsumerSettings, &ConsumerHandler)> {
-        let run = |consumer: &ConsumerSettings| self.runs.get(consumer.name.as_str());
-        self.config.consumers.iter().filter_map(move |consumer| Some((consumer, run(consumer)?)))
+    /// Returns the consumers that have a handler, each with it.
+    fn consumers_with_handler(&self) -> impl Iterator<Item = (&ConsumerSettings, &ConsumerHandler)> {
+        let handler_of = |consumer: &ConsumerSettings| self.handlers.get(consumer.name.as_str());
+        self.config.consumers.iter().filter_map(move |consumer| Some((consumer, handler_of(consumer)?)))
     }
 
     /// Opens a session once all servers answer and hold the objects that the configuration names.
@@ -148,7 +148,7 @@ impl Worker {
         // It has looked at the other servers since this session was opened: PostgreSQL may be gone again.
         let mut opened = None;
         if found.problems.is_empty()
-            && found.waits_for().is_empty()
+            && found.wait_conditions().is_empty()
             && let Some(mut session) = found.session.take()
             && let Some(secrets) = found.read_secrets(&self.config, &mut session).await
             && register(&self.config, &mut session).await
@@ -164,7 +164,7 @@ impl Worker {
 
 impl InitialState {
     /// Starts to watch the database's epoch, from this state on.
-    fn watch(&mut self, config: &Config, stop: &CancellationToken) -> EpochWatch {
+    fn watch_epoch(&mut self, config: &Config, stop: &CancellationToken) -> EpochWatch {
         EpochWatch::start(
             self.status.take(),
             config.postgres.clone(),
@@ -180,7 +180,7 @@ impl InitialState {
         let clock = session.clock.clone();
         let status = DatabaseStatus::read(&mut session.connection).await.ok();
         if let Some(status) = &status {
-            status.set(&clock);
+            status.set_clock(&clock);
         }
         if status.as_ref().is_some_and(|status| status.may_lose_commits) && !session.synchronous {
             tracing::warn!(
@@ -188,7 +188,7 @@ impl InitialState {
                  flushed), and with them the effects of messages that are already acknowledged"
             );
         }
-        let pauses = match pg::within(limit, pg::pauses(&mut session.connection)).await {
+        let pauses = match pg::wait_for_answer(limit, pg::list_pauses(&mut session.connection)).await {
             Ok(pauses) => Some(pauses),
             Err(error) => {
                 let error = pg::describe(&error);
@@ -196,55 +196,56 @@ impl InitialState {
                 None
             }
         };
-        let retentions = match pg::within(limit, pg::known_consumers(&mut session.connection)).await {
-            Ok(known) => known.into_iter().map(|one| (one.consumer, one.retention)).collect(),
+        let retentions = match pg::wait_for_answer(limit, pg::list_consumers(&mut session.connection)).await {
+            Ok(consumers) => consumers.into_iter().map(|one| (one.consumer, one.retention)).collect(),
             Err(_) => BTreeMap::new(),
         };
         let timelines = Timelines::default();
-        timelines.admits(&session.cell.epoch);
+        timelines.record_epoch(&session.cell.epoch);
         session.close().await;
         Self { status, clock, timelines, pauses, retentions }
     }
 
     /// Sets a consumer's pause, and its metric of the retention: the one in the database, else the configured one.
-    fn set(&self, shared: &ConsumerContext) {
+    fn apply_to(&self, shared: &ConsumerContext) {
         let name = shared.consumer.name.as_str();
         let retention = self.retentions.get(name).copied().unwrap_or(shared.consumer.retention);
         shared.counters.metrics.dedupe_horizon.set(retention.as_secs_f64());
         if let Some(pauses) = &self.pauses {
-            shared.gate.set(pauses.iter().find(|pause| pause.consumer == name).cloned());
+            shared.gate.set_pause(pauses.iter().find(|pause| pause.consumer == name).cloned());
         }
     }
 }
 
-/// Watches over the tasks until the worker stops, or one of them ends. Returns whether none ended by itself.
+/// Watches over the tasks until the worker stops, which it does if a task ends by itself; sets gauges and logs counters meanwhile. Returns
+/// whether no task ended by itself.
 async fn supervise(tasks: &mut Tasks, observer: &WorkerObserver, stop: &CancellationToken) -> bool {
-    let mut report = tokio::time::interval(REPORT);
-    let mut looks = tokio::time::interval(LOOK);
-    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut last: Vec<String> = Vec::new();
-    let mut all_well = true;
+    let mut report_ticks = tokio::time::interval(REPORT_INTERVAL);
+    let mut observe_ticks = tokio::time::interval(OBSERVE_INTERVAL);
+    observe_ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut last_counts: Vec<String> = Vec::new();
+    let mut is_clean = true;
     loop {
         tokio::select! {
-            () = stop.cancelled() => return all_well,
-            _ = looks.tick() => observer.observe(),
-            _ = report.tick() => {
+            () = stop.cancelled() => return is_clean,
+            _ = observe_ticks.tick() => observer.observe(),
+            _ = report_ticks.tick() => {
                 let consumers = &tasks.consumers;
-                let now: Vec<String> = consumers.iter().map(|c| c.counters.now().to_string()).collect();
-                if now != last && !last.is_empty() {
+                let counts: Vec<String> = consumers.iter().map(|c| c.counters.snapshot().to_string()).collect();
+                if counts != last_counts && !last_counts.is_empty() {
                     log_counters(consumers);
                 }
-                last = now;
+                last_counts = counts;
                 consumers.iter().for_each(|consumer| consumer.failures.flush(false));
             }
-            (task, ended) = tasks.ended() => all_well &= is_told(task, ended, stop),
+            (task, result) = tasks.wait_for_task_end() => is_clean &= check_task_end(task, result, stop),
         }
     }
 }
 
-/// Returns whether a task has ended because the worker stops; otherwise stops the worker.
-fn is_told(task: &str, ended: Result<(), JoinError>, stop: &CancellationToken) -> bool {
-    match ended {
+/// Checks whether a task has ended because the worker stops; otherwise logs its end, and stops the worker.
+fn check_task_end(task: &str, result: Result<(), JoinError>, stop: &CancellationToken) -> bool {
+    match result {
         Ok(()) if stop.is_cancelled() => return true,
         Ok(()) => {
             tracing::error!("{task} ended unexpectedly; stopping the worker, its messages are redelivered");
@@ -257,7 +258,7 @@ fn is_told(task: &str, ended: Result<(), JoinError>, stop: &CancellationToken) -
     false
 }
 
-/// Finishes all work that has begun, within `limit`; then gives up the rest.
+/// Waits up to `limit` for all work that has begun; then abandons unfinished work.
 async fn finish(tasks: &mut Tasks, common: &ProcessContext, limit: Duration) -> StopOutcome {
     let mut finish = std::pin::pin!(tasks.finish());
     match tokio::time::timeout(limit, finish.as_mut()).await {
@@ -267,7 +268,7 @@ async fn finish(tasks: &mut Tasks, common: &ProcessContext, limit: Duration) -> 
             tracing::error!(?limit, "shutdown limit reached; unfinished messages are redelivered");
             // These messages have not crashed the process: their marks are taken back.
             common.abandon.cancel();
-            if tokio::time::timeout(GIVE_UP, finish).await.is_err() {
+            if tokio::time::timeout(MARKS_CLEAR_TIME, finish).await.is_err() {
                 tracing::warn!("no answer from PostgreSQL during the shutdown");
             }
             StopOutcome::Deadline
@@ -275,8 +276,9 @@ async fn finish(tasks: &mut Tasks, common: &ProcessContext, limit: Duration) -> 
     }
 }
 
+/// Logs the counters of each consumer.
 fn log_counters(consumers: &[Arc<ConsumerContext>]) {
     for shared in consumers {
-        tracing::info!(consumer = %shared.consumer.name, "{}", shared.counters.now());
+        tracing::info!(consumer = %shared.consumer.name, "{}", shared.counters.snapshot());
     }
 }

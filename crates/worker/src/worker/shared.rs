@@ -16,7 +16,7 @@ use super::isolation::permit::{Permits, ProcessRights};
 use super::journal::Journal;
 use super::keys::KeyCache;
 use super::progress::ConsumerProgress;
-use super::settle::unsettled::{LEASED_ROOM, UnsettledDeliveries};
+use super::settle::unsettled::{MAX_LEASED_WAITING, UnsettledDeliveries};
 use oncely_amqp::{Budget, Publisher};
 use oncely_config::{Config, ConsumerSettings, RabbitSettings};
 use oncely_core::decide::PrecheckMode;
@@ -31,13 +31,14 @@ use oncely_process::metrics::{ConsumerMetrics, Stage};
 use oncely_process::vitals::Liveness;
 use oncely_traces::{BatchTrace, ConsumerTraces};
 
-/// Most large messages of a consumer at work, which is the default number of lanes: the statement of each has its body three times more.
-const LARGE_AT_ONCE: usize = 2;
+/// Maximum number of large messages of a consumer at work, which is the default number of lanes: the statement of each has its body three
+/// times more.
+const MAX_CONCURRENT_LARGE: usize = 2;
 
 /// A consumer at work.
 pub(crate) struct ConsumerContext {
     pub(crate) consumer: ConsumerSettings,
-    pub(crate) run: ConsumerHandler,
+    pub(crate) handler: ConsumerHandler,
     pub(crate) worker: String,
     /// Opens sessions.
     pub(crate) factory: SessionFactory,
@@ -51,7 +52,7 @@ pub(crate) struct ConsumerContext {
     pub(crate) stored_body: usize,
     /// Encrypts that body, if configured.
     pub(crate) cipher: Option<Arc<dyn Cipher>>,
-    /// Most letters of a tenant that are stored, unless an operator has set another quota.
+    /// Maximum number of letters of a tenant that are stored, unless an operator has set another quota.
     pub(crate) letter_quota: Quota,
     pub(crate) publisher: Publisher,
     /// Deliveries that the lanes can't settle at once.
@@ -63,8 +64,8 @@ pub(crate) struct ConsumerContext {
     pub(crate) health: Health,
     pub(crate) failures: FailureLog,
     pub(crate) permits: Permits,
-    /// Places of large messages at work. A lane waits for one in its turn, and keeps it until its transaction ends.
-    pub(crate) large: Arc<Semaphore>,
+    /// Permits of large messages at work. A lane waits for one in its turn, and keeps it until its transaction ends.
+    pub(crate) large_permits: Arc<Semaphore>,
     /// State of collisions of its transactions.
     pub(crate) contention: Contention,
     /// Time of a message in its handler, if that gets one at a time in batches.
@@ -105,6 +106,7 @@ pub struct ProcessContext {
 }
 
 impl ProcessContext {
+    /// Creates the state that all consumers of a process share.
     pub(crate) fn new(
         config: Config,
         clock: DatabaseClock,
@@ -129,7 +131,7 @@ impl ProcessContext {
     /// Creates the state of a process without a broker, at a session's database. It waits for nothing, like one that is stopping.
     pub fn without_broker(config: Config, session: &Session, secrets: &Secrets) -> Self {
         let timelines = Timelines::default();
-        timelines.admits(&session.cell.epoch);
+        timelines.record_epoch(&session.cell.epoch);
         let stop = CancellationToken::new();
         stop.cancel();
         Self::new(config, session.clock.clone(), timelines, secrets, Liveness::default(), stop)
@@ -146,7 +148,7 @@ impl ConsumerContext {
     pub(crate) fn new(
         common: &ProcessContext,
         consumer: &ConsumerSettings,
-        run: ConsumerHandler,
+        handler: ConsumerHandler,
         precheck: Option<Precheck>,
         metrics: ConsumerMetrics,
     ) -> Self {
@@ -154,18 +156,18 @@ impl ConsumerContext {
         let postgres =
             PgSettings { statement_timeout: consumer.statement_timeout, ..config.postgres.clone() };
         // For lanes a quarter of the messages that the broker delivers ahead.
-        let unsettled = match run {
-            ConsumerHandler::Leased(_) => LEASED_ROOM,
+        let unsettled = match handler {
+            ConsumerHandler::Leased(_) => MAX_LEASED_WAITING,
             _ => usize::from(consumer.prefetch / 4).max(1),
         };
-        let gets_one_at_a_time = match &run {
+        let gets_one_at_a_time = match &handler {
             ConsumerHandler::Sql(handler) => !handler.function.batch,
             ConsumerHandler::Rust(_) => true,
             ConsumerHandler::Leased(_) | ConsumerHandler::RustBatch(_) => false,
         };
         Self {
             consumer: consumer.clone(),
-            run,
+            handler,
             worker: config.worker.name.clone(),
             factory: SessionFactory::new(postgres.clone(), config.cell.clone(), common.timelines.clone()),
             postgres,
@@ -188,7 +190,7 @@ impl ConsumerContext {
             health: Health::new(clock.clone()),
             failures: FailureLog::new(consumer.name.clone()),
             permits: Permits::new(common.process.clone()),
-            large: Arc::new(Semaphore::new(LARGE_AT_ONCE)),
+            large_permits: Arc::new(Semaphore::new(MAX_CONCURRENT_LARGE)),
             contention: Contention::default(),
             pace: gets_one_at_a_time.then(Arc::default),
             progress: ConsumerProgress::default(),
@@ -210,44 +212,46 @@ impl ConsumerContext {
     }
 
     /// Cancels the running statement of a session of ours. Returns whether the server received that; a failure is logged.
-    pub(crate) async fn cancel(&self, backend: Backend) -> bool {
-        self.by_another_connection(async |connection| pg::cancel_backend(connection, backend).await)
+    pub(crate) async fn cancel_statement(&self, backend: Backend) -> bool {
+        self.run_on_another_connection(async |connection| pg::cancel_backend(connection, backend).await)
             .await
             .is_some()
     }
 
     /// Ends a session of ours that is not read any more.
     pub(crate) async fn terminate_session(&self, backend: Backend) {
-        self.by_another_connection(async |connection| pg::end_backend(connection, backend).await).await;
+        self.run_on_another_connection(async |connection| pg::end_backend(connection, backend).await).await;
     }
 
-    /// Ends a session of ours, and waits until it is gone with its transaction and its locks. Returns whether it is.
+    /// Ends a session of ours, and waits until it is gone with its transaction and its locks. Returns whether it is gone.
     #[cfg(feature = "testing")]
-    pub(crate) async fn end_now(&self, backend: Backend) -> bool {
-        let ended = self
-            .by_another_connection(async |connection| pg::end_backend_now(connection, backend).await)
+    pub(crate) async fn end_session_now(&self, backend: Backend) -> bool {
+        let result = self
+            .run_on_another_connection(async |connection| pg::end_backend_now(connection, backend).await)
             .await;
-        ended == Some(true)
+        result == Some(true)
     }
 
-    /// Returns whether a session of ours still runs a statement. `None` if the server does not answer.
-    pub(crate) async fn is_at_work(&self, backend: Backend) -> Option<bool> {
-        self.by_another_connection(async |connection| pg::is_at_work(connection, backend).await).await
+    /// Queries over another connection whether a session of ours still runs a statement; `None` if the server does not answer.
+    pub(crate) async fn query_is_at_work(&self, backend: Backend) -> Option<bool> {
+        self.run_on_another_connection(async |connection| pg::is_at_work(connection, backend).await).await
     }
 
-    /// Runs a statement on another connection.
-    async fn by_another_connection<T>(
+    /// Runs a statement on another connection, opened for it. A failure is logged.
+    async fn run_on_another_connection<T>(
         &self,
-        ask: impl AsyncFnOnce(&mut sqlx::PgConnection) -> Result<T, sqlx::Error>,
+        statement: impl AsyncFnOnce(&mut sqlx::PgConnection) -> Result<T, sqlx::Error>,
     ) -> Option<T> {
-        let asked = async {
+        let query = async {
             let mut session = self.factory.open(&self.application()).await?;
-            let answer = pg::within(self.postgres.client_timeout(), ask(&mut session.connection)).await?;
+            let value =
+                pg::wait_for_answer(self.postgres.client_timeout(), statement(&mut session.connection))
+                    .await?;
             session.close().await;
-            Ok::<T, NoSession>(answer)
+            Ok::<T, NoSession>(value)
         };
-        match asked.await {
-            Ok(answer) => Some(answer),
+        match query.await {
+            Ok(value) => Some(value),
             Err(error) => {
                 let consumer = &self.consumer.name;
                 tracing::warn!(%consumer, error = %error, "cannot query or cancel a session over a second connection");
@@ -258,9 +262,9 @@ impl ConsumerContext {
 
     /// Records the end of a batch's stage, and its beginning.
     pub(crate) fn record_stage(&self, batch: &BatchTrace, stage: Stage, began: Instant) {
-        let took = began.elapsed();
-        self.counters.metrics.stage(stage, took);
-        batch.stage(stage, began, took);
+        let duration = began.elapsed();
+        self.counters.metrics.record_stage(stage, duration);
+        batch.record_stage(stage, began, duration);
     }
 
     /// Returns the consumer's part of the heartbeat.
@@ -268,13 +272,13 @@ impl ConsumerContext {
         let now = tokio::time::Instant::now();
         let contended = self
             .contention
-            .since(now)
+            .colliding_since(now)
             .map(|since| LockContention { since: self.clock.now() - (now - since) });
         ConsumerReport {
             consumer: self.consumer.name.as_str().to_owned(),
-            counts: self.counters.now(),
-            unsettled: self.unsettled.waiting(),
-            paused: self.gate.pause(),
+            counts: self.counters.snapshot(),
+            unsettled: self.unsettled.waiting_count(),
+            paused: self.gate.current_pause(),
             condition: Condition { contended, ..self.health.condition() },
         }
     }

@@ -13,13 +13,13 @@ use oncely_process::vitals::LoopBeat;
 
 /// Most bytes of a body that is read even where `max_body` is less, to move the message to the dead-letter queue: a megabyte more than
 /// RabbitMQ's own limit since 4.0 (`max_message_size`).
-const READ: u32 = 17 << 20;
+const MAX_READ_BODY: u32 = 17 << 20;
 
 /// Interval between checks for acknowledgements that are held back and must be sent.
-const LOOK: Duration = Duration::from_secs(1);
-/// Longest step of opening or ending a subscription, or pause in between. Each has limits of its own, the longest of ten minutes
-/// (`rabbitmq.timeout`).
-const LONGEST: Duration = Duration::from_secs(900);
+const HELD_BACK_INTERVAL: Duration = Duration::from_secs(1);
+/// Maximum time of a step of opening or ending a subscription, or of a pause in between. Each has limits of its own, the longest of ten
+/// minutes (`rabbitmq.timeout`).
+const MAX_STEP_TIME: Duration = Duration::from_secs(900);
 
 /// Subscribes to `queue`, again whenever the subscription ends, until the worker stops; then holds the last channel open until all work is
 /// done, so that it can still be acknowledged.
@@ -31,11 +31,11 @@ pub(crate) async fn subscribe(
     let mut backoff = Backoff::default();
     let beat = shared.liveness.watch(format!("the subscription to {queue}"));
     // Channels from before a pause that is over, as long as a batch of theirs is at work.
-    let mut left = JoinSet::new();
+    let mut closing = JoinSet::new();
     while !shared.stop.is_cancelled() {
-        beat.expect(LONGEST);
-        while left.try_join_next().is_some() {}
-        let closings = shared.gate.closings();
+        beat.begin_step(MAX_STEP_TIME);
+        while closing.try_join_next().is_some() {}
+        let closings = shared.gate.closing_count();
         if !shared.gate.is_open() {
             wait_for_resumption(&shared, &beat, &queue).await;
             continue;
@@ -44,31 +44,36 @@ pub(crate) async fn subscribe(
             wait_for_room(&shared, &beat, &queue).await;
             continue;
         }
-        if let Some(mut subscription) = open(&shared, &queue).await {
-            let mut lived = false;
-            let ended = forward(&shared, &beat, closings, &mut subscription, &deliveries, &mut lived).await;
-            beat.expect(LONGEST);
-            match ended {
+        if let Some(mut subscription) = open_subscription(&shared, &queue).await {
+            let mut has_delivered = false;
+            let end =
+                forward(&shared, &beat, closings, &mut subscription, &deliveries, &mut has_delivered).await;
+            beat.begin_step(MAX_STEP_TIME);
+            match end {
                 Ok(SubscriptionEnd::Stop) => {
                     cancel(&mut subscription).await;
-                    subscription.let_go(shared.done.cancelled()).await;
+                    subscription.drop_deliveries_until(shared.done.cancelled()).await;
                     close(subscription).await;
                     break;
                 }
                 Ok(SubscriptionEnd::Paused) => {
                     cancel(&mut subscription).await;
                     // It lasts until the batches are settled, the pause only until it is ended.
-                    left.spawn(rest(Arc::clone(&shared), subscription, shared.gate.closings()));
-                    wait_for_rest(&shared, &beat, &mut left).await;
+                    closing.spawn(close_when_at_rest(
+                        Arc::clone(&shared),
+                        subscription,
+                        shared.gate.closing_count(),
+                    ));
+                    wait_for_rest(&shared, &beat, &mut closing).await;
                     continue;
                 }
                 Err(reason) => {
-                    if lived {
+                    if has_delivered {
                         backoff.reset();
                     }
-                    let full = !shared.budget.has_room();
+                    let is_full = !shared.budget.has_room();
                     let consumer = &shared.consumer.name;
-                    tracing::warn!(%consumer, queue, reason, full, "subscription lost; subscribing again");
+                    tracing::warn!(%consumer, queue, reason, full = is_full, "subscription lost; subscribing again");
                     subscription.close().await;
                 }
             }
@@ -78,21 +83,22 @@ pub(crate) async fn subscribe(
             () = tokio::time::sleep(backoff.next_pause()) => {}
         }
     }
-    beat.expect(LONGEST);
-    while left.join_next().await.is_some() {}
+    beat.begin_step(MAX_STEP_TIME);
+    while closing.join_next().await.is_some() {}
 }
 
 /// Opens a subscription; returns `None` if that fails.
-async fn open(shared: &ConsumerContext, queue: &str) -> Option<Subscription> {
+async fn open_subscription(shared: &ConsumerContext, queue: &str) -> Option<Subscription> {
     let consumer = &shared.consumer.name;
     let prefetch = shared.consumer.prefetch;
     let purpose = shared.application();
-    let most_body = shared.consumer.max_body.max(READ).into();
-    let opened = Subscription::open(&shared.rabbitmq, &purpose, queue, prefetch, most_body, &shared.budget);
-    match opened.await {
+    let max_body = shared.consumer.max_body.max(MAX_READ_BODY).into();
+    let subscription =
+        Subscription::open(&shared.rabbitmq, &purpose, queue, prefetch, max_body, &shared.budget);
+    match subscription.await {
         Ok(subscription) => {
             tracing::info!(%consumer, queue, "subscribed");
-            shared.health.subscribed(queue, subscription.channel());
+            shared.health.record_subscription(queue, subscription.channel());
             return Some(subscription);
         }
         Err(error) if error.reply_code() == Some(406) => {
@@ -106,47 +112,47 @@ async fn open(shared: &ConsumerContext, queue: &str) -> Option<Subscription> {
     None
 }
 
-/// Waits until fewer messages are unsettled, or the worker stops.
+/// Waits until deliveries hold fewer bytes than the buffer has, or the worker stops.
 async fn wait_for_room(shared: &ConsumerContext, beat: &LoopBeat, queue: &str) {
-    beat.idle();
+    beat.set_idle();
     tracing::warn!(consumer = %shared.consumer.name, queue, buffer = shared.consumer.buffer,
         "deliveries are paused: unsettled messages have reached consumers.buffer");
     tokio::select! {
         () = shared.stop.cancelled() => {}
-        () = shared.budget.room() => {}
+        () = shared.budget.wait_for_room() => {}
     }
 }
 
 /// Waits until one of the channels from before a pause is closed, the pause is over, or the worker stops.
-async fn wait_for_rest(shared: &ConsumerContext, beat: &LoopBeat, left: &mut JoinSet<()>) {
-    beat.idle();
+async fn wait_for_rest(shared: &ConsumerContext, beat: &LoopBeat, closing: &mut JoinSet<()>) {
+    beat.set_idle();
     let mut pauses = shared.gate.watch();
     tokio::select! {
         () = shared.stop.cancelled() => {}
-        () = pauses.open() => {}
-        _ = left.join_next() => {}
+        () = pauses.wait_until_open() => {}
+        _ = closing.join_next() => {}
     }
 }
 
 /// Waits until the consumer is not paused any more, or the worker stops.
 async fn wait_for_resumption(shared: &ConsumerContext, beat: &LoopBeat, queue: &str) {
     let consumer = &shared.consumer.name;
-    match shared.gate.pause() {
+    match shared.gate.current_pause() {
         Some(pause) => {
             tracing::info!(%consumer, queue, by = pause.paused_by, reason = pause.reason, until = ?pause.paused_until,
                 "consumer paused: not subscribed");
         }
         None => tracing::info!(%consumer, queue, "waiting until pauses are read before subscribing"),
     }
-    beat.idle();
+    beat.set_idle();
     let mut pauses = shared.gate.watch();
     tokio::select! {
         () = shared.stop.cancelled() => {}
-        () = pauses.open() => tracing::info!(%consumer, queue, "consumer resumed"),
+        () = pauses.wait_until_open() => tracing::info!(%consumer, queue, "consumer resumed"),
     }
 }
 
-/// Lets the broker send no more.
+/// Cancels the subscription: the broker sends no more. A failure is logged.
 async fn cancel(subscription: &mut Subscription) {
     if let Err(error) = subscription.cancel().await {
         tracing::debug!(error = %error, "cancelling a subscription failed");
@@ -163,15 +169,15 @@ async fn close(subscription: Subscription) {
 
 /// Ends a paused consumer's subscription, to which the broker sends nothing more: batches at work are settled, and the rest goes back when
 /// the channel is closed. A handler that does not return delays this until its deadline at most: its message comes again then.
-async fn rest(shared: Arc<ConsumerContext>, mut subscription: Subscription, closings: u64) {
+async fn close_when_at_rest(shared: Arc<ConsumerContext>, mut subscription: Subscription, closings: u64) {
     let limit = shared.consumer.deadline + shared.postgres.client_timeout();
-    let at_rest = async {
+    let rest = async {
         tokio::select! {
             () = shared.done.cancelled() => Ok(()),
-            rested = tokio::time::timeout(limit, shared.gate.at_rest(closings)) => rested,
+            result = tokio::time::timeout(limit, shared.gate.wait_until_at_rest(closings)) => result,
         }
     };
-    if subscription.let_go(at_rest).await.is_err() {
+    if subscription.drop_deliveries_until(rest).await.is_err() {
         tracing::warn!(consumer = %shared.consumer.name, ?limit,
             "batch in progress not finished before the pause; its messages are redelivered");
     }
@@ -186,7 +192,7 @@ enum SubscriptionEnd {
     Paused,
 }
 
-/// Forwards deliveries until it has to stop, or to pause; sets `lived` with the first one.
+/// Forwards deliveries until it has to stop, or to pause; sets `has_delivered` with the first one.
 ///
 /// # Errors
 /// The reason why no more come, always a fault: a stream does not end normally.
@@ -196,19 +202,19 @@ async fn forward(
     closings: u64,
     subscription: &mut Subscription,
     deliveries: &mpsc::Sender<Box<Delivery>>,
-    lived: &mut bool,
+    has_delivered: &mut bool,
 ) -> Result<SubscriptionEnd, String> {
     let no_lane = || "no lane accepts deliveries".to_owned();
     let channel = Arc::clone(subscription.channel());
-    let mut looks = tokio::time::interval(LOOK);
-    looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut check_ticks = tokio::time::interval(HELD_BACK_INTERVAL);
+    check_ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut pauses = shared.gate.watch();
     // Delivery that waits for room before the lanes: a lost channel may have left as many there as this one may send. That counts as
     // waiting for work: the loop goes on.
     let mut waiting: Option<Box<Delivery>> = None;
     let mut unread = Vec::new();
     loop {
-        if shared.gate.closings() != closings {
+        if shared.gate.closing_count() != closings {
             return Ok(SubscriptionEnd::Paused);
         }
         let next = tokio::select! {
@@ -222,9 +228,9 @@ async fn forward(
                 continue;
             }
             next = subscription.next(), if waiting.is_none() => next,
-            () = pauses.changed() => continue,
-            _ = looks.tick() => {
-                beat.expect(LOOK + shared.rabbitmq.timeout);
+            () = pauses.wait_for_change() => continue,
+            _ = check_ticks.tick() => {
+                beat.begin_step(HELD_BACK_INTERVAL + shared.rabbitmq.timeout);
                 // The stream, which would report it, is not polled while a delivery waits.
                 if waiting.is_some() && channel.is_over() {
                     return Err("the channel was closed".to_owned());
@@ -243,16 +249,16 @@ async fn forward(
                 continue;
             }
             // Waiting deliveries must not keep others from coming.
-            () = channel.crowded(), if !subscription.is_renewing() => {
+            () = channel.wait_until_crowded(), if !subscription.is_renewing() => {
                 tracing::debug!(consumer = %shared.consumer.name, "renewing the subscription");
-                subscription.renew();
+                subscription.begin_renewal();
                 continue;
             }
             // It can't acknowledge any more.
-            () = channel.ended() => return Err("an acknowledgement could not be sent".to_owned()),
+            () = channel.wait_until_ended() => return Err("an acknowledgement could not be sent".to_owned()),
         };
         let Some(delivery) = next else {
-            match subscription.renewed().await {
+            match subscription.resubscribe().await {
                 Ok(true) => {
                     tracing::debug!(consumer = %shared.consumer.name, "subscription renewed");
                     continue;
@@ -262,7 +268,7 @@ async fn forward(
             }
         };
         let delivery = delivery.map_err(|error| error.to_string())?;
-        *lived = true;
+        *has_delivered = true;
         if let Some(bytes) = delivery.unread_body() {
             tracing::error!(consumer = %shared.consumer.name, queue = delivery.message.queue, bytes,
                 "a message is too large to be read, and stays in its queue: raise consumers.max_body to its size, or remove it");
@@ -272,7 +278,7 @@ async fn forward(
             unread.push(delivery);
             continue;
         }
-        shared.counters.delivered(delivery.message.redelivered);
+        shared.counters.count_delivery(delivery.message.redelivered);
         match deliveries.try_send(delivery) {
             Ok(()) => {}
             Err(TrySendError::Full(delivery)) => waiting = Some(delivery),

@@ -6,18 +6,18 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinSet};
 
-use super::batch::prepare::tenant_of;
+use super::batch::prepare::read_tenant;
 use super::intake::arrivals::Arrivals;
 use super::lane::Lane;
 use super::leased;
-use super::observation::shadow;
+use super::observation::run_observation;
 use super::settle::settle_copies::settle_copies;
 use super::shared::ConsumerContext;
 use super::subscribe::subscribe;
 use oncely_amqp::Delivery;
 
 /// Bounds the wait for the broker while connections close.
-const CLOSE: Duration = Duration::from_secs(2);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Holds the tasks of all consumers of a worker.
 #[derive(Default)]
@@ -39,15 +39,15 @@ impl Tasks {
         for queue in &consumer.queues {
             self.subscriptions.spawn(subscribe(Arc::clone(&shared), queue.clone(), sender.clone()));
         }
-        if consumer.observes() {
-            self.lanes.spawn(shadow(Arc::clone(&shared), receiver));
+        if consumer.is_observer() {
+            self.lanes.spawn(run_observation(Arc::clone(&shared), receiver));
         } else {
-            match leased::handler(&shared.run) {
+            match leased::leased_handler(&shared.handler) {
                 Some(handler) => {
                     self.lanes.spawn(leased::consume(Arc::clone(&shared), handler, receiver));
                 }
                 None => {
-                    let arrivals = Arc::new(arrivals(&shared, receiver, capacity));
+                    let arrivals = Arc::new(build_arrivals(&shared, receiver, capacity));
                     for _ in 0..consumer.lanes {
                         self.lanes.spawn(Lane::new(Arc::clone(&shared), Arc::clone(&arrivals)).run());
                     }
@@ -58,59 +58,60 @@ impl Tasks {
         self.consumers.push(shared);
     }
 
-    /// Waits until a task ends, and names it. Tasks end only when the worker stops: a lane that is lost keeps its messages unacknowledged
-    /// as long as its channel lives, so a worker that lost one must not go on. Cancel-safe.
-    pub(super) async fn ended(&mut self) -> (&'static str, Result<(), JoinError>) {
+    /// Waits until a task ends; returns its name and result. Tasks end only when the worker stops: a lane that is lost keeps its messages
+    /// unacknowledged as long as its channel lives, so a worker that lost a lane must not go on. Cancel-safe.
+    pub(super) async fn wait_for_task_end(&mut self) -> (&'static str, Result<(), JoinError>) {
         tokio::select! {
-            Some(ended) = self.lanes.join_next() => ("a lane", ended),
-            Some(ended) = self.copies.join_next() => ("a task beside the lanes", ended),
-            Some(ended) = self.subscriptions.join_next() => ("a subscription", ended),
+            Some(result) = self.lanes.join_next() => ("a lane", result),
+            Some(result) = self.copies.join_next() => ("a task beside the lanes", result),
+            Some(result) = self.subscriptions.join_next() => ("a subscription", result),
             else => std::future::pending().await,
         }
     }
 
     /// Waits until all work that has begun is settled. Returns whether no task failed.
     pub(super) async fn finish(&mut self) -> bool {
-        let mut all = true;
+        let mut is_clean = true;
         while let Some(ended) = self.lanes.join_next().await {
-            all &= ended.is_ok();
+            is_clean &= ended.is_ok();
         }
         for shared in &self.consumers {
             shared.unsettled.close();
         }
         while let Some(ended) = self.copies.join_next().await {
-            all &= ended.is_ok();
+            is_clean &= ended.is_ok();
         }
-        all
+        is_clean
     }
 
     /// Waits until the subscriptions have closed their connections, for two seconds at most.
     pub(super) async fn close(&mut self) {
         let closed = async { while self.subscriptions.join_next().await.is_some() {} };
-        if tokio::time::timeout(CLOSE, closed).await.is_err() {
+        if tokio::time::timeout(CLOSE_TIMEOUT, closed).await.is_err() {
             tracing::warn!("no answer from RabbitMQ while closing connections");
         }
     }
 }
 
-/// Makes the buffer between a consumer's subscriptions and its lanes.
-fn arrivals(
+/// Builds the buffer between a consumer's subscriptions and its lanes.
+fn build_arrivals(
     shared: &Arc<ConsumerContext>,
     receiver: mpsc::Receiver<Box<Delivery>>,
     capacity: usize,
 ) -> Arrivals<Box<Delivery>> {
     let consumer = &shared.consumer;
-    let most = usize::try_from(consumer.batch).unwrap_or(usize::MAX);
-    let count = usize::try_from(consumer.lanes).unwrap_or(usize::MAX);
+    let max_messages = usize::try_from(consumer.batch).unwrap_or(usize::MAX);
+    let lanes = usize::try_from(consumer.lanes).unwrap_or(usize::MAX);
     // Half of the bytes that deliveries may hold; a quarter may be unsettled.
     let bytes = usize::try_from(consumer.buffer / 2).unwrap_or(usize::MAX);
     let room = usize::from(consumer.prefetch / 2);
-    let arrivals = Arrivals::new(receiver, most, capacity, count, (room, bytes)).at_pace(shared.pace.clone());
+    let arrivals =
+        Arrivals::new(receiver, max_messages, capacity, lanes, (room, bytes)).with_pace(shared.pace.clone());
     if !consumer.fair {
         return arrivals;
     }
     let shared = Arc::clone(shared);
-    arrivals.in_turns(capacity, Box::new(move |delivery| tenant_of(&shared, delivery)), |delivery| {
+    arrivals.with_turns(capacity, Box::new(move |delivery| read_tenant(&shared, delivery)), |delivery| {
         delivery.size()
     })
 }

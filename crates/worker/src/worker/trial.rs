@@ -9,7 +9,7 @@ use chrono::{DateTime, Utc};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::batch::prepare::identity_of;
+use super::batch::prepare::determine_identity;
 use super::intake::arrivals::Arrivals;
 use super::intake::aside::BatchOrigin;
 use super::lane::Lane;
@@ -32,7 +32,7 @@ use oncely_process::preflight::preflight_without_broker;
 /// The consumers of a worker.
 pub(crate) struct TrialWorker {
     common: ProcessContext,
-    runs: BTreeMap<String, ConsumerHandler>,
+    handlers: BTreeMap<String, ConsumerHandler>,
     /// Consumers that have been given messages.
     trials: BTreeMap<String, TrialConsumer>,
 }
@@ -50,17 +50,19 @@ impl TrialWorker {
     /// Checks the database, and registers the consumers, as a worker does at its start. An inner `Err` has the reason why PostgreSQL can't
     /// be asked.
     pub(crate) async fn open(worker: Worker) -> Result<Result<Self, String>, WorkerError> {
-        let (mut config, runs) = worker.into_parts();
-        pg::tell_server_texts(config.log.server_errors);
+        let (mut config, handlers) = worker.into_parts();
+        pg::set_server_texts_shown(config.log.server_errors);
         let mut found = preflight_without_broker(&config).await;
-        let opened = match found.session.take() {
+        let session_and_secrets = match found.session.take() {
             Some(mut session) => {
                 found.read_secrets(&config, &mut session).await.map(|secrets| (session, secrets))
             }
             None => None,
         };
-        found.refused()?;
-        let Some((mut session, secrets)) = opened else { return Ok(Err(found.waits_for().join("; "))) };
+        found.ensure_fit()?;
+        let Some((mut session, secrets)) = session_and_secrets else {
+            return Ok(Err(found.wait_conditions().join("; ")));
+        };
         if !register(&config, &mut session).await {
             return Ok(Err(
                 "the consumers could not be registered at PostgreSQL (role oncely_worker)".to_owned()
@@ -70,48 +72,51 @@ impl TrialWorker {
         config.worker.shutdown = Duration::MAX;
         let common = ProcessContext::without_broker(config, &session, &secrets);
         session.close().await;
-        Ok(Ok(Self { common, runs, trials: BTreeMap::new() }))
+        Ok(Ok(Self { common, handlers, trials: BTreeMap::new() }))
     }
 
-    /// Returns a consumer; `None` if none has this name.
-    pub(crate) async fn consumer(&mut self, consumer: &str) -> Option<&mut TrialConsumer> {
+    /// Returns a consumer, started anew if it is not open or was abandoned; `None` without a consumer of this name.
+    pub(crate) async fn get_or_open(&mut self, consumer: &str) -> Option<&mut TrialConsumer> {
         let is_over = self.trials.get(consumer).is_some_and(|trial| trial.shared.abandon.is_cancelled());
         if is_over || !self.trials.contains_key(consumer) {
             let settings = self.common.config.consumers.iter().find(|one| one.name.as_str() == consumer)?;
-            let trial = self.make(settings).await?;
+            let trial = self.start_consumer(settings).await?;
             self.trials.insert(consumer.to_owned(), trial);
         }
         self.trials.get_mut(consumer)
     }
 
-    /// Returns a consumer of a process that is about to crash: the keys that its handler holds by leases are free a second later.
-    pub(crate) async fn of_one_that_dies(&mut self, consumer: &str) -> Option<&mut TrialConsumer> {
-        if matches!(self.runs.get(consumer), Some(ConsumerHandler::Leased(_))) {
+    /// Returns a consumer of a process that is about to crash. If its handler runs under leases, it is started anew, with leases of a
+    /// second.
+    pub(crate) async fn open_dying(&mut self, consumer: &str) -> Option<&mut TrialConsumer> {
+        if matches!(self.handlers.get(consumer), Some(ConsumerHandler::Leased(_))) {
             let settings = self.common.config.consumers.iter().find(|one| one.name.as_str() == consumer)?;
             let mut settings = settings.clone();
-            settings.lease.time = SHORT;
-            let trial = self.make(&settings).await?;
+            settings.lease.time = SHORTEST_LEASE;
+            let trial = self.start_consumer(&settings).await?;
             self.trials.insert(consumer.to_owned(), trial);
         }
-        self.consumer(consumer).await
+        self.get_or_open(consumer).await
     }
 
-    async fn make(&self, settings: &ConsumerSettings) -> Option<TrialConsumer> {
-        let run = self.runs.get(settings.name.as_str())?.clone();
-        let shared = ConsumerContext::new(&self.common, settings, run, None, ConsumerMetrics::new(settings));
+    /// Starts a consumer with these settings.
+    async fn start_consumer(&self, settings: &ConsumerSettings) -> Option<TrialConsumer> {
+        let handler = self.handlers.get(settings.name.as_str())?.clone();
+        let shared =
+            ConsumerContext::new(&self.common, settings, handler, None, ConsumerMetrics::new(settings));
         // Of this consumer alone: the end of its delivery does not end another's.
         let abandon = self.common.abandon.child_token();
         Some(
             TrialConsumer::start(ConsumerContext {
                 abandon,
-                progress: ConsumerProgress::of_a_trial(),
+                progress: ConsumerProgress::new_for_trial(),
                 ..shared
             })
             .await,
         )
     }
 
-    /// Simulates that another process takes over: of this one only the data in the database is left.
+    /// Simulates that another process takes over: of the present process only the data in the database is left.
     pub(crate) fn forget(&mut self) {
         self.trials.clear();
     }
@@ -123,11 +128,11 @@ impl TrialWorker {
 }
 
 /// Shortest lease that is possible.
-const SHORT: Duration = Duration::from_secs(1);
+const SHORTEST_LEASE: Duration = Duration::from_secs(1);
 
 pub(crate) struct TrialConsumer {
     pub(crate) shared: Arc<ConsumerContext>,
-    hands: TrialExecutor,
+    executor: TrialExecutor,
 }
 
 /// Executor of its messages.
@@ -143,81 +148,85 @@ struct SingleLane {
 }
 
 impl TrialConsumer {
+    /// Starts a consumer without a broker: a lane, or runs under leases if its handler needs them.
     async fn start(shared: ConsumerContext) -> Self {
         let shared = Arc::new(shared);
-        shared.unsettled.let_go().await;
-        if let Some(handler) = leased::handler(&shared.run) {
-            let hands = TrialExecutor::Leases(LeasedTrial::new(&shared, handler));
-            return Self { shared, hands };
+        shared.unsettled.drop_handed_over().await;
+        if let Some(handler) = leased::leased_handler(&shared.handler) {
+            let executor = TrialExecutor::Leases(LeasedTrial::new(&shared, handler));
+            return Self { shared, executor };
         }
         let most = usize::try_from(shared.consumer.batch).unwrap_or(usize::MAX);
         // No delivery arrives: batches are passed directly.
         let (_, receiver) = mpsc::channel(1);
         let arrivals = Arc::new(Arrivals::new(receiver, most, 1, 1, (usize::MAX, usize::MAX)));
         let lane = Lane::new(Arc::clone(&shared), Arc::clone(&arrivals));
-        Self { shared, hands: TrialExecutor::Lane(Box::new(SingleLane { arrivals, lane })) }
+        Self { shared, executor: TrialExecutor::Lane(Box::new(SingleLane { arrivals, lane })) }
     }
 
-    /// Returns whether its handler runs under leases.
+    /// Returns whether the consumer's handler runs under leases.
     pub(crate) fn is_leased(&self) -> bool {
-        matches!(self.hands, TrialExecutor::Leases(_))
+        matches!(self.executor, TrialExecutor::Leases(_))
     }
 
-    /// Delivers a batch, until the step `until`; returns the outcome of each delivery by its number.
+    /// Delivers a batch, until the step `last_step`; returns the outcome of each delivery by its number.
     pub(crate) async fn deliver(
         &mut self,
         deliveries: Vec<Box<Delivery>>,
-        until: Option<&'static str>,
+        last_step: Option<&'static str>,
     ) -> Result<HashMap<u64, Outcome>, UndecidedReason> {
         let count = deliveries.len();
-        let is_done = match &mut self.hands {
-            TrialExecutor::Lane(one) => {
-                one.lane.decider.together = TakenTogether::default();
-                one.arrivals.aside.forget_late();
-                let batch = one.lane.process_batch(BatchOrigin::Arrived, deliveries);
-                let done = ended_at(until, batch).await?.is_ok();
+        let is_done = match &mut self.executor {
+            TrialExecutor::Lane(lane) => {
+                lane.lane.decider.taken_together = TakenTogether::default();
+                lane.arrivals.aside.forget_late();
+                let batch = lane.lane.process_batch(BatchOrigin::Arrived, deliveries);
+                let done = run_until_step(last_step, batch).await?.is_ok();
                 // Undecided messages: the test decides whether they come again.
-                drop(one.arrivals.aside.overflow(Instant::now(), 0, usize::MAX, |_| 0));
+                drop(lane.arrivals.aside.take_overflow(Instant::now(), 0, usize::MAX, |_| 0));
                 if !done {
-                    one.lane.decider.runner.abandon().await;
+                    lane.lane.decider.runner.abandon().await;
                 }
                 done
             }
             TrialExecutor::Leases(leases) => {
-                ended_at(until, leases.deliver(deliveries)).await?;
+                run_until_step(last_step, leases.deliver(deliveries)).await?;
                 true
             }
         };
-        let decided = self.shared.journal.take();
+        let outcomes = self.shared.journal.take();
         // A run under a lease without a decision is not recorded.
-        if is_done && (decided.len() >= count || !self.is_leased()) {
-            return Ok(decided);
+        if is_done && (outcomes.len() >= count || !self.is_leased()) {
+            return Ok(outcomes);
         }
         let why = match self.shared.open_session().await {
             Err(error) => error.to_string(),
             Ok(session) => {
                 session.close().await;
-                let stalled = self.shared.health.condition().stalled.map(|trouble| trouble.text);
+                let stalled = self.shared.health.condition().stalled.map(|notice| notice.text);
                 stalled.unwrap_or_else(|| "the connection was lost".to_owned())
             }
         };
         Err(UndecidedReason::Away(why))
     }
 
-    /// Makes batches go step by step from now on, as with keys that may be known.
+    /// Makes batches go step by step from now on, as for keys that may be known.
     pub(crate) fn go_step_by_step(&mut self) {
-        if let TrialExecutor::Lane(one) = &mut self.hands {
+        if let TrialExecutor::Lane(one) = &mut self.executor {
             one.lane.decider.runner.prediction.record_known();
         }
     }
 
     /// Waits until no lease holds the key of a message.
-    pub(crate) async fn outlive_lease(&self, delivery: &Delivery) -> Result<(), String> {
+    pub(crate) async fn wait_until_unleased(&self, delivery: &Delivery) -> Result<(), String> {
         loop {
-            let ends =
-                self.key(delivery).await?.filter(|key| key.owner.is_some()).and_then(|key| key.not_before);
-            let Some(ends) = ends else { return Ok(()) };
-            let left = ends - self.database_time().await?;
+            let lease_end = self
+                .look_up_key(delivery)
+                .await?
+                .filter(|key| key.owner.is_some())
+                .and_then(|key| key.not_before);
+            let Some(lease_end) = lease_end else { return Ok(()) };
+            let left = lease_end - self.query_database_time().await?;
             match left.to_std() {
                 Ok(left) => tokio::time::sleep(left).await,
                 Err(_) => return Ok(()),
@@ -225,19 +234,21 @@ impl TrialConsumer {
         }
     }
 
-    async fn database_time(&self) -> Result<DateTime<Utc>, String> {
-        let opened = self.shared.factory.open(&self.shared.application()).await;
-        let mut session = opened.map_err(|error| error.to_string())?;
-        let asked = pg::database_time(&mut session.connection);
-        let now = pg::within(self.shared.postgres.client_timeout(), asked).await;
+    /// Queries the database's time.
+    async fn query_database_time(&self) -> Result<DateTime<Utc>, String> {
+        let session = self.shared.factory.open(&self.shared.application()).await;
+        let mut session = session.map_err(|error| error.to_string())?;
+        let query = pg::read_database_time(&mut session.connection);
+        let now = pg::wait_for_answer(self.shared.postgres.client_timeout(), query).await;
         let now = now.map_err(|error| pg::describe(&error))?;
         session.close().await;
         Ok(now)
     }
 
-    /// Ends its session as a crash of its process does, and waits until the server has rolled back uncommitted work.
+    /// Ends the lane's session as a crash of its process does, and waits until the server has rolled back uncommitted work. Returns whether
+    /// the session is gone.
     pub(crate) async fn end_session(&mut self) -> bool {
-        let TrialExecutor::Lane(one) = &mut self.hands else {
+        let TrialExecutor::Lane(one) = &mut self.executor else {
             // The sessions of its statements ended with them.
             return true;
         };
@@ -246,37 +257,37 @@ impl TrialConsumer {
             Some(session) => {
                 let backend = session.backend;
                 drop(session);
-                self.shared.end_now(backend).await
+                self.shared.end_session_now(backend).await
             }
         }
     }
 
-    /// Returns the database's record of a message's key.
-    pub(crate) async fn key(&self, delivery: &Delivery) -> Result<Option<KeyDetails>, String> {
-        let Ok(Identity { tenant, key, .. }) = identity_of(&self.shared, &mut delivery.clone()) else {
+    /// Queries the database's record of a message's key.
+    pub(crate) async fn look_up_key(&self, delivery: &Delivery) -> Result<Option<KeyDetails>, String> {
+        let Ok(Identity { tenant, key, .. }) = determine_identity(&self.shared, &mut delivery.clone()) else {
             return Ok(None);
         };
-        let opened = self.shared.factory.open(&self.shared.application()).await;
-        let mut session = opened.map_err(|error| error.to_string())?;
-        let asked = pg::key_details(
+        let session = self.shared.factory.open(&self.shared.application()).await;
+        let mut session = session.map_err(|error| error.to_string())?;
+        let query = pg::read_key_details(
             &mut session.connection,
             key.as_str(),
             Some(tenant.as_str()),
             Some(self.shared.consumer.name.as_str()),
         );
-        let found = pg::within(self.shared.postgres.client_timeout(), asked).await;
-        let found = found.map_err(|error| pg::describe(&error))?;
+        let details = pg::wait_for_answer(self.shared.postgres.client_timeout(), query).await;
+        let details = details.map_err(|error| pg::describe(&error))?;
         session.close().await;
-        Ok(found.into_iter().next())
+        Ok(details.into_iter().next())
     }
 }
 
-/// Runs until the step `until`, if given.
-async fn ended_at<T>(
-    until: Option<&'static str>,
+/// Runs a future to its end, or until the step `last_step` if one is given.
+async fn run_until_step<T>(
+    last_step: Option<&'static str>,
     run: impl Future<Output = T>,
 ) -> Result<T, UndecidedReason> {
-    match until {
+    match last_step {
         None => Ok(run.await),
         Some(step) => failpoint::run_until(step, run).await.ok_or(UndecidedReason::Ended),
     }

@@ -65,7 +65,7 @@ impl Desk {
 
     /// Looks at a page, and notes what is wrong with it.
     async fn look(&self, browser: &mut Browser, path: &str) -> Option<Answer> {
-        let answer = self.measured(path, async {
+        let answer = self.measure(path, async {
             let answer = browser.get(path).await?;
             Ok((answer.status, answer))
         });
@@ -80,13 +80,13 @@ impl Desk {
             _ => false,
         };
         if !is_clear {
-            self.wrong(path, &format!("status {}", answer.status));
+            self.report(path, &format!("status {}", answer.status));
         }
         Some(answer)
     }
 
     /// Waits for an answer and notes how long it took, without the time for which the machine kept somebody waiting.
-    async fn measured<T>(
+    async fn measure<T>(
         &self,
         path: &str,
         asked: impl Future<Output = anyhow::Result<(u16, T)>>,
@@ -96,23 +96,23 @@ impl Desk {
             Ok(Ok((status, answer))) => {
                 let delays = self.delays.so_far().saturating_sub(before);
                 let took = begun.elapsed().saturating_sub(delays);
-                self.notes.note(|watched| watched.page(status, took, path));
+                self.notes.note(|watched| watched.record_page(status, took, path));
                 Some(answer)
             }
             Ok(Err(error)) => {
-                self.wrong(path, &format!("{error:#}"));
+                self.report(path, &format!("{error:#}"));
                 None
             }
             Err(_) => {
                 let text = format!("{} {path}: no answer within {PATIENCE:?}", self.console);
-                self.notes.wrong(What::WatcherSlow, text);
+                self.notes.report(What::WatcherSlow, text);
                 None
             }
         }
     }
 
-    fn wrong(&self, path: &str, why: &str) {
-        self.notes.wrong(What::WatcherWrong, format!("{} {path}: {why}", self.console));
+    fn report(&self, path: &str, why: &str) {
+        self.notes.report(What::WatcherWrong, format!("{} {path}: {why}", self.console));
     }
 
     /// Follows the trail for a while, again and again.
@@ -125,7 +125,7 @@ impl Desk {
 
     async fn follow_once(&self) {
         const TAIL: &str = "/keys/tail";
-        let opened = self.measured(TAIL, async {
+        let opened = self.measure(TAIL, async {
             let mut lines = BufReader::new(self.browser.open("GET", TAIL, &[], "").await?).lines();
             let first = lines.next_line().await?.unwrap_or_default();
             let status = first.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
@@ -134,7 +134,7 @@ impl Desk {
         let Some((status, mut lines)) = opened.await else { return };
         if status != 200 {
             if status != 503 {
-                self.wrong(TAIL, &format!("status {status}"));
+                self.report(TAIL, &format!("status {status}"));
             }
             return;
         }
@@ -180,8 +180,8 @@ impl Desk {
         // What it begins goes on beside it: it may take longer than a page.
         let answer = match tokio::time::timeout(PATIENCE, browser.post(OPERATE, &fields)).await {
             Ok(Ok(answer)) => answer,
-            Ok(Err(error)) => return self.wrong(OPERATE, &format!("{error:#}")),
-            Err(_) => return self.wrong(OPERATE, &format!("no answer within {PATIENCE:?}")),
+            Ok(Err(error)) => return self.report(OPERATE, &format!("{error:#}")),
+            Err(_) => return self.report(OPERATE, &format!("no answer within {PATIENCE:?}")),
         };
         match (answer.status, answer.header("location")) {
             (303, Some(operation)) => {
@@ -190,15 +190,15 @@ impl Desk {
                     watched.requeues.0 += 1;
                     watched.requeues.1 += letters;
                 });
-                self.until_done(browser, operation, letters).await;
+                self.wait_until_done(browser, operation, letters).await;
             }
             // Others have requeued some meanwhile; or PostgreSQL is away.
             (422 | 503, _) => {}
-            (status, _) => self.wrong(OPERATE, &format!("status {status}")),
+            (status, _) => self.report(OPERATE, &format!("status {status}")),
         }
     }
 
-    async fn until_done(&self, browser: &mut Browser, operation: &str, letters: u64) {
+    async fn wait_until_done(&self, browser: &mut Browser, operation: &str, letters: u64) {
         let begun = Instant::now();
         // A sweep goes through the whole queue of some thousand copies, sixteen at a time, also while servers are struck.
         let limit = PATIENCE * 6 + Duration::from_secs(letters / SWEPT);
@@ -214,7 +214,7 @@ impl Desk {
             }
             tokio::time::sleep(PAUSE).await;
         }
-        self.wrong(operation, "the requeue does not end");
+        self.report(operation, "the requeue does not end");
     }
 
     /// When all is over each page is whole again, by itself.
@@ -230,7 +230,7 @@ impl Desk {
                 }
             });
             if let Err(error) = whole.await {
-                self.wrong(&path, &format!("{error:#}"));
+                self.report(&path, &format!("{error:#}"));
             }
         }
     }

@@ -91,10 +91,10 @@ impl Console {
             },
         };
         if let Some(text) = wrong {
-            self.notes.wrong(What::WatcherEnded, text);
+            self.notes.report(What::WatcherEnded, text);
         }
         if self.process.output().contains("panicked") {
-            self.notes.wrong(What::WatcherPanicked, self.name);
+            self.notes.report(What::WatcherPanicked, self.name);
         }
     }
 }

@@ -41,7 +41,7 @@ impl Notes {
         change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    fn wrong(&self, what: What, text: String) {
+    fn report(&self, what: What, text: String) {
         self.note(|watched| watched.wrong.push((what, text)));
     }
 }
@@ -65,8 +65,8 @@ impl Watchers {
             tasks.push(tokio::spawn(console.run()));
         }
         let verbs = Verbs::new(config, folder, &urls, &notes, &stop);
-        tasks.push(tokio::spawn(verbs.clone().top()));
-        tasks.push(tokio::spawn(verbs.one_after_the_other()));
+        tasks.push(tokio::spawn(verbs.clone().run_top()));
+        tasks.push(tokio::spawn(verbs.run_in_turn()));
         Ok(Self { stop, notes, tasks, lateness: watching })
     }
 
@@ -75,7 +75,7 @@ impl Watchers {
         self.stop.cancel();
         for task in self.tasks {
             if let Err(error) = task.await {
-                self.notes.wrong(What::WatcherWrong, format!("the harness: {error}"));
+                self.notes.report(What::WatcherWrong, format!("the harness: {error}"));
             }
         }
         self.lateness.abort();

@@ -55,11 +55,11 @@ impl Verbs {
     }
 
     /// All the time; started again when it ends.
-    pub(super) async fn top(self) {
+    pub(super) async fn run_top(self) {
         while !self.stop.is_cancelled() {
             match self.command(&["top", "--json"]).spawn() {
                 Ok(child) => self.read_top(child).await,
-                Err(error) => self.notes.wrong(What::WatcherEnded, format!("oncely top: {error}")),
+                Err(error) => self.notes.report(What::WatcherEnded, format!("oncely top: {error}")),
             }
             self.pause(Duration::from_millis(500)).await;
         }
@@ -78,11 +78,11 @@ impl Verbs {
                         self.notes.note(|watched| watched.lines += 1);
                     }
                     Ok(Ok(Some(line))) => {
-                        self.notes.wrong(What::WatcherWrong, format!("oncely top: {} bytes", line.len()));
+                        self.notes.report(What::WatcherWrong, format!("oncely top: {} bytes", line.len()));
                     }
                     Ok(Ok(None) | Err(_)) => break,
                     Err(_) => {
-                        self.notes.wrong(What::WatcherSlow, format!("oncely top: silent for {SILENCE:?}"));
+                        self.notes.report(What::WatcherSlow, format!("oncely top: silent for {SILENCE:?}"));
                         break;
                     }
                 }
@@ -99,7 +99,7 @@ impl Verbs {
     }
 
     /// `doctor` and `status`, again and again.
-    pub(super) async fn one_after_the_other(self) {
+    pub(super) async fn run_in_turn(self) {
         while !self.stop.is_cancelled() {
             for verb in ["doctor", "status"] {
                 match self.command(&[verb, "--json"]).spawn() {
@@ -108,7 +108,7 @@ impl Verbs {
                             self.judge(verb, &output);
                         }
                     }
-                    Err(error) => self.notes.wrong(What::WatcherEnded, format!("oncely {verb}: {error}")),
+                    Err(error) => self.notes.report(What::WatcherEnded, format!("oncely {verb}: {error}")),
                 }
                 self.pause(PAUSE).await;
             }
@@ -120,25 +120,25 @@ impl Verbs {
         let output = match tokio::time::timeout(PATIENCE, child.wait_with_output()).await {
             Ok(Ok(output)) => output,
             Ok(Err(error)) => {
-                self.notes.wrong(What::WatcherEnded, format!("oncely {verb}: {error}"));
+                self.notes.report(What::WatcherEnded, format!("oncely {verb}: {error}"));
                 return None;
             }
             Err(_) => {
-                self.notes.wrong(What::WatcherEnded, format!("oncely {verb}: no end within {PATIENCE:?}"));
+                self.notes.report(What::WatcherEnded, format!("oncely {verb}: no end within {PATIENCE:?}"));
                 return None;
             }
         };
         let said = String::from_utf8_lossy(&output.stderr);
         match output.status.code() {
             Some(code) if CODES.contains(&code) => {
-                self.notes.note(|watched| watched.end(&format!("{verb} {code}")))
+                self.notes.note(|watched| watched.record_end(&format!("{verb} {code}")))
             }
             _ => self
                 .notes
-                .wrong(What::WatcherEnded, format!("oncely {verb}: {} {}", output.status, said.trim())),
+                .report(What::WatcherEnded, format!("oncely {verb}: {} {}", output.status, said.trim())),
         }
         if said.contains("panicked") {
-            self.notes.wrong(What::WatcherPanicked, format!("oncely {verb}: {}", said.trim()));
+            self.notes.report(What::WatcherPanicked, format!("oncely {verb}: {}", said.trim()));
         }
         Some(output)
     }
@@ -150,7 +150,7 @@ impl Verbs {
         if !is_away && !is_json(&text, verb) {
             let said = String::from_utf8_lossy(&output.stderr);
             let text = format!("oncely {verb}: {}, {} bytes, {}", output.status, text.len(), said.trim());
-            self.notes.wrong(What::WatcherWrong, text);
+            self.notes.report(What::WatcherWrong, text);
         }
     }
 

@@ -25,7 +25,7 @@ async fn start(world: &World, name: &str, more: &[(&'static str, &str)]) -> (Pro
 async fn dies(process: &mut Process, client: Client, ask: &Ask) {
     let torn = client.send(&ask.bytes()).await;
     assert!(torn.is_err(), "{ask:?}: {torn:?}");
-    let ended = process.ended(Duration::from_secs(30)).await;
+    let ended = process.wait_for_end(Duration::from_secs(30)).await;
     let status = ended.unwrap_or_else(|error| panic!("{ask:?}: {error}: {}", process.output()));
     assert_eq!(status.signal(), Some(6), "{ask:?}: {status}: {}", process.output());
 }

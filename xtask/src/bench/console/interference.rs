@@ -17,7 +17,7 @@ use super::super::job::{Handler, Job, Ours, QueueType};
 use super::super::measured::check;
 use super::super::outcome::{Outcome, rounded};
 use super::super::round::Rounds;
-use super::super::run::{drawn, until};
+use super::super::run::{count_drawn, until};
 use super::super::site::{Member, Site};
 use super::super::stats::median;
 use super::super::verify::verify;
@@ -45,7 +45,7 @@ pub(crate) async fn interference(rounds: &Rounds<'_>) -> anyhow::Result<Vec<Outc
         rounds.say(NAME, round);
         let mut site = Site::prepare(rounds.stage, &job).await?;
         site.fill(u64::from(round)).await?;
-        let (windows, read) = windows(&mut site).await?;
+        let (windows, read) = measure_windows(&mut site).await?;
         site.clear().await?;
         pages += read;
         for four in windows.chunks_exact(PATTERN.len()) {
@@ -67,7 +67,7 @@ pub(crate) async fn interference(rounds: &Rounds<'_>) -> anyhow::Result<Vec<Outc
 }
 
 /// Drains a filled site; the rates of its windows, and the pages that were read.
-async fn windows(site: &mut Site<'_>) -> anyhow::Result<(Vec<f64>, u64)> {
+async fn measure_windows(site: &mut Site<'_>) -> anyhow::Result<(Vec<f64>, u64)> {
     let mut watch = site.connect().await?;
     let mut looking = Looking::begin(site).await?;
     let mut members = site.start()?;
@@ -80,8 +80,8 @@ async fn windows(site: &mut Site<'_>) -> anyhow::Result<(Vec<f64>, u64)> {
         } else {
             looking.close().await?;
         }
-        let (begun, began) = (drawn(&mut watch).await?, Instant::now());
-        let done = window(&mut watch, &mut members).await? - begun;
+        let (begun, began) = (count_drawn(&mut watch).await?, Instant::now());
+        let done = wait_for_window(&mut watch, &mut members).await? - begun;
         // The last one has an end in it, when nothing is left.
         if begun + done + done / 2 >= due {
             break;
@@ -90,7 +90,7 @@ async fn windows(site: &mut Site<'_>) -> anyhow::Result<(Vec<f64>, u64)> {
     }
     looking.close().await?;
     until(&mut watch, &mut members, due).await?;
-    site.acknowledged().await?;
+    site.wait_until_acknowledged().await?;
     let pages = looking.end().await?;
     site.finish(members).await?;
     verify(site, &mut watch, due).await?;
@@ -98,10 +98,10 @@ async fn windows(site: &mut Site<'_>) -> anyhow::Result<(Vec<f64>, u64)> {
 }
 
 /// Waits for a window to end; how many effects there are then.
-async fn window(watch: &mut PgConnection, members: &mut [Member]) -> anyhow::Result<u64> {
+async fn wait_for_window(watch: &mut PgConnection, members: &mut [Member]) -> anyhow::Result<u64> {
     tokio::time::sleep(WINDOW).await;
     check(members)?;
-    drawn(watch).await
+    count_drawn(watch).await
 }
 
 /// Consoles, and browsers at them.

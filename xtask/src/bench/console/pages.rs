@@ -21,7 +21,7 @@ use super::verbs;
 const KEYS_IN: u64 = 5;
 /// Requests of each page, and runs of each verb.
 const REQUESTS: u64 = 20;
-const MOST_MS: f64 = 300.0;
+const MAX_MS: f64 = 300.0;
 /// What a console knows is good for three seconds: one that is asked later asks PostgreSQL anew, as a page that is looked at does every five.
 const REST: Duration = Duration::from_millis(3_100);
 /// They are asked in turn, so that nobody has to wait for that.
@@ -54,8 +54,8 @@ pub(crate) async fn pages(rounds: &Rounds<'_>, rows: u64) -> anyhow::Result<Vec<
     }
     let pages = all(&consoles[0].browser, &marks).await?;
     let verbs = verbs::verbs(&marks);
-    let (scans, firsts) = scanned(&site, &mut watch, &mut consoles[0].browser, &pages, &verbs).await?;
-    let pages_ms = timed(&mut consoles, &pages, rounds).await?;
+    let (scans, firsts) = measure_scans(&site, &mut watch, &mut consoles[0].browser, &pages, &verbs).await?;
+    let pages_ms = measure_times(&mut consoles, &pages, rounds).await?;
     let mut verbs_ms = BTreeMap::new();
     for round in 0..REQUESTS {
         // Those that take seconds are no matter of a percentile.
@@ -77,7 +77,7 @@ pub(crate) async fn pages(rounds: &Rounds<'_>, rows: u64) -> anyhow::Result<Vec<
     let outcome = find(NAME).map(|case| {
         Outcome::new(case, vec![page])
             .unless(!scans.is_empty(), || format!("{} pages or verbs read a table as a whole", scans.len()))
-            .unless(verb > MOST_MS, || format!("a verb takes {verb:.0} ms"))
+            .unless(verb > MAX_MS, || format!("a verb takes {verb:.0} ms"))
             .note("rows", json!(rows))
             .note("pages_p95_ms", object(&pages_ms))
             .note(
@@ -190,20 +190,20 @@ async fn all(browser: &Browser, marks: &Landmarks) -> anyhow::Result<Vec<Page>> 
         "/keys?q=tenant%3Anobody%20since%3A30d",
         "/failed/letters?since=90d",
     ] {
-        paths.extend(answered(browser, first).await?.link("older"));
+        paths.extend(get_page(browser, first).await?.link("older"));
     }
     let files = ["csv", "ndjson"].map(|kind| format!("/keys/export.{kind}?q=since%3A30d"));
     let page = |is_file: bool| move |path: String| Page { path, is_file };
     Ok(paths.into_iter().map(page(false)).chain(files.into_iter().map(page(true))).collect())
 }
 
-async fn answered(browser: &Browser, path: &str) -> anyhow::Result<Answer> {
+async fn get_page(browser: &Browser, path: &str) -> anyhow::Result<Answer> {
     let answer = browser.get(path).await?;
     anyhow::ensure!(answer.status == 200, "{path}: {}\n{}", answer.status, answer.body);
     Ok(answer)
 }
 
-fn took(page: &Page, answer: &Answer) -> f64 {
+fn answer_millis(page: &Page, answer: &Answer) -> f64 {
     millis(if page.is_file { answer.first_byte } else { answer.whole })
 }
 
@@ -212,7 +212,7 @@ fn millis(duration: Duration) -> f64 {
 }
 
 /// Looks at each page once, with sessions that were never used before: what it scans, and how long that takes.
-async fn scanned(
+async fn measure_scans(
     site: &Site<'_>,
     watch: &mut PgConnection,
     browser: &mut Browser,
@@ -229,8 +229,8 @@ async fn scanned(
     };
     for page in pages {
         let rested = Instant::now();
-        let answer = answered(browser, &page.path).await?;
-        firsts.insert(page.path.clone(), took(page, &answer));
+        let answer = get_page(browser, &page.path).await?;
+        firsts.insert(page.path.clone(), answer_millis(page, &answer));
         tell(&page.path, &Scans::read(watch).await?, &mut before);
         tokio::time::sleep(REST.saturating_sub(rested.elapsed())).await;
     }
@@ -242,7 +242,7 @@ async fn scanned(
 }
 
 /// Looks at all pages again and again, each time at a console that has rested.
-async fn timed(
+async fn measure_times(
     consoles: &mut [Console],
     pages: &[Page],
     rounds: &Rounds<'_>,
@@ -256,9 +256,9 @@ async fn timed(
             if let Some(asked) = console.asked {
                 tokio::time::sleep(REST.saturating_sub(asked.elapsed())).await;
             }
-            let answer = answered(&console.browser, &page.path).await?;
+            let answer = get_page(&console.browser, &page.path).await?;
             console.asked = Some(Instant::now());
-            times.entry(page.path.clone()).or_default().push(took(page, &answer));
+            times.entry(page.path.clone()).or_default().push(answer_millis(page, &answer));
         }
         // Another console for each page in the next round.
         turn.next();

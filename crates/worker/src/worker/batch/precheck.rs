@@ -1,18 +1,18 @@
-//! Asks the mirror which keys are known.
+//! Queries the mirror for known keys.
 
 use std::time::Instant;
 
 use crate::worker::candidate::Candidate;
 use crate::worker::prediction::KeyPrediction;
 use crate::worker::shared::ConsumerContext;
-use oncely_core::decide::{HitDecision, PrecheckMode, confirms, on_hit};
+use oncely_core::decide::{HitDecision, PrecheckMode, decide_on_hit, is_hit_confirmed};
 use oncely_core::identity::Identity;
 use oncely_failpoint::step;
 use oncely_mirror::Tag;
 use oncely_postgres::{self as pg, Session};
 
-/// Returns which candidates are known to have taken effect, and the epoch for which that holds. There is no answer if it is not worth a round
-/// trip, or after an error: then PostgreSQL decides.
+/// Queries the mirror for candidates that have taken effect; returns that by position, with the epoch for which it holds. Returns `None`
+/// if the query is not worth a round trip, or after an error: then PostgreSQL decides.
 pub(crate) async fn precheck(
     shared: &ConsumerContext,
     prediction: &KeyPrediction,
@@ -23,25 +23,25 @@ pub(crate) async fn precheck(
     if precheck.mode == PrecheckMode::Off || !prediction.should_precheck(candidates) {
         return None;
     }
-    let status = precheck.watch.latest()?;
-    let keys = shared.keys.now();
+    let status = precheck.watch.latest_status()?;
+    let keys = shared.keys.current();
     let mut hits = vec![false; candidates.len()];
-    let (sample, rest) = sample(candidates);
-    for part in [sample, rest] {
+    let (sample, others) = split_sample(candidates);
+    for part in [sample, others] {
         if part.is_empty() {
             continue;
         }
         let tag_of = |&index: &usize| {
-            let one = candidates[index];
-            keys.tags.tag(&status.epoch, &one.identity, one.fingerprint.as_ref())
+            let candidate = candidates[index];
+            keys.tags.tag(&status.epoch, &candidate.identity, candidate.fingerprint.as_ref())
         };
         let tags: Vec<Tag> = part.iter().map(tag_of).collect();
         step("worker.precheck.before");
-        let asked = Instant::now();
-        let answer = precheck.mirror.look_up(&keys.tags, &tags, shared.clock.now()).await;
-        shared.counters.metrics.prechecked(answer.as_deref(), tags.len(), asked.elapsed());
+        let query_time = Instant::now();
+        let part_hits = precheck.mirror.look_up(&keys.tags, &tags, shared.clock.now()).await;
+        shared.counters.metrics.count_precheck(part_hits.as_deref(), tags.len(), query_time.elapsed());
         step("worker.precheck.after");
-        for (index, hit) in part.into_iter().zip(answer?) {
+        for (index, hit) in part.into_iter().zip(part_hits?) {
             hits[index] = hit;
         }
         // None known in the sample: PostgreSQL detects the few that may be.
@@ -49,7 +49,7 @@ pub(crate) async fn precheck(
             return Some((hits, status.epoch.clone()));
         }
     }
-    match on_hit(precheck.mode, status.may_lose_commits, status.is_fresh()) {
+    match decide_on_hit(precheck.mode, status.may_lose_commits, status.is_fresh()) {
         HitDecision::Believe => return Some((hits, status.epoch.clone())),
         HitDecision::Ignore => return None,
         HitDecision::Confirm => {}
@@ -58,36 +58,39 @@ pub(crate) async fn precheck(
     let identities: Vec<&Identity> =
         unconfirmed_hits.iter().map(|&index| &candidates[index].identity).collect();
     let session = match slot {
-        Some(session) if shared.factory.admits(session) => session,
+        Some(session) if shared.factory.record_timeline(session) => session,
         _ => slot.insert(shared.open_session().await.ok()?),
     };
     let client_timeout = shared.postgres.client_timeout();
     let epoch = session.cell.epoch.clone();
-    let answer = async {
-        let asked = pg::look_up(&mut session.connection, &shared.consumer.name, &identities);
-        let records = pg::within(client_timeout, asked).await?;
-        pg::within(client_timeout, pg::await_standby(&mut session.connection)).await?;
+    let query = async {
+        let look_up = pg::look_up(&mut session.connection, &shared.consumer.name, &identities);
+        let records = pg::wait_for_answer(client_timeout, look_up).await?;
+        pg::wait_for_answer(client_timeout, pg::wait_for_standby(&mut session.connection)).await?;
         Ok::<_, sqlx::Error>(records)
     };
-    let Ok(records) = answer.await else {
+    let Ok(records) = query.await else {
         *slot = None;
         return None;
     };
     for (&index, record) in unconfirmed_hits.iter().zip(records) {
-        hits[index] =
-            confirms(record.as_ref(), candidates[index].fingerprint.as_ref(), shared.consumer.on_conflict);
+        hits[index] = is_hit_confirmed(
+            record.as_ref(),
+            candidates[index].fingerprint.as_ref(),
+            shared.consumer.on_conflict,
+        );
     }
     Some((hits, epoch))
 }
 
 /// Messages of a batch that are looked up first. If one in ten is known, five samples of six contain one.
-const SAMPLE: usize = 16;
+const SAMPLE_MESSAGES: usize = 16;
 
-/// Returns the positions to look up first, and the others: only if one of the first is known. Nearly always none is, and then a lookup for
-/// each message would cost Redis and this process more than it ever saves PostgreSQL. Redelivered messages are the most likely to be known,
-/// so all of them are looked up first.
-fn sample(candidates: &[&Candidate]) -> (Vec<usize>, Vec<usize>) {
-    let every = candidates.len().div_ceil(SAMPLE);
+/// Splits the positions into those to look up first, and the others: only if one of the first is known. Nearly always none is, and then a
+/// lookup for each message would cost Redis and this process more than it ever saves PostgreSQL. Redelivered messages are the most likely
+/// to be known, so all of them are looked up first.
+fn split_sample(candidates: &[&Candidate]) -> (Vec<usize>, Vec<usize>) {
+    let every = candidates.len().div_ceil(SAMPLE_MESSAGES);
     let is_first =
         |index: &usize| index.is_multiple_of(every) || candidates[*index].delivery.message.redelivered;
     (0..candidates.len()).partition(is_first)

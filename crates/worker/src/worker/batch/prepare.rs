@@ -2,7 +2,7 @@
 
 use crate::worker::candidate::{Candidate, PartialIdentity, RejectedDelivery};
 use crate::worker::shared::ConsumerContext;
-use oncely_amqp::{Delivery, MOST_HEADER_VALUES, header};
+use oncely_amqp::{Delivery, MAX_HEADER_VALUES, header};
 use oncely_core::extract::{self, UnidentifiedMessage, identify};
 use oncely_core::identity::{Identity, IdentityPart};
 use oncely_core::json::JsonText;
@@ -12,29 +12,29 @@ use oncely_core::reason::{Reason, Rejection};
 use oncely_core::signing::{SignatureError, SignedIdentity};
 use oncely_handler::{ConsumerHandler, JsonPolicy};
 
-/// Returns whether it names an unknown key, in its signed identity or in the mark of the dead letter that it was. If so, the keys are read
-/// before it is judged: another process may have signed it with a new one.
+/// Returns whether a delivery names an unknown key, in its signed identity or in its mark as a former dead letter. If so, the keys are read
+/// before the delivery is prepared: another process may have signed it with a new key.
 pub(crate) fn names_unknown_key(shared: &ConsumerContext, delivery: &Delivery) -> bool {
     let headers = delivery.properties.headers().as_ref();
     let (identity, mark) =
         (header(headers, own_headers::IDENTITY), header(headers, own_headers::LETTER_MARK));
-    (identity.is_some() || mark.is_some()) && shared.keys.now().signing.misses(identity, mark)
+    (identity.is_some() || mark.is_some()) && shared.keys.current().signing.is_key_missing(identity, mark)
 }
 
-/// Prepares a delivery: determines its identity, and reads its body as its consumer wants it.
+/// Prepares a delivery: determines its identity, and checks its body as its consumer requires.
 pub(crate) fn prepare(
     shared: &ConsumerContext,
     mut delivery: Box<Delivery>,
 ) -> Result<Candidate, Box<RejectedDelivery>> {
     let consumer = &shared.consumer;
-    let identity = match identity_of(shared, &mut delivery) {
+    let identity = match determine_identity(shared, &mut delivery) {
         Ok(identity) => identity,
         Err(UnidentifiedMessage { rejection, tenant }) => {
-            let known = PartialIdentity { tenant, key: None };
-            return Err(Box::new(RejectedDelivery { delivery, rejection, known }));
+            let identity = PartialIdentity { tenant, key: None };
+            return Err(Box::new(RejectedDelivery { delivery, rejection, identity }));
         }
     };
-    let (needs_json, wants_json) = match &shared.run {
+    let (needs_json, wants_json) = match &shared.handler {
         ConsumerHandler::Sql(handler) => {
             let json = handler.function.json;
             (json == JsonPolicy::Required, json != JsonPolicy::Off)
@@ -44,17 +44,17 @@ pub(crate) fn prepare(
         }
     };
     let json = wants_json.then(|| JsonText::parse(&delivery.message.body).ok()).flatten();
-    let is_json = json.is_some_and(JsonText::is_written_out);
+    let is_json = json.is_some_and(JsonText::is_bounded_as_jsonb);
     if needs_json && !is_json {
         let detail = match json {
             Some(_) => "the body has numbers with exponents that would add over 1 MiB of digits",
             None => "the body is not JSON, and the handler needs it (handler.json = \"required\")",
         };
-        let (rejection, known) =
+        let (rejection, identity) =
             (Rejection::new(Reason::InvalidJson, detail), PartialIdentity::from(&identity));
-        return Err(Box::new(RejectedDelivery { delivery, rejection, known }));
+        return Err(Box::new(RejectedDelivery { delivery, rejection, identity }));
     }
-    let lock = consumer.lock_order.as_ref().and_then(|source| extract::value(&delivery.message, source));
+    let lock = consumer.lock_order.as_ref().and_then(|source| extract::read_value(&delivery.message, source));
     Ok(Candidate {
         lock,
         fingerprint: consumer.fingerprint.fingerprint(&delivery.message.body),
@@ -71,9 +71,9 @@ pub(crate) async fn prepare_all(
 ) -> (Vec<Candidate>, Vec<Box<RejectedDelivery>>) {
     let mut candidates = Vec::with_capacity(deliveries.len());
     let mut rejected = Vec::new();
-    let mut read = ReadingStretch::default();
+    let mut stretch = ReadingStretch::default();
     for delivery in deliveries {
-        read.add(delivery.message.body.len()).await;
+        stretch.add(delivery.message.body.len()).await;
         match prepare(shared, delivery) {
             Ok(candidate) => candidates.push(candidate),
             Err(rejection) => rejected.push(rejection),
@@ -89,11 +89,11 @@ pub(crate) struct ReadingStretch(usize);
 
 impl ReadingStretch {
     /// Longest stretch in bytes: some ten milliseconds.
-    const LONGEST: usize = 1 << 20;
+    const MAX_STRETCH: usize = 1 << 20;
 
     /// Counts the body that is read next; lets other tasks run before it if the stretch would become too long.
     pub(crate) async fn add(&mut self, bytes: usize) {
-        if self.0 > 0 && self.0 + bytes > Self::LONGEST {
+        if self.0 > 0 && self.0 + bytes > Self::MAX_STRETCH {
             self.0 = 0;
             tokio::task::yield_now().await;
         }
@@ -101,8 +101,9 @@ impl ReadingStretch {
     }
 }
 
-/// Determines a delivery's identity.
-pub(crate) fn identity_of(
+/// Determines a delivery's identity: the signed one of a copy that Oncely has published, or by the consumer's sources. Sets the user of a
+/// signed copy in the delivery.
+pub(crate) fn determine_identity(
     shared: &ConsumerContext,
     delivery: &mut Delivery,
 ) -> Result<Identity, UnidentifiedMessage> {
@@ -117,21 +118,24 @@ pub(crate) fn identity_of(
         return Err(unidentified(Reason::BodyTooLarge, detail));
     }
     let too_many = || {
-        let detail = format!("the headers hold more than {MOST_HEADER_VALUES} values");
+        let detail = format!("the headers hold more than {MAX_HEADER_VALUES} values");
         unidentified(Reason::HeadersTooLarge, detail)
     };
     // Headers with too many values are not read at all, so no signed identity is known.
     if delivery.message.headers.contains_key(own_headers::UNREAD) {
         return Err(too_many());
     }
-    let opened = match delivery.message.headers.get(own_headers::IDENTITY) {
-        Some(HeaderValue::Text(value)) => {
-            shared.keys.now().signing.open(value, &consumer.name, &delivery.message.body).map(Some)
-        }
+    let signed_identity = match delivery.message.headers.get(own_headers::IDENTITY) {
+        Some(HeaderValue::Text(value)) => shared
+            .keys
+            .current()
+            .signing
+            .read_identity(value, &consumer.name, &delivery.message.body)
+            .map(Some),
         Some(_) => Err(SignatureError::Malformed),
         None => Ok(None),
     };
-    let signed = match opened {
+    let identity = match signed_identity {
         // A copy that we published for a later try.
         Ok(Some(SignedIdentity { identity, user_id })) => {
             delivery.message.properties.user_id = user_id;
@@ -143,7 +147,7 @@ pub(crate) fn identity_of(
             return Err(unidentified(Reason::SignatureInvalid, detail));
         }
     };
-    match signed {
+    match identity {
         Some(identity) => Ok(identity),
         // A copy of one with exactly this number holds some more.
         None if delivery.has_too_many_headers() => Err(too_many()),
@@ -151,20 +155,21 @@ pub(crate) fn identity_of(
     }
 }
 
-/// Returns a delivery's tenant, before it is prepared; `None` if it is unknown.
-pub(crate) fn tenant_of(shared: &ConsumerContext, delivery: &Delivery) -> Option<IdentityPart> {
+/// Reads a delivery's tenant, before it is prepared; `None` if it is unknown.
+pub(crate) fn read_tenant(shared: &ConsumerContext, delivery: &Delivery) -> Option<IdentityPart> {
     let (consumer, message) = (&shared.consumer, &delivery.message);
     if message.body.len() > usize::try_from(consumer.max_body).unwrap_or(usize::MAX) {
         return None;
     }
     // A copy that we published for a later try.
     if let Some(HeaderValue::Text(value)) = message.headers.get(own_headers::IDENTITY) {
-        let signed = shared.keys.now().signing.open(value, &consumer.name, &message.body).ok()?;
+        let signed =
+            shared.keys.current().signing.read_identity(value, &consumer.name, &message.body).ok()?;
         if let Some(identity) = signed.identity {
             return Some(identity.tenant);
         }
     }
-    extract::value(message, &consumer.tenant)
+    extract::read_value(message, &consumer.tenant)
 }
 
 #[cfg(test)]

@@ -10,11 +10,11 @@ use tokio::time::Instant;
 use super::aside::{BatchOrigin, DeferredDeliveries};
 use super::pace::Pace;
 use super::turns::{LateRoom, TenantFn, TenantTurns};
-use crate::worker::candidate::LARGE;
-use crate::worker::prediction::SMALL_BATCH;
+use crate::worker::candidate::MAX_TRANSACTION_BYTES;
+use crate::worker::prediction::MAX_SMALL_BATCH;
 use oncely_core::identity::IdentityPart;
 
-/// Longest wait of a lane for a fuller batch: about the time of a full one on a machine of two cores. A slow handler delays its neighbours
+/// Maximum wait of a lane for a fuller batch: about the time of a full one on a machine of two cores. A slow handler delays its neighbours
 /// no longer than that.
 const FILL_WAIT: Duration = Duration::from_millis(20);
 
@@ -25,17 +25,17 @@ pub(crate) struct Arrivals<T> {
     /// Deliveries that wait beside the lanes.
     pub(crate) aside: Arc<DeferredDeliveries<T>>,
     /// Number of lanes with an undecided batch.
-    at_work: watch::Sender<usize>,
-    /// Most messages of a batch.
-    most: usize,
-    /// Most messages by the time that the handler takes.
+    busy_lanes: watch::Sender<usize>,
+    /// Maximum number of messages in a batch.
+    max_messages: usize,
+    /// Limits the number of messages by the time that the handler takes.
     pace: Option<Arc<Pace>>,
     /// Messages from which a batch is not waited for: the broker may send no more as long as the other lanes hold theirs.
-    full: usize,
-    /// Most deliveries aside: half of the messages that the broker sends ahead of one queue.
-    room: usize,
-    /// Most bytes of them.
-    bytes: usize,
+    full_size: usize,
+    /// Maximum number of deliveries aside: half of the messages that the broker sends ahead of one queue.
+    max_aside: usize,
+    /// Maximum number of bytes of the deliveries aside.
+    max_aside_bytes: usize,
 }
 
 #[derive(Debug)]
@@ -44,21 +44,26 @@ struct ArrivalQueue<T> {
     /// Deliveries by tenant, if tenants take turns.
     turns: Option<TenantTurns<T>>,
     /// Deliveries from aside were taken last: new ones are next.
-    was_back: bool,
+    was_from_aside: bool,
     /// One of a late tenant was taken last, before those of others, which are next.
     was_late: bool,
 }
 
 impl<T> ArrivalQueue<T> {
-    /// Takes up to `most` into `batch`, and waits while there are none; returns how many, 0 at the end. May be dropped at any time.
-    async fn receive(&mut self, batch: &mut Vec<T>, most: usize, late: &HashSet<IdentityPart>) -> usize {
+    /// Takes up to `max_messages` deliveries into `batch`, and waits while there are none; returns their number, 0 at the end. Cancel safe.
+    async fn receive(
+        &mut self,
+        batch: &mut Vec<T>,
+        max_messages: usize,
+        late: &HashSet<IdentityPart>,
+    ) -> usize {
         match &mut self.turns {
-            Some(turns) => turns.receive(&mut self.receiver, batch, most, late).await,
-            None => self.receiver.recv_many(batch, most).await,
+            Some(turns) => turns.receive(&mut self.receiver, batch, max_messages, late).await,
+            None => self.receiver.recv_many(batch, max_messages).await,
         }
     }
 
-    /// Returns whether a delivery has arrived of a tenant that is not late, as far as tenants take turns.
+    /// Returns whether a delivery has arrived of a tenant that is not late, as far as tenants take turns. Sorts received deliveries first.
     fn has_others(&mut self, late: &HashSet<IdentityPart>) -> bool {
         self.turns.as_mut().is_some_and(|turns| turns.has_others(&mut self.receiver, late))
     }
@@ -80,13 +85,13 @@ impl<T> ArrivalQueue<T> {
         }
     }
 
-    /// Takes up to `most` deliveries into `batch` without waiting.
-    fn receive_now(&mut self, batch: &mut Vec<T>, most: usize, late: &HashSet<IdentityPart>) {
+    /// Takes up to `max_messages` deliveries into `batch` without waiting.
+    fn receive_now(&mut self, batch: &mut Vec<T>, max_messages: usize, late: &HashSet<IdentityPart>) {
         if let Some(turns) = &mut self.turns {
-            turns.receive_now(&mut self.receiver, batch, most, late);
+            turns.receive_now(&mut self.receiver, batch, max_messages, late);
             return;
         }
-        while batch.len() < most
+        while batch.len() < max_messages
             && let Ok(one) = self.receiver.try_recv()
         {
             batch.push(one);
@@ -95,43 +100,58 @@ impl<T> ArrivalQueue<T> {
 }
 
 impl<T> Arrivals<T> {
-    /// Creates a buffer for batches of up to `most` messages, for this number of `lanes`, to which the broker sends `prefetch` messages
-    /// ahead. Aside there is `room` for this number of messages, with at most this number of `bytes`.
+    /// Creates a buffer for batches of up to `max_messages` messages, for this number of `lanes`, to which the broker sends `prefetch`
+    /// messages ahead. At most `max_aside` deliveries with `max_aside_bytes` bytes wait aside.
     pub(crate) fn new(
         receiver: mpsc::Receiver<T>,
-        most: usize,
+        max_messages: usize,
         prefetch: usize,
         lanes: usize,
-        (room, bytes): (usize, usize),
+        (max_aside, max_aside_bytes): (usize, usize),
     ) -> Self {
-        let full = most.min(prefetch / lanes.saturating_mul(2).max(1));
-        let arriving = Mutex::new(ArrivalQueue { receiver, turns: None, was_back: false, was_late: false });
-        let at_work = watch::Sender::new(0);
-        Self { arriving, aside: Arc::default(), at_work, most, pace: None, full, room, bytes }
+        let full_size = max_messages.min(prefetch / lanes.saturating_mul(2).max(1));
+        let arriving =
+            Mutex::new(ArrivalQueue { receiver, turns: None, was_from_aside: false, was_late: false });
+        let busy_lanes = watch::Sender::new(0);
+        Self {
+            arriving,
+            aside: Arc::default(),
+            busy_lanes,
+            max_messages,
+            pace: None,
+            full_size,
+            max_aside,
+            max_aside_bytes,
+        }
     }
 
-    /// Lets tenants take turns within this number of messages, which the broker sends ahead.
-    pub(crate) fn in_turns(mut self, ahead: usize, tenant_of: TenantFn<T>, size_of: fn(&T) -> usize) -> Self {
+    /// Makes tenants take turns within this number of messages, which the broker sends ahead.
+    pub(crate) fn with_turns(
+        mut self,
+        ahead: usize,
+        tenant_of: TenantFn<T>,
+        size_of: fn(&T) -> usize,
+    ) -> Self {
         // Beside those aside, and those that are not settled yet.
-        let late_room = LateRoom { messages: self.room / 2, bytes: self.bytes / 2, size_of };
+        let late_room = LateRoom { messages: self.max_aside / 2, bytes: self.max_aside_bytes / 2, size_of };
         self.arriving.get_mut().turns = Some(TenantTurns::new(tenant_of, ahead, late_room));
         self
     }
 
     /// Makes batches smaller where the handler takes long.
-    pub(crate) fn at_pace(mut self, pace: Option<Arc<Pace>>) -> Self {
+    pub(crate) fn with_pace(mut self, pace: Option<Arc<Pace>>) -> Self {
         self.pace = pace;
         self
     }
 
-    /// Returns the most messages of the next batch.
+    /// Returns the maximum number of messages in the next batch.
     fn next_batch_max(&self) -> usize {
-        self.pace.as_ref().map_or(self.most, |pace| pace.most().min(self.most))
+        self.pace.as_ref().map_or(self.max_messages, |pace| pace.max_messages().min(self.max_messages))
     }
 
-    /// Takes deliveries from aside that must make room, so that those behind them in the queue come.
-    pub(crate) fn overflow(&self, size: impl Fn(&T) -> usize) -> Vec<T> {
-        self.aside.overflow(Instant::now(), self.room, self.bytes, size)
+    /// Takes deliveries from aside that must make room, so that deliveries behind them in the queue come.
+    pub(crate) fn take_overflow(&self, size: impl Fn(&T) -> usize) -> Vec<T> {
+        self.aside.take_overflow(Instant::now(), self.max_aside, self.max_aside_bytes, size)
     }
 
     /// Takes the next batch into `batch`, which is empty; it stays empty at the end. The guard, if any, is held until the batch is decided.
@@ -146,14 +166,14 @@ impl<T> Arrivals<T> {
         let arriving = &mut *arriving;
         loop {
             // Before the state is read: a change after it is not missed.
-            let mut changed = std::pin::pin!(self.aside.changed());
+            let mut changed = std::pin::pin!(self.aside.wait_for_change());
             changed.as_mut().enable();
             let now = Instant::now();
-            let is_open = self.aside.arrivals().is_none_or(|arrivals| arrivals <= now);
-            let late = self.aside.late(now);
-            let arrived = !late.is_empty() && arriving.has_others(&late);
-            let others = arrived || !late.is_empty() && self.aside.has_others(now);
-            if others
+            let is_open = self.aside.arrivals_due().is_none_or(|arrivals| arrivals <= now);
+            let late = self.aside.late_tenants(now);
+            let others_arrived = !late.is_empty() && arriving.has_others(&late);
+            let has_others = others_arrived || !late.is_empty() && self.aside.has_others(now);
+            if has_others
                 && !arriving.was_late
                 && is_open
                 && arriving.has_late(&late)
@@ -161,31 +181,31 @@ impl<T> Arrivals<T> {
             {
                 arriving.take_late(batch, &late);
                 arriving.was_late = true;
-                return (BatchOrigin::Arrived, Some(self.late_run(began)));
+                return (BatchOrigin::Arrived, Some(self.guard_late_run(began)));
             }
             // Else only those of late tenants have arrived, which rest.
-            let may_come = arrived || !others || !arriving.has_late(&late);
-            if arriving.was_back && is_open && may_come {
-                arriving.was_back = false;
+            let may_come = others_arrived || !has_others || !arriving.has_late(&late);
+            if arriving.was_from_aside && is_open && may_come {
+                arriving.was_from_aside = false;
                 arriving.receive_now(batch, self.next_batch_max(), &late);
                 if !batch.is_empty() {
                     arriving.was_late = false;
-                    return (BatchOrigin::Arrived, self.late_run_of(arriving, batch, &late));
+                    return (BatchOrigin::Arrived, self.begin_late_run(arriving, batch, &late));
                 }
             }
-            let due = self.aside.due(Instant::now(), self.next_batch_max(), others);
-            if !due.back.is_empty() {
-                (arriving.was_back, arriving.was_late) = (true, false);
-                batch.extend(due.back);
-                return (BatchOrigin::Back, due.late.map(|began| self.late_run(began)));
+            let due = self.aside.take_due(Instant::now(), self.next_batch_max(), has_others);
+            if !due.deliveries.is_empty() {
+                (arriving.was_from_aside, arriving.was_late) = (true, false);
+                batch.extend(due.deliveries);
+                return (BatchOrigin::Back, due.late.map(|began| self.guard_late_run(began)));
             }
-            let arrives = async {
+            let arrival = async {
                 if let Some(arrivals) = due.arrivals {
                     tokio::time::sleep_until(arrivals).await;
                 }
                 arriving.receive(batch, self.next_batch_max(), &late).await
             };
-            let comes_back = async {
+            let wake_up = async {
                 match due.next {
                     Some(next) => tokio::time::sleep_until(next).await,
                     None => std::future::pending().await,
@@ -193,27 +213,27 @@ impl<T> Arrivals<T> {
             };
             tokio::select! {
                 biased;
-                _ = arrives => break,
-                () = comes_back => {}
+                _ = arrival => break,
+                () = wake_up => {}
                 () = changed.as_mut() => {}
             }
         }
         arriving.was_late = false;
-        let most = self.next_batch_max();
-        let late = self.aside.late(Instant::now());
-        let full = self.full.min(most);
-        let run = self.late_run_of(arriving, batch, &late);
-        if batch.len() <= SMALL_BATCH || batch.len() >= full || run.is_some() {
+        let max_messages = self.next_batch_max();
+        let late = self.aside.late_tenants(Instant::now());
+        let full_size = self.full_size.min(max_messages);
+        let run = self.begin_late_run(arriving, batch, &late);
+        if batch.len() <= MAX_SMALL_BATCH || batch.len() >= full_size || run.is_some() {
             return (BatchOrigin::Arrived, run);
         }
-        let mut at_work = self.at_work.subscribe();
+        let mut busy_lanes = self.busy_lanes.subscribe();
         let others_are_done = async {
             // Never an error: the sender is ours.
-            let _ = at_work.wait_for(|lanes| *lanes == 0).await;
+            let _ = busy_lanes.wait_for(|lanes| *lanes == 0).await;
         };
         let enough = async {
-            while batch.len() < full {
-                let room = most - batch.len();
+            while batch.len() < full_size {
+                let room = max_messages - batch.len();
                 if arriving.receive(batch, room, &late).await == 0 {
                     break;
                 }
@@ -227,23 +247,25 @@ impl<T> Arrivals<T> {
         (BatchOrigin::Arrived, None)
     }
 
-    fn late_run_of(
+    /// Begins the run of a late tenant's message if the batch begins with one; returns its guard.
+    fn begin_late_run(
         &self,
         arriving: &ArrivalQueue<T>,
         batch: &[T],
         late: &HashSet<IdentityPart>,
     ) -> Option<LateRun<T>> {
-        arriving.is_late(batch, late).then(|| self.late_run(self.aside.begin_late(Instant::now())))
+        arriving.is_late(batch, late).then(|| self.guard_late_run(self.aside.begin_late(Instant::now())))
     }
 
-    fn late_run(&self, began: Instant) -> LateRun<T> {
+    /// Creates the guard of a run that began with this time.
+    fn guard_late_run(&self, began: Instant) -> LateRun<T> {
         LateRun { aside: Arc::clone(&self.aside), began }
     }
 
     /// Counts a lane as at work on a batch, until the guard is dropped.
-    pub(crate) fn at_work(&self) -> BusyLane {
-        self.at_work.send_modify(|lanes| *lanes += 1);
-        BusyLane(self.at_work.clone())
+    pub(crate) fn mark_busy(&self) -> BusyLane {
+        self.busy_lanes.send_modify(|lanes| *lanes += 1);
+        BusyLane(self.busy_lanes.clone())
     }
 }
 
@@ -270,14 +292,14 @@ impl Drop for BusyLane {
     }
 }
 
-/// Splits a batch into parts of at most [`LARGE`] bytes each (or one message that is larger), in their order.
+/// Splits a batch into parts of at most [`MAX_TRANSACTION_BYTES`] bytes each (or one message that is larger), in their order.
 pub(crate) fn split_by_bytes<T>(batch: Vec<T>, size: impl Fn(&T) -> usize) -> Vec<Vec<T>> {
     let mut parts: Vec<Vec<T>> = Vec::new();
     let mut bytes = 0;
     for one in batch {
         let more = size(&one);
         match parts.last_mut() {
-            Some(part) if bytes + more <= LARGE => part.push(one),
+            Some(part) if bytes + more <= MAX_TRANSACTION_BYTES => part.push(one),
             _ => {
                 bytes = 0;
                 parts.push(vec![one]);
@@ -318,13 +340,13 @@ mod tests {
     async fn nothing_is_waited_for_where_it_would_not_pay() {
         let (_sender, arrivals) = with(300);
         assert_eq!(at_once(&arrivals), Some(300), "no other lane is at work");
-        for few in [1, SMALL_BATCH] {
+        for few in [1, MAX_SMALL_BATCH] {
             let (_sender, arrivals) = with(few);
-            let _other = arrivals.at_work();
+            let _other = arrivals.mark_busy();
             assert_eq!(at_once(&arrivals), Some(few), "a low rate");
         }
         let (_sender, arrivals) = with(700);
-        let _other = arrivals.at_work();
+        let _other = arrivals.mark_busy();
         assert_eq!(at_once(&arrivals), Some(500), "a full batch");
     }
 
@@ -332,10 +354,10 @@ mod tests {
     async fn a_lane_takes_no_more_than_a_slow_handler_does_soon() {
         let (_sender, arrivals) = with(300);
         let pace = Arc::new(Pace::default());
-        let arrivals = arrivals.at_pace(Some(Arc::clone(&pace)));
+        let arrivals = arrivals.with_pace(Some(Arc::clone(&pace)));
         pace.record(100, Duration::from_secs(5));
         assert_eq!(at_once(&arrivals), Some(5));
-        let _other = arrivals.at_work();
+        let _other = arrivals.mark_busy();
         assert_eq!(at_once(&arrivals), Some(5));
         pace.record(10_000, Duration::from_secs(1));
         assert_eq!(at_once(&arrivals), None, "it waits for a full batch");
@@ -344,7 +366,7 @@ mod tests {
     #[tokio::test]
     async fn a_batch_fills_up_while_another_lane_is_at_work() {
         let (sender, arrivals) = with(300);
-        let other = arrivals.at_work();
+        let other = arrivals.mark_busy();
         let mut batch = Vec::new();
         {
             let mut full = std::pin::pin!(arrivals.take(&mut batch));
@@ -368,10 +390,10 @@ mod tests {
     #[tokio::test]
     async fn nobody_waits_long_for_a_lane_that_does_not_end() {
         let (_sender, arrivals) = with(100);
-        let _other = arrivals.at_work();
+        let _other = arrivals.mark_busy();
         assert_eq!(at_once(&arrivals), None);
         let (sender, arrivals) = with(100);
-        let _other = arrivals.at_work();
+        let _other = arrivals.mark_busy();
         let mut batch = Vec::new();
         tokio::time::timeout(Duration::from_secs(30), arrivals.take(&mut batch)).await.unwrap();
         assert_eq!(batch.len(), 100);
@@ -383,7 +405,7 @@ mod tests {
         let (sender, arriving) = mpsc::channel(400);
         send(&sender, 0..100);
         let arrivals = Arrivals::new(arriving, 500, 400, 2, (0, 0));
-        let _other = arrivals.at_work();
+        let _other = arrivals.mark_busy();
         assert_eq!(at_once(&arrivals), Some(100), "400 sent ahead are 100 for each lane at work or waiting");
     }
 
@@ -416,14 +438,17 @@ mod tests {
             ..100 => IdentityPart::new(b"late").ok(),
             _ => IdentityPart::new(b"acme").ok(),
         };
-        let arrivals =
-            Arrivals::new(arriving, 10, 2_000, 1, (1_000, 1_000)).in_turns(2_000, Box::new(tenant_of), |_| 0);
-        arrivals.aside.out_of_time(Instant::now(), &late, Duration::ZERO);
+        let arrivals = Arrivals::new(arriving, 10, 2_000, 1, (1_000, 1_000)).with_turns(
+            2_000,
+            Box::new(tenant_of),
+            |_| 0,
+        );
+        arrivals.aside.record_out_of_time(Instant::now(), &late, Duration::ZERO);
         for number in 0..3 {
             let mut batch = Vec::new();
-            let (_, at_work) = arrivals.take(&mut batch).now_or_never().unwrap();
-            assert!(at_work.is_some() && batch == [number], "alone: {batch:?}");
-            drop(at_work);
+            let (_, late_run) = arrivals.take(&mut batch).now_or_never().unwrap();
+            assert!(late_run.is_some() && batch == [number], "alone: {batch:?}");
+            drop(late_run);
             batch.clear();
             arrivals.take(&mut batch).now_or_never().unwrap();
             assert!(batch.len() == 10 && batch.iter().all(|number| *number >= 100), "{batch:?}");
@@ -431,12 +456,12 @@ mod tests {
         let mut batch = Vec::new();
         while arrivals.take(&mut batch).now_or_never().is_some() {}
         send(&sender, 10..11);
-        arrivals.aside.out_of_time(Instant::now(), &late, Duration::from_secs(30));
+        arrivals.aside.record_out_of_time(Instant::now(), &late, Duration::from_secs(30));
         for number in 100..103 {
             let acme = IdentityPart::new(b"acme").unwrap();
             arrivals.aside.put(Instant::now(), Instant::now(), Cause::Held, acme, number);
         }
-        let arrivals = Arrivals { most: 1, ..arrivals };
+        let arrivals = Arrivals { max_messages: 1, ..arrivals };
         let mut taken = Vec::new();
         for _ in 0..4 {
             let mut batch = Vec::new();
@@ -449,7 +474,7 @@ mod tests {
     #[tokio::test]
     async fn what_was_taken_is_not_lost_with_the_wait() {
         let (sender, arrivals) = with(300);
-        let _other = arrivals.at_work();
+        let _other = arrivals.mark_busy();
         let mut batch = Vec::new();
         assert!(arrivals.take(&mut batch).now_or_never().is_none(), "it waits for more");
         assert_eq!(batch, (0..300).collect::<Vec<_>>());
@@ -460,7 +485,7 @@ mod tests {
     #[tokio::test]
     async fn the_end_is_an_empty_batch() {
         let (sender, arrivals) = with(100);
-        let _other = arrivals.at_work();
+        let _other = arrivals.mark_busy();
         drop(sender);
         assert_eq!(at_once(&arrivals), Some(100), "no more will come");
         assert_eq!(at_once(&arrivals), Some(0));
@@ -470,8 +495,11 @@ mod tests {
     fn a_batch_is_split_where_postgresql_could_not_take_it_at_once() {
         let split = |sizes: &[usize]| split_by_bytes(sizes.to_vec(), |size| *size);
         assert_eq!(split(&[1, 2, 3]), [vec![1, 2, 3]]);
-        assert_eq!(split(&[LARGE, 1, LARGE - 1, 1]), [vec![LARGE], vec![1, LARGE - 1], vec![1]]);
-        assert_eq!(split(&[2 * LARGE, 1]), [vec![2 * LARGE], vec![1]]);
+        assert_eq!(
+            split(&[MAX_TRANSACTION_BYTES, 1, MAX_TRANSACTION_BYTES - 1, 1]),
+            [vec![MAX_TRANSACTION_BYTES], vec![1, MAX_TRANSACTION_BYTES - 1], vec![1]]
+        );
+        assert_eq!(split(&[2 * MAX_TRANSACTION_BYTES, 1]), [vec![2 * MAX_TRANSACTION_BYTES], vec![1]]);
         assert_eq!(split(&[]), Vec::<Vec<usize>>::new());
     }
 }

@@ -29,27 +29,27 @@ pub(crate) enum Cause {
     Suspect,
 }
 
-/// Most deliveries that come back at once: a lane runs them one by one, and new ones must not wait long for them.
-const AT_ONCE: usize = 16;
+/// Maximum number of deliveries that come back at once: a lane runs them one by one, and new ones must not wait long for them.
+const MAX_RETURNED: usize = 16;
 
-/// Most of them of one tenant while others have some: a tenant with only held keys must not keep another's waiting.
-const OF_ONE: usize = 4;
+/// Maximum number of these of one tenant while others have some: a tenant with only held keys must not keep another's waiting.
+const MAX_RETURNED_PER_TENANT: usize = 4;
 
 /// While nothing succeeds: wait of new deliveries after a batch that failed. Each message is tried that soon, since it may be the one that
 /// succeeds.
-const ARRIVALS: Duration = Duration::from_secs(1);
+const ARRIVALS_PAUSE: Duration = Duration::from_secs(1);
 
-/// Longest wait of a delivery here.
-pub(super) const LONGEST_ASIDE: Duration = Duration::from_secs(120);
+/// Maximum wait of a delivery here.
+pub(super) const MAX_WAIT_ASIDE: Duration = Duration::from_secs(120);
 
-/// Longest time for which those of late tenants rest while others may run, after a run and while one of them is at work.
-const LONGEST_REST: Duration = Duration::from_secs(60);
+/// Maximum time for which those of late tenants rest while others may run, after a run and while one of them is at work.
+const MAX_REST: Duration = Duration::from_secs(60);
 
 /// Time after the rest for which a tenant is known as late.
-const LATE: Duration = Duration::from_secs(60);
+const LATE_TIME: Duration = Duration::from_secs(60);
 
-/// Longest pause between two tries of failed deliveries while nothing succeeds.
-const LONGEST: Duration = Duration::from_secs(10);
+/// Maximum pause between two tries of failed deliveries while nothing succeeds.
+const MAX_PAUSE: Duration = Duration::from_secs(10);
 
 /// Waiting deliveries of a consumer.
 #[derive(Debug)]
@@ -98,7 +98,7 @@ struct StallPause {
 /// Deliveries that may be taken now.
 #[derive(Debug)]
 pub(crate) struct DueDeliveries<T> {
-    pub(crate) back: Vec<T>,
+    pub(crate) deliveries: Vec<T>,
     /// If one of them is of a late tenant: for [`DeferredDeliveries::end_late`].
     pub(crate) late: Option<Instant>,
     /// Time of the next check.
@@ -138,26 +138,32 @@ impl<T> DeferredDeliveries<T> {
         self.changed.notify_waiters();
     }
 
-    /// Records that a message of the tenant used up its time without success: the next one of a late tenant comes back once others had as
-    /// much.
-    pub(crate) fn out_of_time(&self, now: Instant, tenant: &IdentityPart, took: Duration) {
-        let rests = now + took.min(LONGEST_REST);
+    /// Records that a message of the tenant used up its time without success: the next message of a late tenant comes back once others had
+    /// as much time.
+    pub(crate) fn record_out_of_time(&self, now: Instant, tenant: &IdentityPart, duration: Duration) {
+        let rests = now + duration.min(MAX_REST);
         let mut state = self.lock();
         state.late.retain(|_, until| now < *until);
-        state.late.insert(tenant.clone(), rests + LATE);
+        state.late.insert(tenant.clone(), rests + LATE_TIME);
         state.late_rests = state.late_rests.max(Some(rests));
         drop(state);
         self.changed.notify_waiters();
     }
 
-    /// Records that a message of the tenant ended in time, by itself. If it `succeeded`, its tenant is not late any more.
-    pub(crate) fn in_time(&self, now: Instant, tenant: &IdentityPart, took: Duration, succeeded: bool) {
+    /// Records that a message of the tenant ended in time, by itself. If the message `has_succeeded`, the tenant is not late any more.
+    pub(crate) fn record_in_time(
+        &self,
+        now: Instant,
+        tenant: &IdentityPart,
+        duration: Duration,
+        has_succeeded: bool,
+    ) {
         let mut state = self.lock();
         if !state.late.contains_key(tenant) {
             return;
         }
-        state.late_rests = state.late_rests.max(Some(now + took.min(LONGEST_REST)));
-        if succeeded {
+        state.late_rests = state.late_rests.max(Some(now + duration.min(MAX_REST)));
+        if has_succeeded {
             state.late.remove(tenant);
         }
         drop(state);
@@ -185,11 +191,11 @@ impl<T> DeferredDeliveries<T> {
         self.lock().begin_late(now)
     }
 
-    /// Ends the run that began with this time, whether it took place or not.
-    pub(crate) fn end_late(&self, began: Instant) {
+    /// Ends the run with this time of [`Self::begin_late`], whether it took place or not.
+    pub(crate) fn end_late(&self, end: Instant) {
         let mut state = self.lock();
-        if let Some(one) = state.late_at_work.iter().position(|until| *until == began) {
-            state.late_at_work.swap_remove(one);
+        if let Some(index) = state.late_at_work.iter().position(|until| *until == end) {
+            state.late_at_work.swap_remove(index);
         }
         drop(state);
         self.changed.notify_waiters();
@@ -204,25 +210,25 @@ impl<T> DeferredDeliveries<T> {
     }
 
     /// Returns the tenants that are known as late.
-    pub(crate) fn late(&self, now: Instant) -> HashSet<IdentityPart> {
+    pub(crate) fn late_tenants(&self, now: Instant) -> HashSet<IdentityPart> {
         let state = self.lock();
         state.late.iter().filter(|(_, until)| now < **until).map(|(tenant, _)| tenant.clone()).collect()
     }
 
     /// Pauses the consumer, longer each time: nothing of a batch succeeded, with an undecided cause. Returns whether it is the first time.
     /// New deliveries wait if the batch was one of them.
-    pub(crate) fn pause(&self, now: Instant, taken: BatchOrigin) -> bool {
+    pub(crate) fn pause(&self, now: Instant, origin: BatchOrigin) -> bool {
         let mut state = self.lock();
-        let before = state.pause;
-        let length = before.map_or(Duration::from_millis(250), |pause| (pause.length * 2).min(LONGEST));
-        let arrivals = match taken {
-            BatchOrigin::Arrived => now + ARRIVALS.min(length),
-            BatchOrigin::Back => before.map_or(now, |pause| pause.arrivals),
+        let previous = state.pause;
+        let length = previous.map_or(Duration::from_millis(250), |pause| (pause.length * 2).min(MAX_PAUSE));
+        let arrivals = match origin {
+            BatchOrigin::Arrived => now + ARRIVALS_PAUSE.min(length),
+            BatchOrigin::Back => previous.map_or(now, |pause| pause.arrivals),
         };
         state.pause = Some(StallPause { length, probe: now + length, arrivals });
         drop(state);
         self.changed.notify_waiters();
-        before.is_none()
+        previous.is_none()
     }
 
     /// Brings back the deliveries that waited for a success. Returns whether the consumer was paused.
@@ -239,8 +245,8 @@ impl<T> DeferredDeliveries<T> {
         true
     }
 
-    /// Returns when new deliveries may be taken.
-    pub(crate) fn arrivals(&self) -> Option<Instant> {
+    /// Returns the time from which new deliveries may be taken; `None` if the consumer is not paused.
+    pub(crate) fn arrivals_due(&self) -> Option<Instant> {
         self.lock().pause.map(|pause| pause.arrivals)
     }
 
@@ -250,28 +256,28 @@ impl<T> DeferredDeliveries<T> {
         state.waiting.iter().any(|one| state.may_run(one, now) && !state.late.contains_key(&one.tenant))
     }
 
-    /// Returns up to `most` deliveries that are due, of tenants in turns: while the consumer is paused, failed ones one at a time; of late
-    /// tenants one at most, and none while they rest if there are `others` that may run.
-    pub(crate) fn due(&self, now: Instant, most: usize, others: bool) -> DueDeliveries<T> {
+    /// Takes up to `max_deliveries` deliveries that are due, of tenants in turns: while the consumer is paused, failed ones one at a time;
+    /// of late tenants one at most, and none while they rest if other deliveries may run (`has_others`).
+    pub(crate) fn take_due(&self, now: Instant, max_deliveries: usize, has_others: bool) -> DueDeliveries<T> {
         let state = &mut *self.lock();
         state.late.retain(|_, until| now < *until);
-        let rests = state.late_rest().filter(|until| others && now < *until);
+        let rests = state.late_rest().filter(|until| has_others && now < *until);
         let (mut may_be_late, mut late) = (rests.is_none(), None);
         let pause = state.pause;
-        let mut back = Vec::new();
+        let mut deliveries = Vec::new();
         let mut probes = pause.map_or(usize::MAX, |pause| usize::from(pause.probe <= now));
         // Of a tenant, the longest-waiting first, so that each gets its turn.
         state.waiting.sort_by_cached_key(|one| (state.turns.get(&one.tenant).copied(), one.due));
-        for of_one in [OF_ONE, AT_ONCE] {
-            let mut of_tenant: HashMap<IdentityPart, usize> = HashMap::new();
-            let mut kept = Vec::with_capacity(state.waiting.len());
+        for max_per_tenant in [MAX_RETURNED_PER_TENANT, MAX_RETURNED] {
+            let mut taken_by_tenant: HashMap<IdentityPart, usize> = HashMap::new();
+            let mut waiting = Vec::with_capacity(state.waiting.len());
             for one in std::mem::take(&mut state.waiting) {
                 let is_late = state.late.contains_key(&one.tenant);
                 let may_run = one.due <= now
-                    && back.len() < AT_ONCE.min(most)
+                    && deliveries.len() < MAX_RETURNED.min(max_deliveries)
                     && (!is_late || may_be_late)
                     && (one.cause != Cause::Environment || probes > 0)
-                    && of_tenant.get(&one.tenant).is_none_or(|taken| *taken < of_one);
+                    && taken_by_tenant.get(&one.tenant).is_none_or(|taken| *taken < max_per_tenant);
                 if may_run {
                     if is_late {
                         may_be_late = false;
@@ -280,14 +286,14 @@ impl<T> DeferredDeliveries<T> {
                     }
                     state.last_turn += 1;
                     state.turns.insert(one.tenant.clone(), state.last_turn);
-                    *of_tenant.entry(one.tenant).or_default() += 1;
+                    *taken_by_tenant.entry(one.tenant).or_default() += 1;
                     probes = probes.saturating_sub(usize::from(one.cause == Cause::Environment));
-                    back.push(one.delivery);
+                    deliveries.push(one.delivery);
                 } else {
-                    kept.push(one);
+                    waiting.push(one);
                 }
             }
-            state.waiting = kept;
+            state.waiting = waiting;
         }
         let soonest = |one: &DeferredDelivery<T>| {
             let due = rests
@@ -301,13 +307,13 @@ impl<T> DeferredDeliveries<T> {
         let next = state.waiting.iter().map(soonest).min();
         let tenants: HashSet<&IdentityPart> = state.waiting.iter().map(|one| &one.tenant).collect();
         state.turns.retain(|tenant, _| tenants.contains(tenant));
-        DueDeliveries { back, late, next, arrivals: pause.map(|pause| pause.arrivals) }
+        DueDeliveries { deliveries, late, next, arrivals: pause.map(|pause| pause.arrivals) }
     }
 
-    /// Takes out the deliveries beyond `room`, in number or in bytes, and those that have waited for more than two minutes: otherwise those
-    /// behind them in the queue would not come, and the broker closes a channel that withholds an acknowledgement too long (RabbitMQ's
-    /// `consumer_timeout`). A suspect stays: its copy would not be marked as redelivered, and would run beside others.
-    pub(crate) fn overflow(
+    /// Takes the deliveries beyond `room`, in number or in bytes, and those that have waited for more than two minutes: otherwise
+    /// deliveries behind them in the queue would not come, and the broker closes a channel that withholds an acknowledgement too long
+    /// (RabbitMQ's `consumer_timeout`). A suspect stays: its copy would not be marked as redelivered, and would run beside others.
+    pub(crate) fn take_overflow(
         &self,
         now: Instant,
         room: usize,
@@ -317,28 +323,29 @@ impl<T> DeferredDeliveries<T> {
         let mut state = self.lock();
         let suspects = state.waiting.extract_if(.., |one| one.cause == Cause::Suspect).collect::<Vec<_>>();
         state.waiting.sort_by_key(|one| one.since);
-        let old = state.waiting.iter().take_while(|one| now - one.since > LONGEST_ASIDE).count();
-        let mut held: usize = state.waiting.iter().map(|one| size(&one.delivery)).sum();
-        let mut heavy = 0;
-        while held > bytes
-            && let Some(one) = state.waiting.get(heavy)
+        let old = state.waiting.iter().take_while(|one| now - one.since > MAX_WAIT_ASIDE).count();
+        let mut bytes_aside: usize = state.waiting.iter().map(|one| size(&one.delivery)).sum();
+        let mut large = 0;
+        while bytes_aside > bytes
+            && let Some(one) = state.waiting.get(large)
         {
-            held -= size(&one.delivery);
-            heavy += 1;
+            bytes_aside -= size(&one.delivery);
+            large += 1;
         }
-        let more = state.waiting.len().saturating_sub(room).max(old).max(heavy);
-        let out = state.waiting.drain(..more).map(|one| one.delivery).collect();
+        let count = state.waiting.len().saturating_sub(room).max(old).max(large);
+        let overflow = state.waiting.drain(..count).map(|one| one.delivery).collect();
         state.waiting.extend(suspects);
-        out
+        overflow
     }
 
+    /// Returns the number of waiting deliveries.
     pub(crate) fn len(&self) -> usize {
         self.lock().waiting.len()
     }
 
     /// Waits until a delivery is put aside, or the consumer is paused or resumed. A change before its first poll is missed: enable it, then
     /// read the state.
-    pub(crate) fn changed(&self) -> tokio::sync::futures::Notified<'_> {
+    pub(crate) fn wait_for_change(&self) -> tokio::sync::futures::Notified<'_> {
         self.changed.notified()
     }
 
@@ -349,13 +356,14 @@ impl<T> DeferredDeliveries<T> {
 }
 
 impl<T> DeferredState<T> {
-    /// Returns until when those of late tenants rest.
+    /// Returns the time until which messages of late tenants rest.
     fn late_rest(&self) -> Option<Instant> {
         self.late_rests.max(self.late_at_work.iter().max().copied())
     }
 
+    /// Records that a message of a late tenant runs; returns the time of its rest.
     fn begin_late(&mut self, now: Instant) -> Instant {
-        let until = now + LONGEST_REST;
+        let until = now + MAX_REST;
         self.late_at_work.push(until);
         until
     }
@@ -385,10 +393,10 @@ mod tests {
         for number in 1_000..1_005 {
             aside.put(start + millis(1), start, Cause::Held, globex.clone(), number);
         }
-        let back = aside.due(start + millis(1), 100, false).back;
-        assert_eq!(back.len(), AT_ONCE);
-        assert_eq!(back.iter().filter(|number| **number >= 1_000).count(), OF_ONE);
-        assert_eq!(aside.len(), 1_005 - AT_ONCE);
+        let back = aside.take_due(start + millis(1), 100, false).deliveries;
+        assert_eq!(back.len(), MAX_RETURNED);
+        assert_eq!(back.iter().filter(|number| **number >= 1_000).count(), MAX_RETURNED_PER_TENANT);
+        assert_eq!(aside.len(), 1_005 - MAX_RETURNED);
     }
 
     #[test]
@@ -401,17 +409,17 @@ mod tests {
         for number in 1_000..1_002 {
             aside.put(start + millis(1), start, Cause::Held, globex.clone(), number);
         }
-        let back = || aside.due(start + millis(1), 1, false).back[0];
+        let back = || aside.take_due(start + millis(1), 1, false).deliveries[0];
         assert_eq!([back(), back(), back(), back(), back()], [0, 1_000, 1, 1_001, 2]);
         aside.put(start, start, Cause::Held, globex, 1_002);
-        let back = || aside.due(start + millis(1), 1, false).back[0];
+        let back = || aside.take_due(start + millis(1), 1, false).deliveries[0];
         assert_eq!([back(), back(), back()], [3, 1_002, 4], "it joins behind those that wait");
     }
 
     #[test]
     fn late_ones_that_have_arrived_take_turns_with_those_that_come_back() {
         let (aside, start) = (DeferredDeliveries::default(), Instant::now());
-        aside.out_of_time(start, &acme(), millis(1_000));
+        aside.record_out_of_time(start, &acme(), millis(1_000));
         assert_eq!(aside.try_begin_late(start), None, "they rest");
         let now = start + millis(1_000);
         let began = aside.try_begin_late(now).expect("none waits here");
@@ -421,8 +429,8 @@ mod tests {
         let mut turns = Vec::new();
         for _ in 0..4 {
             let arrived = aside.try_begin_late(now);
-            let due = aside.due(now, 1, true);
-            turns.push(due.back.first().copied());
+            let due = aside.take_due(now, 1, true);
+            turns.push(due.deliveries.first().copied());
             assert!(arrived.is_some() != due.late.is_some());
             aside.end_late(arrived.or(due.late).unwrap());
         }
@@ -447,16 +455,16 @@ mod tests {
             aside.put(start + millis(100), start, Cause::Environment, acme(), number);
         }
         assert!(aside.pause(start, BatchOrigin::Arrived));
-        assert!(aside.due(start, 100, false).back.is_empty());
+        assert!(aside.take_due(start, 100, false).deliveries.is_empty());
         let now = start + millis(250);
-        assert_eq!(aside.due(now, 100, false).back, [0]);
+        assert_eq!(aside.take_due(now, 100, false).deliveries, [0]);
         assert!(!aside.pause(now, BatchOrigin::Arrived), "it was paused");
-        assert!(aside.due(now, 100, false).back.is_empty());
+        assert!(aside.take_due(now, 100, false).deliveries.is_empty());
         let now = now + millis(500);
-        assert_eq!(aside.due(now, 100, false).back, [1], "another one");
+        assert_eq!(aside.take_due(now, 100, false).deliveries, [1], "another one");
         assert!(aside.resume(now));
-        assert_eq!(aside.due(now, 100, false).back.len(), AT_ONCE);
-        assert_eq!(aside.due(now, 100, false).back.len(), AT_ONCE);
+        assert_eq!(aside.take_due(now, 100, false).deliveries.len(), MAX_RETURNED);
+        assert_eq!(aside.take_due(now, 100, false).deliveries.len(), MAX_RETURNED);
         assert_eq!(aside.len(), 6);
         assert!(!aside.resume(now));
     }
@@ -469,27 +477,30 @@ mod tests {
         }
         let globex = IdentityPart::new(b"globex").unwrap();
         aside.put(start, start, Cause::Held, globex.clone(), 10);
-        aside.out_of_time(start, &acme(), millis(4_000));
-        assert_eq!(aside.late(start), HashSet::from([acme()]));
-        let due = aside.due(start, 100, true);
-        assert_eq!((due.back, due.late, due.next), (vec![10], None, Some(start + millis(4_000))));
-        let due = aside.due(start, 100, false);
-        assert_eq!(due.back, [0], "there are no others");
+        aside.record_out_of_time(start, &acme(), millis(4_000));
+        assert_eq!(aside.late_tenants(start), HashSet::from([acme()]));
+        let due = aside.take_due(start, 100, true);
+        assert_eq!((due.deliveries, due.late, due.next), (vec![10], None, Some(start + millis(4_000))));
+        let due = aside.take_due(start, 100, false);
+        assert_eq!(due.deliveries, [0], "there are no others");
         let now = start + millis(4_000);
-        aside.out_of_time(now, &globex, millis(1));
-        assert!(aside.due(now + millis(1), 100, true).back.is_empty(), "one is at work");
+        aside.record_out_of_time(now, &globex, millis(1));
+        assert!(aside.take_due(now + millis(1), 100, true).deliveries.is_empty(), "one is at work");
         aside.end_late(due.late.unwrap());
-        let due = aside.due(now + millis(1), 100, true);
-        assert_eq!(due.back, [1], "it has ended without a word");
-        aside.in_time(now, &acme(), millis(1_000), false);
+        let due = aside.take_due(now + millis(1), 100, true);
+        assert_eq!(due.deliveries, [1], "it has ended without a word");
+        aside.record_in_time(now, &acme(), millis(1_000), false);
         aside.end_late(due.late.unwrap());
-        assert!(aside.due(now + millis(999), 100, true).back.is_empty(), "others have as much time");
+        assert!(
+            aside.take_due(now + millis(999), 100, true).deliveries.is_empty(),
+            "others have as much time"
+        );
         let now = now + millis(1_000);
-        aside.in_time(now, &acme(), millis(0), true);
-        assert_eq!(aside.due(now, 2, true).back, [2, 3], "no more than a batch of new ones has");
-        assert_eq!(aside.due(now, 100, true).back, [4, 5]);
-        aside.out_of_time(now, &acme(), LONGEST_REST * 10);
-        assert!(aside.late(now + LONGEST_REST + LATE).is_empty());
+        aside.record_in_time(now, &acme(), millis(0), true);
+        assert_eq!(aside.take_due(now, 2, true).deliveries, [2, 3], "no more than a batch of new ones has");
+        assert_eq!(aside.take_due(now, 100, true).deliveries, [4, 5]);
+        aside.record_out_of_time(now, &acme(), MAX_REST * 10);
+        assert!(aside.late_tenants(now + MAX_REST + LATE_TIME).is_empty());
     }
 
     #[test]
@@ -498,7 +509,7 @@ mod tests {
         for _ in 0..20 {
             aside.pause(start, BatchOrigin::Arrived);
         }
-        assert_eq!(aside.due(start, 100, false).arrivals, Some(start + ARRIVALS));
+        assert_eq!(aside.take_due(start, 100, false).arrivals, Some(start + ARRIVALS_PAUSE));
     }
 
     #[test]
@@ -508,9 +519,9 @@ mod tests {
         aside.put(start + millis(100), start, Cause::Environment, acme(), "failed");
         aside.pause(start, BatchOrigin::Arrived);
         let now = start + millis(100);
-        assert_eq!(aside.due(now, 100, false).back, ["held"]);
-        assert_eq!(aside.due(now, 100, false).next, Some(start + millis(250)));
-        assert_eq!(aside.overflow(now, 0, 100, |_| 0), ["failed"]);
+        assert_eq!(aside.take_due(now, 100, false).deliveries, ["held"]);
+        assert_eq!(aside.take_due(now, 100, false).next, Some(start + millis(250)));
+        assert_eq!(aside.take_overflow(now, 0, 100, |_| 0), ["failed"]);
     }
 
     #[test]
@@ -518,10 +529,10 @@ mod tests {
         let (aside, start) = (DeferredDeliveries::default(), Instant::now());
         aside.put(start, start, Cause::Suspect, acme(), "suspect");
         aside.put(start, start, Cause::Held, acme(), "held");
-        let now = start + LONGEST_ASIDE + millis(1);
-        assert_eq!(aside.overflow(now, 0, 0, |_| 1), ["held"]);
+        let now = start + MAX_WAIT_ASIDE + millis(1);
+        assert_eq!(aside.take_overflow(now, 0, 0, |_| 1), ["held"]);
         aside.pause(now, BatchOrigin::Arrived);
-        assert_eq!(aside.due(now, 100, false).back, ["suspect"]);
+        assert_eq!(aside.take_due(now, 100, false).deliveries, ["suspect"]);
     }
 
     #[test]
@@ -537,10 +548,10 @@ mod tests {
             );
         }
         let now = start + millis(5_000);
-        assert_eq!(aside.overflow(now, 4, 100, |_| 0), [0]);
-        let now = start + LONGEST_ASIDE + millis(2_000);
-        assert_eq!(aside.overflow(now, 4, 100, |_| 0), [1]);
-        assert_eq!(aside.overflow(now, 4, 100, |_| 40), [2], "two of forty bytes fit into a hundred");
+        assert_eq!(aside.take_overflow(now, 4, 100, |_| 0), [0]);
+        let now = start + MAX_WAIT_ASIDE + millis(2_000);
+        assert_eq!(aside.take_overflow(now, 4, 100, |_| 0), [1]);
+        assert_eq!(aside.take_overflow(now, 4, 100, |_| 40), [2], "two of forty bytes fit into a hundred");
         assert_eq!(aside.len(), 2);
     }
 }

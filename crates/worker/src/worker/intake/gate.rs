@@ -20,7 +20,7 @@ enum PauseState {
 /// Gate in front of a consumer's lanes. Closed until it is known that the consumer is not paused.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
-    said: watch::Sender<PauseState>,
+    state: watch::Sender<PauseState>,
     /// Number of times it was closed. A delivery that a lane took and did not begin with comes again only when its channel is closed, so a
     /// subscription made before the last closing ends, even if the pause was over before it was noticed.
     closings: AtomicU64,
@@ -50,57 +50,58 @@ impl Drop for BatchGuard<'_> {
 
 impl Gate {
     /// Applies a pause or its end; returns whether anything changed.
-    pub(crate) fn set(&self, pause: Option<Pause>) -> bool {
-        let said = pause.map_or(PauseState::Open, PauseState::Paused);
-        self.said.send_if_modified(|now| {
-            let changed = *now != said;
-            if *now == PauseState::Open && changed {
+    pub(crate) fn set_pause(&self, pause: Option<Pause>) -> bool {
+        let state = pause.map_or(PauseState::Open, PauseState::Paused);
+        self.state.send_if_modified(|current| {
+            let changed = *current != state;
+            if *current == PauseState::Open && changed {
                 self.closings.fetch_add(1, Ordering::AcqRel);
             }
-            *now = said;
+            *current = state;
             changed
         })
     }
 
-    pub(crate) fn pause(&self) -> Option<Pause> {
-        match &*self.said.borrow() {
+    /// Returns the pause of the consumer, if it is known to be paused.
+    pub(crate) fn current_pause(&self) -> Option<Pause> {
+        match &*self.state.borrow() {
             PauseState::Paused(pause) => Some(pause.clone()),
             PauseState::Unknown | PauseState::Open => None,
         }
     }
 
-    /// Returns whether it is unknown yet if the consumer is paused.
+    /// Returns whether it was not read yet if the consumer is paused.
     pub(crate) fn is_unknown(&self) -> bool {
-        *self.said.borrow() == PauseState::Unknown
+        *self.state.borrow() == PauseState::Unknown
     }
 
     /// Returns whether messages may be taken.
     pub(crate) fn is_open(&self) -> bool {
-        *self.said.borrow() == PauseState::Open
+        *self.state.borrow() == PauseState::Open
     }
 
-    /// Returns how often it was closed. Read it before [`Gate::is_open`], and before subscribing.
-    pub(crate) fn closings(&self) -> u64 {
+    /// Returns the number of times the gate was closed. Read it before [`Gate::is_open`], and before subscribing.
+    pub(crate) fn closing_count(&self) -> u64 {
         self.closings.load(Ordering::Acquire)
     }
 
     /// Returns a watch that waits for changes.
     pub(crate) fn watch(&self) -> PauseWatch {
-        PauseWatch(self.said.subscribe())
+        PauseWatch(self.state.subscribe())
     }
 
-    /// Begins with a batch, which lasts as long as the returned guard. `None` while the gate is closed: the deliveries taken come again
-    /// with their channel.
-    pub(crate) fn begin(&self) -> Option<BatchGuard<'_>> {
-        let began = self.closings();
+    /// Begins a batch, which lasts as long as the returned guard. `None` while the gate is closed: the deliveries taken come again with
+    /// their channel.
+    pub(crate) fn begin_batch(&self) -> Option<BatchGuard<'_>> {
+        let began = self.closing_count();
         self.work.send_modify(|work| *work.entry(began).or_default() += 1);
-        let at_work = BatchGuard { gate: self, began };
+        let guard = BatchGuard { gate: self, began };
         // After it is counted: a closing from now on waits for it.
-        self.is_open().then_some(at_work)
+        self.is_open().then_some(guard)
     }
 
     /// Waits until no batch is at work that began before the gate was closed for the `closings`th time. Others may begin meanwhile.
-    pub(crate) async fn at_rest(&self, closings: u64) {
+    pub(crate) async fn wait_until_at_rest(&self, closings: u64) {
         let mut work = self.work.subscribe();
         // Never an error: the sender is ours.
         let _ = work.wait_for(|work| work.range(..closings).next().is_none()).await;
@@ -113,13 +114,13 @@ pub(crate) struct PauseWatch(watch::Receiver<PauseState>);
 
 impl PauseWatch {
     /// Waits until messages may be taken.
-    pub(crate) async fn open(&mut self) {
+    pub(crate) async fn wait_until_open(&mut self) {
         // Never an error: the sender is the consumer's, which lives as long as this task.
-        let _ = self.0.wait_for(|said| *said == PauseState::Open).await;
+        let _ = self.0.wait_for(|state| *state == PauseState::Open).await;
     }
 
-    /// Waits until the state has changed since the last time.
-    pub(crate) async fn changed(&mut self) {
+    /// Waits until the pause has changed since the last wait.
+    pub(crate) async fn wait_for_change(&mut self) {
         if self.0.changed().await.is_err() {
             std::future::pending::<()>().await;
         }
@@ -146,20 +147,20 @@ mod tests {
     #[tokio::test]
     async fn a_closed_gate_lets_work_end_and_none_begin() {
         let gate = Gate::default();
-        assert!(gate.begin().is_none(), "nobody knows yet whether it is paused");
-        assert!(gate.set(None));
-        let at_work = gate.begin().unwrap();
-        assert!(gate.set(pause()));
-        assert!(!gate.set(pause()), "the same again");
-        let closings = gate.closings();
+        assert!(gate.begin_batch().is_none(), "nobody knows yet whether it is paused");
+        assert!(gate.set_pause(None));
+        let at_work = gate.begin_batch().unwrap();
+        assert!(gate.set_pause(pause()));
+        assert!(!gate.set_pause(pause()), "the same again");
+        let closings = gate.closing_count();
         assert_eq!(closings, 1, "a subscription of before it notices, however short it was");
-        assert!(gate.at_rest(closings).now_or_never().is_none(), "a lane is at work");
-        assert!(gate.begin().is_none());
-        assert!(gate.set(None));
-        let later = gate.begin().unwrap();
-        assert!(gate.at_rest(closings).now_or_never().is_none(), "the one of before still is");
+        assert!(gate.wait_until_at_rest(closings).now_or_never().is_none(), "a lane is at work");
+        assert!(gate.begin_batch().is_none());
+        assert!(gate.set_pause(None));
+        let later = gate.begin_batch().unwrap();
+        assert!(gate.wait_until_at_rest(closings).now_or_never().is_none(), "the one of before still is");
         drop(at_work);
-        gate.at_rest(closings).await;
+        gate.wait_until_at_rest(closings).await;
         drop(later);
     }
 }

@@ -3,17 +3,17 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::worker::prediction::SMALL_BATCH;
+use crate::worker::prediction::MAX_SMALL_BATCH;
 
-/// Longest time of a batch in its handler, approximately. Its messages hold their locks for this long, and those behind them wait. A commit
+/// Maximum time of a batch in its handler, approximately. Its messages hold their locks for this long, and those behind them wait. A commit
 /// takes about a hundredth of it.
-const LONGEST: Duration = Duration::from_millis(250);
+const MAX_BATCH_TIME: Duration = Duration::from_millis(250);
 
 /// Messages of a batch that measures the handler after a slow transaction.
-const MEASURE: usize = 8;
+const MEASURED_MESSAGES: usize = 8;
 
 /// Number of messages that make up half of the measured time.
-const REMEMBERED: f64 = 64.0;
+const HALF_WEIGHT_MESSAGES: f64 = 64.0;
 
 /// Measures the time of a message in the handler, over the lanes of a consumer in this process, and limits its batches by it.
 ///
@@ -33,41 +33,43 @@ struct PaceState {
 
 impl Pace {
     /// Records the time of the handler for this number of messages; none if no message of the transaction was to run.
-    pub(crate) fn record(&self, messages: usize, took: Duration) {
+    pub(crate) fn record(&self, messages: usize, duration: Duration) {
         let mut state = self.lock();
         state.is_unknown = false;
-        state.record(messages, took);
+        state.record(messages, duration);
     }
 
     /// Records the time of a whole transaction of this number of messages: its handler took no longer.
-    pub(crate) fn record_transaction(&self, messages: usize, took: Duration) {
+    pub(crate) fn record_transaction(&self, messages: usize, duration: Duration) {
         let mut state = self.lock();
         #[allow(clippy::cast_precision_loss)] // up to 64
         let expected = state.message.map(|message| message * messages as f64);
-        if expected.is_some_and(|expected| took.as_secs_f64() < expected) {
-            state.record(messages, took);
-        } else if took > LONGEST {
+        if expected.is_some_and(|expected| duration.as_secs_f64() < expected) {
+            state.record(messages, duration);
+        } else if duration > MAX_BATCH_TIME {
             state.is_unknown = true;
         }
     }
 
-    /// Returns the most messages of the next batch, at least one.
-    pub(crate) fn most(&self) -> usize {
+    /// Returns the maximum number of messages in the next batch, at least one.
+    pub(crate) fn max_messages(&self) -> usize {
         let state = self.lock();
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // saturates
-        let most = state.message.map_or(usize::MAX, |message| (LONGEST.as_secs_f64() / message) as usize);
-        most.clamp(1, if state.is_unknown { MEASURE } else { usize::MAX })
+        let most =
+            state.message.map_or(usize::MAX, |message| (MAX_BATCH_TIME.as_secs_f64() / message) as usize);
+        most.clamp(1, if state.is_unknown { MEASURED_MESSAGES } else { usize::MAX })
     }
 
-    /// Returns the most messages of the first batch of those that were taken at once: if nothing is known yet, a small one measures.
-    pub(crate) fn most_at_first(&self) -> usize {
+    /// Returns the maximum number of messages in the first batch of those that were taken at once: if the handler is not measured yet, a
+    /// small batch measures it.
+    pub(crate) fn max_at_first(&self) -> usize {
         let is_measured = self.lock().message.is_some();
-        self.most().min(if is_measured { usize::MAX } else { SMALL_BATCH })
+        self.max_messages().min(if is_measured { usize::MAX } else { MAX_SMALL_BATCH })
     }
 
     /// Returns whether the handler has to be measured by itself.
     pub(crate) fn needs_handler_time(&self) -> bool {
-        self.most() < SMALL_BATCH
+        self.max_messages() < MAX_SMALL_BATCH
     }
 
     fn lock(&self) -> MutexGuard<'_, PaceState> {
@@ -77,15 +79,16 @@ impl Pace {
 }
 
 impl PaceState {
-    fn record(&mut self, messages: usize, took: Duration) {
+    /// Updates the time of a message by a measurement, weighted by its number of messages.
+    fn record(&mut self, messages: usize, duration: Duration) {
         if messages == 0 {
             return;
         }
         #[allow(clippy::cast_precision_loss)] // a few thousand
         let messages = messages as f64;
-        let measured = took.as_secs_f64() / messages;
+        let measured = duration.as_secs_f64() / messages;
         let known = self.message.get_or_insert(measured);
-        *known += (measured - *known) * messages / (messages + REMEMBERED);
+        *known += (measured - *known) * messages / (messages + HALF_WEIGHT_MESSAGES);
     }
 }
 
@@ -98,7 +101,7 @@ mod tests {
     /// Runs batches of up to 500, as large as they may be, with this time for each message; returns the sizes.
     fn run(pace: &Pace, batches: usize, message: Duration) -> Vec<usize> {
         let run = |_| {
-            let most = pace.most_at_first().min(500);
+            let most = pace.max_at_first().min(500);
             pace.record(most, message * u32::try_from(most).unwrap());
             most
         };
@@ -108,14 +111,14 @@ mod tests {
     #[test]
     fn the_first_batch_measures_and_the_next_is_large_where_the_handler_is_fast() {
         let pace = Pace::default();
-        assert_eq!(run(&pace, 2, MILLISECOND / 20), [SMALL_BATCH, 500]);
+        assert_eq!(run(&pace, 2, MILLISECOND / 20), [MAX_SMALL_BATCH, 500]);
         assert!(!pace.needs_handler_time());
     }
 
     #[test]
     fn a_batch_of_a_slow_handler_is_short_and_grows_back() {
         let pace = Pace::default();
-        assert_eq!(run(&pace, 2, 20 * MILLISECOND), [SMALL_BATCH, 12]);
+        assert_eq!(run(&pace, 2, 20 * MILLISECOND), [MAX_SMALL_BATCH, 12]);
         assert!(pace.needs_handler_time(), "{pace:?}");
         let sizes = run(&pace, 600, 1_000 * MILLISECOND);
         assert_eq!(sizes[599], 1, "{sizes:?}");
@@ -127,21 +130,21 @@ mod tests {
     fn a_slow_disk_is_no_slow_handler() {
         let pace = Pace::default();
         run(&pace, 1, MILLISECOND);
-        let most = pace.most();
-        pace.record_transaction(SMALL_BATCH, 300 * MILLISECOND);
-        assert!(pace.needs_handler_time() && pace.most() == MEASURE, "{pace:?}");
-        pace.record(MEASURE, MILLISECOND);
-        assert!(!pace.needs_handler_time() && pace.most() > most, "{pace:?}");
+        let most = pace.max_messages();
+        pace.record_transaction(MAX_SMALL_BATCH, 300 * MILLISECOND);
+        assert!(pace.needs_handler_time() && pace.max_messages() == MEASURED_MESSAGES, "{pace:?}");
+        pace.record(MEASURED_MESSAGES, MILLISECOND);
+        assert!(!pace.needs_handler_time() && pace.max_messages() > most, "{pace:?}");
         // Duplicates run no handler: they are not taken by a few.
-        pace.record_transaction(SMALL_BATCH, 300 * MILLISECOND);
+        pace.record_transaction(MAX_SMALL_BATCH, 300 * MILLISECOND);
         pace.record(0, Duration::ZERO);
         assert!(!pace.needs_handler_time(), "{pace:?}");
         // A fast transaction limits its handler's time, too.
-        let most = pace.most();
+        let most = pace.max_messages();
         pace.record_transaction(1, 5 * MILLISECOND);
-        assert_eq!(pace.most(), most, "{pace:?}");
-        pace.record_transaction(SMALL_BATCH, 5 * MILLISECOND);
-        assert!(pace.most() > most, "{pace:?}");
+        assert_eq!(pace.max_messages(), most, "{pace:?}");
+        pace.record_transaction(MAX_SMALL_BATCH, 5 * MILLISECOND);
+        assert!(pace.max_messages() > most, "{pace:?}");
     }
 
     #[test]
@@ -149,8 +152,8 @@ mod tests {
         let pace = Pace::default();
         run(&pace, 10, MILLISECOND / 20);
         pace.record(1, 500 * MILLISECOND);
-        assert!(pace.most() > 30, "{pace:?}");
+        assert!(pace.max_messages() > 30, "{pace:?}");
         pace.record(500, 100 * MILLISECOND);
-        assert!(pace.most() > 200, "{pace:?}");
+        assert!(pace.max_messages() > 200, "{pace:?}");
     }
 }

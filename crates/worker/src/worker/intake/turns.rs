@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TryRecvError;
 use tokio::time::Instant;
 
-use super::aside::LONGEST_ASIDE;
+use super::aside::MAX_WAIT_ASIDE;
 use oncely_core::identity::IdentityPart;
 
 /// Returns a delivery's tenant; `None` if it is unknown. Those are one more tenant.
@@ -28,8 +28,8 @@ pub(super) struct LateRoom<T> {
 pub(super) struct TenantTurns<T> {
     tenant_of: TenantFn<T>,
     late_room: LateRoom<T>,
-    /// Most deliveries that are sorted: as many as the broker sends ahead.
-    most: usize,
+    /// Maximum number of deliveries that are sorted: as many as the broker sends ahead.
+    max_deliveries: usize,
     /// Received, and not yet among `waiting`.
     received: Vec<T>,
     /// With the time at which each has arrived.
@@ -46,11 +46,11 @@ impl<T> fmt::Debug for TenantTurns<T> {
 }
 
 impl<T> TenantTurns<T> {
-    pub(super) fn new(tenant_of: TenantFn<T>, most: usize, late_room: LateRoom<T>) -> Self {
+    pub(super) fn new(tenant_of: TenantFn<T>, max_deliveries: usize, late_room: LateRoom<T>) -> Self {
         Self {
             tenant_of,
             late_room,
-            most: most.max(1),
+            max_deliveries: max_deliveries.max(1),
             received: Vec::new(),
             waiting: HashMap::new(),
             order: VecDeque::new(),
@@ -58,34 +58,34 @@ impl<T> TenantTurns<T> {
         }
     }
 
-    /// Takes up to `most` into `batch`, and waits while there are none; returns how many, 0 at the end.
+    /// Takes up to `max_deliveries` deliveries into `batch`, and waits while there are none; returns their number, 0 at the end.
     ///
     /// May be dropped at any time: received deliveries stay here.
     pub(super) async fn receive(
         &mut self,
         receiver: &mut mpsc::Receiver<T>,
         batch: &mut Vec<T>,
-        most: usize,
+        max_deliveries: usize,
         late: &HashSet<IdentityPart>,
     ) -> usize {
         self.enqueue_received(receiver);
         if self.count == 0 {
-            receiver.recv_many(&mut self.received, self.most).await;
+            receiver.recv_many(&mut self.received, self.max_deliveries).await;
             self.enqueue_received(receiver);
         }
-        self.take(batch, most, late)
+        self.take(batch, max_deliveries, late)
     }
 
-    /// Takes up to `most` deliveries into `batch` without waiting.
+    /// Takes up to `max_deliveries` deliveries into `batch` without waiting.
     pub(super) fn receive_now(
         &mut self,
         receiver: &mut mpsc::Receiver<T>,
         batch: &mut Vec<T>,
-        most: usize,
+        max_deliveries: usize,
         late: &HashSet<IdentityPart>,
     ) -> usize {
         self.enqueue_received(receiver);
-        self.take(batch, most, late)
+        self.take(batch, max_deliveries, late)
     }
 
     /// Returns whether a delivery waits, or has just arrived, of a tenant that is not late.
@@ -106,8 +106,8 @@ impl<T> TenantTurns<T> {
         let tenant = self.order.remove(next);
         let order = std::mem::replace(&mut self.order, tenant.into_iter().collect());
         let taken = self.share_out(batch, 1);
-        let again = std::mem::replace(&mut self.order, order);
-        self.order.extend(again);
+        let tenants = std::mem::replace(&mut self.order, order);
+        self.order.extend(tenants);
         taken > 0
     }
 
@@ -126,7 +126,7 @@ impl<T> TenantTurns<T> {
         for one in std::mem::take(&mut self.received) {
             self.put(one);
         }
-        while self.count < self.most {
+        while self.count < self.max_deliveries {
             match receiver.try_recv() {
                 Ok(one) => self.put(one),
                 Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,
@@ -134,6 +134,7 @@ impl<T> TenantTurns<T> {
         }
     }
 
+    /// Adds a delivery to those of its tenant.
     fn put(&mut self, one: T) {
         let tenant = (self.tenant_of)(&one);
         let one = (Instant::now(), one);
@@ -149,24 +150,24 @@ impl<T> TenantTurns<T> {
 
     /// Takes equal shares of all tenants with waiting deliveries; an unused share goes to the others. Those of `late` tenants wait for all
     /// others, and come one at a time: each may use up its time. If there is no room for them, or one has waited for two minutes, the same
-    /// number of them comes with others, as far as there is room, or many of them alone, of which some run: the rest goes aside untried, and
-    /// makes room for those behind.
-    fn take(&mut self, batch: &mut Vec<T>, most: usize, late: &HashSet<IdentityPart>) -> usize {
+    /// number of them comes with others, as far as there is room, or many of them alone, of which some run: the rest goes aside untried,
+    /// and makes room for those behind.
+    fn take(&mut self, batch: &mut Vec<T>, max_deliveries: usize, late: &HashSet<IdentityPart>) -> usize {
         if late.is_empty() {
-            return self.share_out(batch, most);
+            return self.share_out(batch, max_deliveries);
         }
         let (waits, others) = self.order.drain(..).partition(|tenant| is_late(tenant.as_ref(), late));
-        let are_many = self.have_no_room(&waits, Instant::now());
+        let are_many = self.has_no_room(&waits, Instant::now());
         self.order = others;
-        let taken = self.share_out(batch, most);
+        let taken = self.share_out(batch, max_deliveries);
         let others = std::mem::replace(&mut self.order, waits);
         let of_late = match taken {
             0 if !batch.is_empty() => 0,
             // After one that takes long the others go aside untried.
-            0 if are_many => self.share_out(batch, most.max(self.late_room.messages / 2).max(2)),
-            0 => self.share_out(batch, most.min(1)),
+            0 if are_many => self.share_out(batch, max_deliveries.max(self.late_room.messages / 2).max(2)),
+            0 => self.share_out(batch, max_deliveries.min(1)),
             // A full batch has one more: else a window of batches of one would never move on.
-            _ if are_many => self.share_out(batch, taken.min(most - taken).max(1)),
+            _ if are_many => self.share_out(batch, taken.min(max_deliveries - taken).max(1)),
             _ => 0,
         };
         let waits = std::mem::replace(&mut self.order, others);
@@ -175,35 +176,36 @@ impl<T> TenantTurns<T> {
     }
 
     /// Returns whether the deliveries of late tenants are too many, too large together, or one has waited too long.
-    fn have_no_room(&self, late: &VecDeque<Option<IdentityPart>>, now: Instant) -> bool {
+    fn has_no_room(&self, late: &VecDeque<Option<IdentityPart>>, now: Instant) -> bool {
         let LateRoom { messages, bytes, size_of } = self.late_room;
         let (mut count, mut size, mut is_old) = (0, 0, false);
         for (arrived, one) in late.iter().filter_map(|tenant| self.waiting.get(tenant)).flatten() {
             count += 1;
             size += size_of(one);
-            is_old |= now.saturating_duration_since(*arrived) > LONGEST_ASIDE;
+            is_old |= now.saturating_duration_since(*arrived) > MAX_WAIT_ASIDE;
         }
         count > messages || size > bytes || is_old
     }
 
-    fn share_out(&mut self, batch: &mut Vec<T>, most: usize) -> usize {
-        let share = (most / self.order.len().max(1)).max(1);
-        let mut room = most;
+    /// Moves up to `max_deliveries` messages into a batch, with equal shares for the tenants that wait. Returns their number.
+    fn share_out(&mut self, batch: &mut Vec<T>, max_deliveries: usize) -> usize {
+        let share = (max_deliveries / self.order.len().max(1)).max(1);
+        let mut room = max_deliveries;
         while room > 0
             && let Some(tenant) = self.order.pop_front()
         {
             let Some(waiting) = self.waiting.get_mut(&tenant) else { continue };
-            let some = share.min(room).min(waiting.len());
-            batch.extend(waiting.drain(..some).map(|(_, one)| one));
-            room -= some;
-            self.count -= some;
+            let count = share.min(room).min(waiting.len());
+            batch.extend(waiting.drain(..count).map(|(_, one)| one));
+            room -= count;
+            self.count -= count;
             if waiting.is_empty() {
                 self.waiting.remove(&tenant);
             } else {
                 self.order.push_back(tenant);
             }
         }
-        most - room
+        max_deliveries - room
     }
 }
 
@@ -220,9 +222,9 @@ mod tests {
     /// A message of a tenant: its name and a number.
     type One = (&'static str, u32);
 
-    fn turns(most: usize) -> TenantTurns<One> {
-        let late_room = LateRoom { messages: most / 2, bytes: 60_000, size_of: |_| 100 };
-        TenantTurns::new(Box::new(|one| IdentityPart::new(one.0.as_bytes()).ok()), most, late_room)
+    fn turns(max_deliveries: usize) -> TenantTurns<One> {
+        let late_room = LateRoom { messages: max_deliveries / 2, bytes: 60_000, size_of: |_| 100 };
+        TenantTurns::new(Box::new(|one| IdentityPart::new(one.0.as_bytes()).ok()), max_deliveries, late_room)
     }
 
     fn channel(messages: impl IntoIterator<Item = One>) -> (mpsc::Sender<One>, mpsc::Receiver<One>) {
@@ -233,9 +235,13 @@ mod tests {
         (sender, receiver)
     }
 
-    fn batch(turns: &mut TenantTurns<One>, receiver: &mut mpsc::Receiver<One>, most: usize) -> Vec<One> {
+    fn batch(
+        turns: &mut TenantTurns<One>,
+        receiver: &mut mpsc::Receiver<One>,
+        max_deliveries: usize,
+    ) -> Vec<One> {
         let mut batch = Vec::new();
-        turns.receive(receiver, &mut batch, most, &HashSet::new()).now_or_never();
+        turns.receive(receiver, &mut batch, max_deliveries, &HashSet::new()).now_or_never();
         batch
     }
 
@@ -245,9 +251,9 @@ mod tests {
         let late = HashSet::from([IdentityPart::new(b"late").unwrap()]);
         let mut turns = turns(1_000);
         let mut sizes = Vec::new();
-        for most in [1, 300, 300, 300, 300] {
+        for max_deliveries in [1, 300, 300, 300, 300] {
             let mut batch = Vec::new();
-            turns.receive_now(&mut receiver, &mut batch, most, &late);
+            turns.receive_now(&mut receiver, &mut batch, max_deliveries, &late);
             sizes.push((batch.len(), batch.iter().filter(|one| one.0 == "acme").count()));
         }
         assert_eq!(sizes, [(2, 1), (4, 2), (300, 0), (300, 0), (1, 0)]);
@@ -288,13 +294,13 @@ mod tests {
         turns.receive_now(&mut receiver, &mut Vec::new(), 0, &HashSet::new());
         let late = VecDeque::from([IdentityPart::new(b"late").ok()]);
         let now = Instant::now();
-        assert!(turns.have_no_room(&late, now), "60,100 bytes");
+        assert!(turns.has_no_room(&late, now), "60,100 bytes");
         turns.late_room.bytes = 60_100;
-        assert!(!turns.have_no_room(&late, now));
-        assert!(turns.have_no_room(&late, now + LONGEST_ASIDE * 2));
+        assert!(!turns.has_no_room(&late, now));
+        assert!(turns.has_no_room(&late, now + MAX_WAIT_ASIDE * 2));
         turns.late_room.messages = 600;
-        assert!(turns.have_no_room(&late, now));
-        assert!(!turns.have_no_room(&VecDeque::from([IdentityPart::new(b"acme").ok()]), now));
+        assert!(turns.has_no_room(&late, now));
+        assert!(!turns.has_no_room(&VecDeque::from([IdentityPart::new(b"acme").ok()]), now));
     }
 
     #[test]

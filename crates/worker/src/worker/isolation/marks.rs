@@ -35,7 +35,7 @@ impl Marks {
         &mut self,
         shared: &ConsumerContext,
         session: &mut Session,
-        work: &[&Candidate],
+        candidates: &[&Candidate],
     ) -> Result<(), Interrupt> {
         // The runs go on in a new session: marks that name the old one would count as crashes.
         if self.session != Some(session.backend) {
@@ -43,45 +43,53 @@ impl Marks {
             self.session = Some(session.backend);
         }
         if !self.owed.is_empty() {
-            let asked = pg::unmark(&mut session.connection, &shared.consumer.name, &self.owed);
-            self.owed =
-                pg::within(shared.postgres.client_timeout(), asked).await.map_err(Interrupt::of_ours)?;
+            let query = pg::unmark_suspects(&mut session.connection, &shared.consumer.name, &self.owed);
+            self.owed = pg::wait_for_answer(shared.postgres.client_timeout(), query)
+                .await
+                .map_err(Interrupt::from_statement)?;
             // Counted twice, one crash would be two.
-            if work.iter().any(|one| self.owed.contains(&one.identity)) {
+            if candidates.iter().any(|one| self.owed.contains(&one.identity)) {
                 let text = "another session holds the key, which is marked for an earlier run";
                 return Err(Interrupt::Held(Fault::new(FaultClass::Contention, None, text)));
             }
         }
-        let work: Vec<&&Candidate> = work.iter().filter(|one| !self.held.contains(&one.identity)).collect();
-        if work.is_empty() {
+        let candidates: Vec<&&Candidate> =
+            candidates.iter().filter(|one| !self.held.contains(&one.identity)).collect();
+        if candidates.is_empty() {
             return Ok(());
         }
         let now = session.clock.now();
-        let suspects: Vec<_> = work.iter().map(|one| (&one.identity, one.fingerprint)).collect();
+        let suspects: Vec<_> = candidates.iter().map(|one| (&one.identity, one.fingerprint)).collect();
         step("worker.mark.before");
-        let lenient = shared.consumer.on_conflict == OnConflict::Duplicate;
+        let is_lenient = shared.consumer.on_conflict == OnConflict::Duplicate;
         let backend = session.backend;
-        let marking =
-            pg::mark(&mut session.connection, &shared.consumer.name, now, backend, lenient, &suspects);
-        let marked = match pg::within(shared.postgres.client_timeout(), marking).await {
+        let statement = pg::mark_suspects(
+            &mut session.connection,
+            &shared.consumer.name,
+            now,
+            backend,
+            is_lenient,
+            &suspects,
+        );
+        let marked = match pg::wait_for_answer(shared.postgres.client_timeout(), statement).await {
             Ok(marked) => marked,
             Err(error) => {
                 // The reply may be lost and the runs counted, so they are taken back: a mark too few costs one crash more with a message
                 // that kills its process, a mark too many might give up an innocent one.
                 if pg::is_outage(&error) {
-                    self.owed.extend(work.iter().map(|one| one.identity.clone()));
+                    self.owed.extend(candidates.iter().map(|one| one.identity.clone()));
                 }
-                return Err(Interrupt::of_ours(error));
+                return Err(Interrupt::from_statement(error));
             }
         };
         step("worker.mark.after");
-        let counted = work.iter().zip(marked).filter(|(_, marked)| *marked);
+        let counted = candidates.iter().zip(marked).filter(|(_, marked)| *marked);
         self.held.extend(counted.map(|(one, _)| one.identity.clone()));
         Ok(())
     }
 
-    /// Records that every run has an outcome, stored in its row except for those that are `unwritten`: their marks are taken back.
-    pub(crate) fn reported(&mut self, unwritten: Vec<Identity>) {
+    /// Records that every run has an outcome. Marks are gone with outcomes stored in their rows; those of `unwritten` runs are owed.
+    pub(crate) fn record_reported(&mut self, unwritten: Vec<Identity>) {
         self.owed.extend(unwritten.into_iter().filter(|identity| self.held.contains(identity)));
         self.held.clear();
     }
@@ -107,8 +115,8 @@ impl Marks {
                 }
             },
         };
-        let asked = pg::unmark(&mut open.connection, &shared.consumer.name, &self.owed);
-        match pg::within(shared.postgres.client_timeout(), asked).await {
+        let query = pg::unmark_suspects(&mut open.connection, &shared.consumer.name, &self.owed);
+        match pg::wait_for_answer(shared.postgres.client_timeout(), query).await {
             Ok(left) => self.owed = left,
             Err(error) => {
                 tracing::debug!(error = %error, "marks of redelivered messages are not taken back yet");
@@ -130,7 +138,7 @@ mod tests {
             Identity { tenant: part("acme"), consumer: part("payments"), key: part(key) }
         };
         let mut marks = Marks { held: ["a", "b"].map(identity).into(), ..Marks::default() };
-        marks.reported(vec![identity("b"), identity("never marked")]);
+        marks.record_reported(vec![identity("b"), identity("never marked")]);
         assert!(marks.held.is_empty());
         assert_eq!(marks.owed, [identity("b")]);
     }

@@ -16,17 +16,17 @@ pub(crate) enum Isolation {
     Exclusive,
 }
 
-/// Longest wait for other lanes, which also delays those queued behind it. A lane may be in a handler up to its deadline.
-const LONGEST_WAIT_ALONE: Duration = Duration::from_secs(2);
+/// Maximum wait for other lanes, which also delays those queued behind it. A lane may be in a handler up to its deadline.
+const MAX_WAIT_ALONE: Duration = Duration::from_secs(2);
 
-/// Longest wait for the runs under leases that are at work, and the time for which an exclusive one then keeps others waiting: a run may
+/// Maximum wait for the runs under leases that are at work, and the time for which an exclusive one then keeps others waiting: a run may
 /// last, and a waiting writer blocks all later readers.
-const MOMENT: Duration = Duration::from_millis(100);
-const ALONE_AMONG_RUNS: Duration = Duration::from_secs(1);
+const EXCLUSIVE_WAIT: Duration = Duration::from_millis(100);
+const MAX_TIME_ALONE_AMONG_RUNS: Duration = Duration::from_secs(1);
 
 /// Time for which an exclusive transaction keeps the others waiting; after that it goes on beside them. A message that kills its process
 /// mostly does so within this time, and a batch that holds its locks for longer is seldom the one that the others deadlock with.
-const ALONE: Duration = Duration::from_secs(5);
+const MAX_TIME_ALONE: Duration = Duration::from_secs(5);
 
 /// Rights to a whole process: while a suspect holds them alone, no other message can be the one that kills it.
 #[derive(Clone, Debug, Default)]
@@ -55,24 +55,28 @@ pub(crate) struct Permits {
     /// Held shared, or alone by a batch that takes turns with others: one lane of a process waits for the turn.
     lanes: Arc<RwLock<()>>,
     process: ProcessRights,
-    alone: Duration,
+    max_time_alone: Duration,
 }
 
 impl Permits {
     pub(crate) fn new(process: ProcessRights) -> Self {
-        Self { lanes: Arc::default(), process, alone: ALONE }
+        Self { lanes: Arc::default(), process, max_time_alone: MAX_TIME_ALONE }
     }
 
-    /// Waits for the permit to run. If `exclusive`, no other lane of the consumer runs beside it, for [`ALONE`] at most.
+    /// Waits for the permit to run. If `exclusive`, no other lane of the consumer runs beside the transaction, for [`MAX_TIME_ALONE`] at
+    /// most.
     ///
     /// # Errors
     /// If a transaction must be alone and others stay at work: it waits aside, and they don't wait for it.
     pub(crate) async fn take(&self, isolation: Isolation, exclusive: bool) -> Result<Permit, NotAlone> {
         let alone =
-            async { tokio::time::timeout(LONGEST_WAIT_ALONE, Arc::clone(&self.lanes).write_owned()).await };
+            async { tokio::time::timeout(MAX_WAIT_ALONE, Arc::clone(&self.lanes).write_owned()).await };
         // Always in this order: lanes that wait for one of the two can't wait for each other.
         let lanes = match exclusive {
-            true => alone.await.ok().map(|guard| PermitLock::Alone(ExclusiveLock::hold(guard, self.alone))),
+            true => alone
+                .await
+                .ok()
+                .map(|guard| PermitLock::Alone(ExclusiveLock::hold(guard, self.max_time_alone))),
             false => None,
         };
         let lanes = match lanes {
@@ -86,11 +90,11 @@ impl Permits {
             }
             Isolation::Exclusive => {
                 let suspect = self.take_turn_of_suspects().await?;
-                let alone = tokio::time::timeout(LONGEST_WAIT_ALONE, transactions.write_owned()).await;
+                let alone = tokio::time::timeout(MAX_WAIT_ALONE, transactions.write_owned()).await;
                 let alone = alone.map_err(|_| NotAlone::Others)?;
                 let runs = Arc::clone(&self.process.runs).try_write_owned().map_err(|_| NotAlone::Others)?;
-                let runs = PermitLock::Alone(ExclusiveLock::hold_and_share(runs, self.alone));
-                let process = PermitLock::Alone(ExclusiveLock::hold(alone, self.alone));
+                let runs = PermitLock::Alone(ExclusiveLock::hold_and_share(runs, self.max_time_alone));
+                let process = PermitLock::Alone(ExclusiveLock::hold(alone, self.max_time_alone));
                 (process, Some(runs), Some(suspect))
             }
         };
@@ -98,7 +102,7 @@ impl Permits {
         Ok(Permit { exclusive, _lanes: lanes, _process: process, _runs: runs, _suspect: suspect })
     }
 
-    /// Waits for the suspects before this one, but not for a run that lasts, a suspect's too: `runs` is then shared.
+    /// Waits for the suspects that came earlier, but not for a run that lasts, a suspect's too: `runs` is then shared.
     async fn take_turn_of_suspects(&self) -> Result<OwnedMutexGuard<()>, NotAlone> {
         let suspects = Arc::clone(&self.process.suspects);
         if self.process.runs.try_write().is_err() && self.process.runs.try_read().is_ok() {
@@ -107,7 +111,7 @@ impl Permits {
                 Err(_) => NotAlone::Suspect,
             });
         }
-        let turn = tokio::time::timeout(LONGEST_WAIT_ALONE, suspects.lock_owned()).await;
+        let turn = tokio::time::timeout(MAX_WAIT_ALONE, suspects.lock_owned()).await;
         turn.map_err(|_| NotAlone::Suspect)
     }
 
@@ -120,14 +124,15 @@ impl Permits {
     /// Takes the permit of a suspect among runs that may last.
     ///
     /// # Errors
-    /// If others are at work for longer than [`MOMENT`], or another suspect is: it waits aside, and no other run waits for it.
+    /// If others are at work for longer than [`EXCLUSIVE_WAIT`], or another suspect is: it waits aside, and no other run waits for it.
     pub(crate) async fn take_among_runs(&self) -> Result<Permit, NotAlone> {
         let suspect = Arc::clone(&self.process.suspects).try_lock_owned().map_err(|_| NotAlone::Suspect)?;
-        let runs = tokio::time::timeout(MOMENT, Arc::clone(&self.process.runs).write_owned());
+        let runs = tokio::time::timeout(EXCLUSIVE_WAIT, Arc::clone(&self.process.runs).write_owned());
         let runs = runs.await.map_err(|_| NotAlone::Others)?;
         let transactions = Arc::clone(&self.process.transactions).write_owned();
-        let transactions = tokio::time::timeout(MOMENT, transactions).await.map_err(|_| NotAlone::Others)?;
-        let alone = self.alone.min(ALONE_AMONG_RUNS);
+        let transactions =
+            tokio::time::timeout(EXCLUSIVE_WAIT, transactions).await.map_err(|_| NotAlone::Others)?;
+        let alone = self.max_time_alone.min(MAX_TIME_ALONE_AMONG_RUNS);
         let process = Some(PermitLock::Alone(ExclusiveLock::hold(transactions, alone)));
         let runs = Some(PermitLock::Alone(ExclusiveLock::hold_and_share(runs, alone)));
         Ok(Permit { exclusive: true, _lanes: None, _process: process, _runs: runs, _suspect: Some(suspect) })
@@ -154,7 +159,7 @@ enum PermitLock {
 /// Exclusive hold of the lanes or the process, until it is dropped or its time is over.
 #[derive(Debug)]
 struct ExclusiveLock {
-    held: Arc<StdMutex<HeldGuard>>,
+    guard: Arc<StdMutex<HeldGuard>>,
     timer: JoinHandle<()>,
 }
 
@@ -166,38 +171,39 @@ enum HeldGuard {
 }
 
 impl ExclusiveLock {
-    /// Holds nothing when its time is over.
+    /// Holds a lock alone for up to `limit`, then releases it.
     fn hold(guard: OwnedRwLockWriteGuard<()>, limit: Duration) -> Self {
         Self::hold_until(guard, limit, |_| HeldGuard::Nothing)
     }
 
-    /// Shares the lock with others when its time is over.
+    /// Holds a lock alone for up to `limit`, then shares it with others.
     fn hold_and_share(guard: OwnedRwLockWriteGuard<()>, limit: Duration) -> Self {
         Self::hold_until(guard, limit, |guard| HeldGuard::Shared(guard.downgrade()))
     }
 
+    /// Holds a lock alone for up to `limit`; a task then applies `then` to it.
     fn hold_until(
         guard: OwnedRwLockWriteGuard<()>,
         limit: Duration,
         then: fn(OwnedRwLockWriteGuard<()>) -> HeldGuard,
     ) -> Self {
-        let held = Arc::new(StdMutex::new(HeldGuard::Alone(guard)));
-        let timed = Arc::clone(&held);
+        let lock_guard = Arc::new(StdMutex::new(HeldGuard::Alone(guard)));
+        let timed_guard = Arc::clone(&lock_guard);
         let timer = tokio::spawn(async move {
             tokio::time::sleep(limit).await;
-            let mut held = timed.lock().unwrap_or_else(PoisonError::into_inner);
-            if let HeldGuard::Alone(guard) = std::mem::replace(&mut *held, HeldGuard::Nothing) {
-                *held = then(guard);
+            let mut lock_guard = timed_guard.lock().unwrap_or_else(PoisonError::into_inner);
+            if let HeldGuard::Alone(guard) = std::mem::replace(&mut *lock_guard, HeldGuard::Nothing) {
+                *lock_guard = then(guard);
             }
         });
-        Self { held, timer }
+        Self { guard: lock_guard, timer }
     }
 }
 
 impl Drop for ExclusiveLock {
     fn drop(&mut self) {
         // At once, and not when the task ends: the next suspect would find it still held.
-        *self.held.lock().unwrap_or_else(PoisonError::into_inner) = HeldGuard::Nothing;
+        *self.guard.lock().unwrap_or_else(PoisonError::into_inner) = HeldGuard::Nothing;
         self.timer.abort();
     }
 }
@@ -216,7 +222,7 @@ mod tests {
     #[tokio::test]
     async fn a_suspect_is_alone_in_the_process_and_not_for_long() {
         let process = ProcessRights::default();
-        let one = Permits { alone: Duration::from_millis(100), ..Permits::new(process.clone()) };
+        let one = Permits { max_time_alone: Duration::from_millis(100), ..Permits::new(process.clone()) };
         let other = Permits::new(process);
         let alone = one.take(Isolation::Exclusive, false).await.unwrap();
         for isolation in [Isolation::None, Isolation::Marked, Isolation::Exclusive] {
@@ -289,7 +295,7 @@ mod tests {
     #[tokio::test]
     async fn a_suspect_that_lasts_under_a_lease_keeps_no_lane_waiting() {
         let process = ProcessRights::default();
-        let leased = Permits { alone: Duration::from_millis(10), ..Permits::new(process.clone()) };
+        let leased = Permits { max_time_alone: Duration::from_millis(10), ..Permits::new(process.clone()) };
         let lanes = Permits::new(process);
         let lasting = leased.take_among_runs().await.unwrap();
         let beside = tokio::time::timeout(Duration::from_secs(30), leased.take_for_run()).await;
@@ -317,7 +323,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_batch_that_runs_alone_among_its_lanes_keeps_them_waiting_for_a_while_only() {
-        let permits = Permits { alone: Duration::from_millis(100), ..Permits::new(ProcessRights::default()) };
+        let permits =
+            Permits { max_time_alone: Duration::from_millis(100), ..Permits::new(ProcessRights::default()) };
         let _long = permits.take(Isolation::None, true).await.unwrap();
         let beside = tokio::time::timeout(Duration::from_secs(30), permits.take(Isolation::None, true)).await;
         assert!(beside.is_ok_and(|permit| permit.is_ok()), "nobody waits for a handler up to its deadline");

@@ -4,7 +4,9 @@ use chrono::{DateTime, Utc};
 
 use super::permit::Isolation;
 use crate::worker::candidate::Candidate;
-use oncely_core::decide::{KeyDecision, KeyRecord, OnConflict, Suspicion, decide, suspicion, wait};
+use oncely_core::decide::{
+    KeyDecision, KeyRecord, OnConflict, Suspicion, decide_on_key, decide_on_suspect, remaining_wait,
+};
 
 /// Messages of a batch by how they may run, as positions in the batch.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -35,8 +37,8 @@ pub(crate) enum BatchPart {
 }
 
 impl SuspectGroups {
-    /// Returns the messages that come next: the innocent first; those that may kill the process last.
-    pub(crate) fn next(self) -> BatchPart {
+    /// Returns the messages that come next: innocent messages first, and last those that may kill the process.
+    pub(crate) fn into_next(self) -> BatchPart {
         if !self.given_up.is_empty() {
             BatchPart::GivenUp(self.given_up)
         } else if !self.running.is_empty() {
@@ -52,39 +54,39 @@ impl SuspectGroups {
 }
 
 /// Returns whether any message was redelivered.
-pub(crate) fn has_suspects(work: &[&Candidate]) -> bool {
-    work.iter().any(|candidate| candidate.delivery.message.redelivered)
+pub(crate) fn has_suspects(candidates: &[&Candidate]) -> bool {
+    candidates.iter().any(|candidate| candidate.delivery.message.redelivered)
 }
 
 /// Classifies the messages by the records of their keys in PostgreSQL.
 pub(crate) fn group_suspects(
-    work: &[&Candidate],
+    candidates: &[&Candidate],
     records: &[Option<KeyRecord>],
     on_conflict: OnConflict,
     max_crashes: u32,
     now: DateTime<Utc>,
 ) -> SuspectGroups {
-    let mut parts = SuspectGroups::default();
-    for (index, (candidate, record)) in work.iter().zip(records).enumerate() {
+    let mut groups = SuspectGroups::default();
+    for (index, (candidate, record)) in candidates.iter().zip(records).enumerate() {
         let may_run = record.as_ref().is_none_or(|record| {
-            decide(record, candidate.fingerprint.as_ref(), on_conflict) == KeyDecision::Retake
-                && wait(record, now).is_none()
+            decide_on_key(record, candidate.fingerprint.as_ref(), on_conflict) == KeyDecision::Retake
+                && remaining_wait(record, now).is_none()
         });
         if !candidate.delivery.message.redelivered || !may_run {
-            parts.free.push(index);
+            groups.free.push(index);
             continue;
         }
         // A run that is alive is no crash, and two runs of one key would only wait for each other.
         if record.as_ref().is_some_and(|record| record.is_running) {
-            parts.running.push(index);
+            groups.running.push(index);
             continue;
         }
         let marks = record.as_ref().map_or(0, |record| record.crash_attempts);
-        match suspicion(marks, max_crashes) {
-            Suspicion::Group => parts.group.push(index),
-            Suspicion::Alone => parts.alone.push(index),
-            Suspicion::GiveUp => parts.given_up.push((index, marks)),
+        match decide_on_suspect(marks, max_crashes) {
+            Suspicion::Group => groups.group.push(index),
+            Suspicion::Alone => groups.alone.push(index),
+            Suspicion::GiveUp => groups.given_up.push((index, marks)),
         }
     }
-    parts
+    groups
 }

@@ -8,7 +8,7 @@ use tokio::task::{JoinError, JoinSet};
 use super::runner::Runner;
 use crate::worker::intake::arrivals::Arrivals;
 use crate::worker::intake::aside::BatchOrigin;
-use crate::worker::settle::unsettled::LEASED_ROOM;
+use crate::worker::settle::unsettled::MAX_LEASED_WAITING;
 use crate::worker::shared::ConsumerContext;
 use oncely_amqp::Delivery;
 use oncely_core::fault::Fault;
@@ -18,18 +18,18 @@ use oncely_lease::{GroupedStore, LeaseSessions, TagFn};
 use oncely_postgres::LastOutage;
 
 /// Sessions for the short transactions of a consumer's runs: each is in use for a round trip or two.
-const SESSIONS: usize = 4;
+const SESSIONS_PER_CONSUMER: usize = 4;
 /// Sessions for renewals.
 const RENEWAL_SESSIONS: usize = 2;
 /// Groups of claims in flight at the same time, and as many of completions: later ones go together with the next group.
-const GROUPS: usize = 2;
+const GROUPS_IN_FLIGHT: usize = 2;
 /// While nothing succeeds: number of new messages that are tried and fail before the next ones wait for a pause (of a second at most).
-pub(super) const BURST: usize = 256;
+pub(super) const BURST_MESSAGES: usize = 256;
 /// Renewals of each lease: two may fail.
-const RENEWALS: u32 = 3;
+const RENEWALS_PER_LEASE: u32 = 3;
 
 /// Returns the consumer's handler if it runs under leases.
-pub(in crate::worker) fn handler(run: &ConsumerHandler) -> Option<Arc<dyn ErasedLeasedHandler>> {
+pub(in crate::worker) fn leased_handler(run: &ConsumerHandler) -> Option<Arc<dyn ErasedLeasedHandler>> {
     match run {
         ConsumerHandler::Leased(handler) => Some(Arc::clone(handler)),
         ConsumerHandler::Sql(_) | ConsumerHandler::Rust(_) | ConsumerHandler::RustBatch(_) => None,
@@ -43,100 +43,110 @@ pub(in crate::worker) async fn consume(
     handler: Arc<dyn ErasedLeasedHandler>,
     arriving: mpsc::Receiver<Box<Delivery>>,
 ) {
-    let places = Arc::new(Semaphore::new(usize::try_from(shared.consumer.lease.concurrency).unwrap_or(1)));
-    let told = Arc::clone(&shared);
-    let runner = runner(&shared, handler, arriving, false, move |fault| {
-        told.health.stalled(fault, None);
-        told.counters.outage();
+    let permits = Arc::new(Semaphore::new(usize::try_from(shared.consumer.lease.concurrency).unwrap_or(1)));
+    let context = Arc::clone(&shared);
+    let runner = build_runner(&shared, handler, arriving, false, move |fault| {
+        context.health.record_stall(fault, None);
+        context.counters.count_outage();
     });
     let beat = shared.liveness.watch(format!("runs under leases for {}", shared.consumer.name));
     let mut runs = JoinSet::new();
     loop {
-        beat.idle();
-        let Some(place) = place(&shared, &places, &mut runs).await else { break };
-        let (mut batch, mut taken) = (Vec::new(), BatchOrigin::Arrived);
+        beat.set_idle();
+        let Some(permit) = acquire_permit(&shared, &permits, &mut runs).await else { break };
+        let (mut batch, mut origin) = (Vec::new(), BatchOrigin::Arrived);
         let is_over = tokio::select! {
             biased;
             () = shared.stop.cancelled() => true,
-            Some(ended) = runs.join_next() => {
-                pass_on(ended);
+            Some(result) = runs.join_next() => {
+                propagate_panic(result);
                 false
             }
             (from, _) = runner.arrivals.take(&mut batch) => {
-                taken = from;
+                origin = from;
                 batch.is_empty()
             }
         };
         if is_over {
             break;
         }
-        let mut free = Some(place);
+        let mut free = Some(permit);
         for delivery in batch {
-            let place = match free.take() {
-                Some(place) => Some(place),
-                None => self::place(&shared, &places, &mut runs).await,
+            let permit = match free.take() {
+                Some(permit) => Some(permit),
+                None => acquire_permit(&shared, &permits, &mut runs).await,
             };
             // The remaining deliveries come again with their channel.
-            let Some(place) = place else { break };
+            let Some(permit) = permit else { break };
             let runner = Arc::clone(&runner);
-            runs.spawn(async move { runner.take(delivery, taken, place).await });
+            runs.spawn(async move { runner.process(delivery, origin, permit).await });
         }
     }
-    while let Some(ended) = runs.join_next().await {
-        pass_on(ended);
+    while let Some(result) = runs.join_next().await {
+        propagate_panic(result);
     }
     runner.calls.close();
     runner.calls.wait().await;
     runner.store.close().await;
 }
 
-/// Waits for the right to process one more message. Returns `None` if the worker stops.
-async fn place(
+/// Waits for the permit to process one more message; takes ended runs meanwhile. Returns `None` if the worker stops.
+async fn acquire_permit(
     shared: &ConsumerContext,
-    places: &Arc<Semaphore>,
+    permits: &Arc<Semaphore>,
     runs: &mut JoinSet<()>,
 ) -> Option<OwnedSemaphorePermit> {
     loop {
         tokio::select! {
             biased;
             () = shared.stop.cancelled() => return None,
-            place = Arc::clone(places).acquire_owned() => return place.ok(),
-            Some(ended) = runs.join_next() => pass_on(ended),
+            permit = Arc::clone(permits).acquire_owned() => return permit.ok(),
+            Some(result) = runs.join_next() => propagate_panic(result),
         }
     }
 }
 
-/// Builds the common state of a consumer's runs. `stalled` gets the faults that keep a statement from being answered; `has_contact`: see
-/// [`LeaseSessions::new`].
-pub(super) fn runner(
+/// Builds the common state of a consumer's runs. `record_stall` gets the faults that keep a statement from being answered; `has_contact`:
+/// see [`LeaseSessions::new`].
+pub(super) fn build_runner(
     shared: &Arc<ConsumerContext>,
     handler: Arc<dyn ErasedLeasedHandler>,
     arriving: mpsc::Receiver<Box<Delivery>>,
     has_contact: bool,
-    stalled: impl Fn(&Fault) + Clone + Send + Sync + 'static,
+    record_stall: impl Fn(&Fault) + Clone + Send + Sync + 'static,
 ) -> Arc<Runner> {
-    let away = LastOutage::default();
+    let last_outage = LastOutage::default();
     let open = |limit, count| {
-        let way = (shared.factory.clone(), shared.application(), shared.clock.clone());
-        Arc::new(LeaseSessions::new(way, limit, count, (away.clone(), has_contact), stalled.clone()))
+        let session_source = (shared.factory.clone(), shared.application(), shared.clock.clone());
+        Arc::new(LeaseSessions::new(
+            session_source,
+            limit,
+            count,
+            (last_outage.clone(), has_contact),
+            record_stall.clone(),
+        ))
     };
     let limit = shared.postgres.client_timeout();
     let lease = shared.consumer.lease.time;
     // A renewal's answer that comes later than the next renewal is of no use.
-    let sessions = [open(limit, SESSIONS), open(lease / RENEWALS, RENEWAL_SESSIONS), open(limit, SESSIONS)];
+    let sessions = [
+        open(limit, SESSIONS_PER_CONSUMER),
+        open(lease / RENEWALS_PER_LEASE, RENEWAL_SESSIONS),
+        open(limit, SESSIONS_PER_CONSUMER),
+    ];
     let keys = Arc::clone(shared);
     let tag = shared.precheck.is_some().then(|| -> Arc<TagFn> {
-        Arc::new(move |epoch, identity, print| keys.keys.now().tags.tag(epoch, identity, print).0)
+        Arc::new(move |epoch, identity, print| keys.keys.current().tags.tag(epoch, identity, print).0)
     });
-    let store = Arc::new(GroupedStore::open(sessions, away, GROUPS, lease, tag));
+    let store = Arc::new(GroupedStore::open(sessions, last_outage, GROUPS_IN_FLIGHT, lease, tag));
     let bytes = usize::try_from(shared.consumer.buffer / 2).unwrap_or(usize::MAX);
-    let arrivals = Arrivals::new(arriving, BURST, BURST, 1, (LEASED_ROOM, bytes));
-    Arc::new(Runner::new(Arc::clone(shared), handler, store, GROUPS, arrivals))
+    let arrivals = Arrivals::new(arriving, BURST_MESSAGES, BURST_MESSAGES, 1, (MAX_LEASED_WAITING, bytes));
+    Arc::new(Runner::new(Arc::clone(shared), handler, store, GROUPS_IN_FLIGHT, arrivals))
 }
 
-/// Propagates a run's panic: its message stays unacknowledged as long as its channel lives, so the worker stops, as for a lane.
-fn pass_on(ended: Result<(), JoinError>) {
-    if let Err(error) = ended
+/// Panics if a run has panicked: its message stays unacknowledged as long as its channel lives, so the worker stops, as for a lane.
+fn propagate_panic(result: Result<(), JoinError>) {
+    if let Err(error) = result
         && error.is_panic()
     {
         std::panic::resume_unwind(error.into_panic());

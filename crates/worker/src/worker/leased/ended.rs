@@ -15,7 +15,7 @@ use oncely_core::reason::{Reason, Rejection};
 use oncely_handler::HandlerError;
 use oncely_handler::lease::{Finish, Lease, RunEndResult, RunFailure};
 use oncely_postgres::{LeaseFailOutcome, PgFault};
-use oncely_process::witnesses::{Began, HEARING, OtherFailures};
+use oncely_process::witnesses::{Began, OtherFailures, WITNESS_WAIT};
 
 impl Runner {
     /// Records that the run is done, or that its handler refused the message.
@@ -25,11 +25,11 @@ impl Runner {
         candidate: &Arc<Candidate>,
         began: Began,
         finish: &Finish,
-        refused: Option<String>,
+        refusal: Option<String>,
     ) -> MessageDecision {
-        match lease.complete(finish, refused.is_some(), candidate.fingerprint).await {
+        match lease.complete(finish, refusal.is_some(), candidate.fingerprint).await {
             Ok(RunEndResult::Done(())) => {
-                let outcome = match refused {
+                let outcome = match refusal {
                     Some(reason) => Outcome::Refused { attempt: lease.attempt(), reason },
                     None => Outcome::Completed {
                         attempt: lease.attempt(),
@@ -43,10 +43,11 @@ impl Runner {
                     .await
             }
             Ok(RunEndResult::Abandoned) => MessageDecision::Redelivery,
-            Err(fault) => self.fail_with(lease, candidate, began, fault, None).await,
+            Err(fault) => self.record_failure(lease, candidate, began, fault, None).await,
         }
     }
 
+    /// Decides a run that ended with a handler's error: a refusal, a failure, or an outage that is no message's fault. Records its end.
     pub(super) async fn fail(
         &self,
         lease: &Lease,
@@ -54,14 +55,15 @@ impl Runner {
         began: Began,
         error: HandlerError,
     ) -> MessageDecision {
-        let unknown = matches!(error, HandlerError::OutcomeUnknown(_)).then_some(Reason::OutcomeUnknown);
+        let unknown_reason =
+            matches!(error, HandlerError::OutcomeUnknown(_)).then_some(Reason::OutcomeUnknown);
         match error.into_fault() {
             PgFault::Fault(fault) if fault.class == FaultClass::Refused => {
-                let answer = Finish::response(serde_json::json!({ "refused": fault.message }));
-                match answer {
-                    Ok(answer) => {
+                let finish = Finish::response(serde_json::json!({ "refused": fault.message }));
+                match finish {
+                    Ok(finish) => {
                         // A lost run records nothing, not even a refusal.
-                        Box::pin(self.finish(lease, candidate, began, &answer, Some(fault.message))).await
+                        Box::pin(self.finish(lease, candidate, began, &finish, Some(fault.message))).await
                     }
                     Err(_) => MessageDecision::Redelivery,
                 }
@@ -69,31 +71,34 @@ impl Runner {
             PgFault::Fault(fault) if fault.class == FaultClass::Environment && lease.run().lacks_key() => {
                 self.retry_without_key(lease, candidate, &fault).await
             }
-            PgFault::Fault(fault) => self.fail_with(lease, candidate, began, fault, unknown).await,
+            PgFault::Fault(fault) => {
+                self.record_failure(lease, candidate, began, fault, unknown_reason).await
+            }
             PgFault::Outage(outage) => {
                 let fault = Fault::new(FaultClass::Environment, None, outage.to_string());
                 // While this process was cut off from PostgreSQL that is no message's fault, whichever succeed meanwhile. A connection
                 // error that only this run met may be: the server's process may crash at its statement.
-                if self.store.away.is_within(self.shared.consumer.lease.time) {
+                if self.store.last_outage.is_within(self.shared.consumer.lease.time) {
                     return self.put_aside_undecided(lease, candidate, &fault).await;
                 }
-                self.fail_with(lease, candidate, began, fault, None).await
+                self.record_failure(lease, candidate, began, fault, None).await
             }
         }
     }
 
-    async fn fail_with(
+    /// Attributes a failure, and records it: a retry or the end of the message, or nothing while its cause is undecided.
+    async fn record_failure(
         &self,
         lease: &Lease,
         candidate: &Arc<Candidate>,
         began: Began,
         fault: Fault,
-        unknown: Option<Reason>,
+        unknown_reason: Option<Reason>,
     ) -> MessageDecision {
         let shared = &*self.shared;
         let retry = &shared.consumer.retry;
         let attempt = lease.attempt();
-        shared.counters.metrics.failed(fault.class);
+        shared.counters.metrics.count_failure(fault.class);
         let (progress, identity) = (&shared.progress, &candidate.identity);
         let run = FailedRun {
             identity,
@@ -101,38 +106,40 @@ impl Runner {
             // Each run has its own transactions, if any.
             by_itself: true,
             began,
-            beside: false,
-            again: progress.was_charged_with(identity, fault.code.as_deref()),
+            has_success_beside: false,
+            is_repeated: progress.was_charged_with(identity, fault.code.as_deref()),
         };
-        let mut blamed = progress.blame(run, Instant::now());
-        if blamed == Blame::Nobody && progress.fails(identity, Instant::now()) != OtherFailures::Others {
+        let mut verdict = progress.blame(run, Instant::now());
+        if verdict == Blame::Unknown
+            && progress.record_suspected_failure(identity, Instant::now()) != OtherFailures::Others
+        {
             // It may be the only one that fails. It is not run again to find out: a run may call another system.
-            progress.undecided(identity, Instant::now(), true);
+            progress.postpone(identity, Instant::now(), true);
             tokio::select! {
                 () = shared.stop.cancelled() => {}
-                () = tokio::time::sleep(HEARING) => {}
+                () = tokio::time::sleep(WITNESS_WAIT) => {}
             }
-            blamed = progress.blame(run, Instant::now());
+            verdict = progress.blame(run, Instant::now());
         }
-        let class = match blamed {
+        let class = match verdict {
             Blame::Message(class) => class,
-            Blame::Batch | Blame::Nobody if unknown.is_none() => {
-                return self.put_aside_undecided(lease, candidate, &fault.of_nobody()).await;
+            Blame::Batch | Blame::Unknown if unknown_reason.is_none() => {
+                return self.put_aside_undecided(lease, candidate, &fault.into_environment_fault()).await;
             }
-            Blame::Batch | Blame::Nobody => fault.class,
+            Blame::Batch | Blame::Unknown => fault.class,
         };
-        let delay = retry.after(attempt).unwrap_or_default();
+        let delay = retry.delay_after(attempt).unwrap_or_default();
         let failure = RunFailure {
             error: fault.to_string(),
-            reason: unknown.or(final_reason(class)),
+            reason: unknown_reason.or(final_reason(class)),
             error_code: fault.code.clone(),
             max_attempts: retry.max_attempts,
             delay,
         };
-        let recorded = lease.fail(failure).await;
-        match recorded {
+        let result = lease.fail(failure).await;
+        match result {
             RunEndResult::Done(LeaseFailOutcome::Retry { .. }) => {
-                progress.charged(identity, fault.code.as_deref());
+                progress.record_charge(identity, fault.code.as_deref());
                 Outcome::Retried { attempt, delay, code: fault.code, detail: fault.message }.into()
             }
             RunEndResult::Done(LeaseFailOutcome::GivenUp { reason, .. }) => {
@@ -150,7 +157,8 @@ impl Runner {
         }
     }
 
-    /// Records that nothing of this run counts any more. The next claim finds the key's new holder.
+    /// Decides the message of a run that lost its key. The run is recorded as released or failed only if it holds the key after all, or has
+    /// completed it.
     pub(super) async fn record_loss(
         &self,
         lease: &Lease,
@@ -183,8 +191,8 @@ impl Runner {
         }
     }
 
-    /// Puts a message aside while its failure's cause is undecided: nothing is counted. A success of another message meanwhile is evidence
-    /// against it.
+    /// Releases the key and puts the message aside while its failure's cause is undecided: nothing is counted. A success of another message
+    /// meanwhile is evidence against it.
     async fn put_aside_undecided(
         &self,
         lease: &Lease,
@@ -193,21 +201,22 @@ impl Runner {
     ) -> MessageDecision {
         let shared = &*self.shared;
         lease.release().await;
-        shared.progress.stall();
-        let waits = self.put_aside_for(candidate, fault.class);
+        shared.progress.record_stall();
+        let decision = self.put_aside_for(candidate, fault.class);
         let (consumer, identity) = (&shared.consumer.name, &candidate.identity);
         let (tenant, key) = (&identity.tenant, &identity.key);
-        match shared.health.stalled(fault, Some(identity)) {
+        match shared.health.record_stall(fault, Some(identity)) {
             true => tracing::error!(%consumer, %tenant, %key, sqlstate = fault.code, error = %fault,
                 "consumer stalled: no message succeeds; failed messages wait, no attempt is spent"),
             false => tracing::warn!(%consumer, %tenant, %key, sqlstate = fault.code, error = %fault,
                 "message failed, and no other succeeded meanwhile; it waits, no attempt is spent"),
         }
-        waits
+        decision
     }
 
-    /// Handles a missing encryption key. A process that has the key can read the stored data, as can this one once it has it: successes of
-    /// other messages are no evidence against this one.
+    /// Releases the key of a message for which an encryption key is missing, and decides that it is tried again. A process that has the key
+    /// can read the stored data, and so can this process once it has the key: successes of other messages are no evidence against its
+    /// message.
     async fn retry_without_key(
         &self,
         lease: &Lease,
@@ -217,14 +226,14 @@ impl Runner {
         let (shared, identity) = (&*self.shared, &candidate.identity);
         lease.release().await;
         // First a pause here, whichever its rung is; the next time it goes back to its queue.
-        let waits = self.put_aside_for(candidate, FaultClass::Contention);
+        let decision = self.put_aside_for(candidate, FaultClass::Contention);
         tracing::error!(consumer = %shared.consumer.name, tenant = %identity.tenant, key = %identity.key, error = %fault,
             "encryption key missing in this process; the message is retried, no attempt is spent");
         if shared.progress.tries(identity) % 2 == 1 {
-            return waits;
+            return decision;
         }
         let delay = shared.consumer.retry.rung_for(Duration::ZERO).unwrap_or_default();
-        shared.progress.leaves(identity, Instant::now() + delay);
+        shared.progress.record_departure(identity, Instant::now() + delay);
         Outcome::Postponed { delay }.into()
     }
 
@@ -234,19 +243,19 @@ impl Runner {
         self.postpone(candidate, Duration::ZERO)
     }
 
-    /// Stores the letter of a message that is given up; `recorded`: the trail has its row already.
+    /// Stores the letter of a message that is given up; `is_recorded`: the trail has its row already.
     pub(super) async fn give_up(
         &self,
         candidate: &Arc<Candidate>,
         outcome: Outcome,
-        recorded: bool,
+        is_recorded: bool,
     ) -> MessageDecision {
-        if recorded {
-            let kept = self.keep_letter(candidate, outcome).await;
-            return kept.map_or(MessageDecision::Redelivery, MessageDecision::Outcome);
+        if is_recorded {
+            let outcome_with_letter = self.keep_letter(candidate, outcome).await;
+            return outcome_with_letter.map_or(MessageDecision::Redelivery, MessageDecision::Outcome);
         }
-        let noted = self.note_rejected(Candidate::clone(candidate).decided(outcome)).await;
-        noted.map_or(MessageDecision::Redelivery, |one| one.outcome.into())
+        let delivery = self.record_rejected(Candidate::clone(candidate).into_decided(outcome)).await;
+        delivery.map_or(MessageDecision::Redelivery, |one| one.outcome.into())
     }
 }
 

@@ -10,6 +10,6 @@ mod runner;
 mod trial;
 mod waiting;
 
-pub(super) use self::consume::{consume, handler};
+pub(super) use self::consume::{consume, leased_handler};
 #[cfg(feature = "testing")]
 pub(super) use self::trial::LeasedTrial;

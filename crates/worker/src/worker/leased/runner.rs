@@ -13,8 +13,8 @@ use crate::worker::shared::ConsumerContext;
 use oncely_amqp::Delivery;
 use oncely_core::outcome::Outcome;
 use oncely_handler::lease::ErasedLeasedHandler;
-use oncely_lease::{CallGroup, GroupLimits, GroupedStore, RunTrail, Statement, statement};
-use oncely_postgres::{self as pg, LeaseAnswer, LeaseClaim, LeaseIdRef};
+use oncely_lease::{CallGroup, GroupLimits, GroupedStore, RunTrail, Statement, build_statement};
+use oncely_postgres::{self as pg, LeaseClaim, LeaseClaimOutcome, LeaseIdRef};
 
 pub(super) struct Runner {
     pub(super) shared: Arc<ConsumerContext>,
@@ -24,7 +24,7 @@ pub(super) struct Runner {
     pub(super) arrivals: Arrivals<Box<Delivery>>,
     /// Messages that have arrived and failed without a decided cause since one succeeded.
     pub(super) failed: AtomicUsize,
-    /// One commit claims for all places that have become free.
+    /// Claims of free runs, grouped into one commit.
     pub(super) claims: CallGroup<PendingClaim, TimedAnswer>,
     /// Calls of runs that lost their keys.
     pub(super) calls: TaskTracker,
@@ -34,16 +34,16 @@ pub(super) struct Runner {
 pub(super) type SendTime = (Instant, SystemTime);
 
 /// A claim's answer, and when the answered try was sent: a granted run counts from then.
-pub(super) type TimedAnswer = (LeaseAnswer, SendTime);
+pub(super) type TimedAnswer = (LeaseClaimOutcome, SendTime);
 
 /// Decision about a message.
 #[derive(Debug)]
 pub(super) enum MessageDecision {
     /// Outcome by which it is settled.
     Outcome(Outcome),
-    /// It waits here for this time, and has waited since then.
+    /// It waits in this process for this time; it has waited since the last field.
     Aside(Cause, Duration, tokio::time::Instant),
-    /// None: it comes again with its channel.
+    /// No outcome: it comes again with its channel.
     Redelivery,
 }
 
@@ -61,7 +61,7 @@ pub(super) struct PendingClaim {
     pub(super) trail: Arc<RunTrail>,
     /// False just after an outage: the key's holder may have been cut off as well, and be alive.
     pub(super) may_take_over: bool,
-    /// It was sent, so that it may have been granted without an answer.
+    /// Whether it was sent, so that it may have been granted without an answer.
     pub(super) has_left: Arc<AtomicBool>,
 }
 
@@ -77,14 +77,14 @@ impl Runner {
         let consumer = Arc::clone(&shared);
         let claims = CallGroup::start(
             &store.own,
-            GroupLimits::at_once(groups),
-            Arc::new(move |claiming: Vec<Arc<PendingClaim>>| {
+            GroupLimits::new_urgent(groups),
+            Arc::new(move |pending_claims: Vec<Arc<PendingClaim>>| {
                 let shared = Arc::clone(&consumer);
-                statement(move |connection| {
+                build_statement(move |connection| {
                     Box::pin(async move {
                         let claims: Vec<LeaseClaim<'_>> =
-                            claiming.iter().map(|one| claim(&shared, one)).collect();
-                        for one in &claiming {
+                            pending_claims.iter().map(|one| to_lease_claim(&shared, one)).collect();
+                        for one in &pending_claims {
                             one.has_left.store(true, Ordering::Relaxed);
                         }
                         // Here, and not at the request: while PostgreSQL is away a claim waits.
@@ -94,7 +94,7 @@ impl Runner {
                     })
                 })
             }),
-            Some(Arc::new(|claiming, (answer, _)| given_back(claiming, answer))),
+            Some(Arc::new(|pending_claim, (answer, _)| build_release(pending_claim, answer))),
         );
         Self {
             shared,
@@ -108,30 +108,34 @@ impl Runner {
     }
 }
 
-/// Releases a key that was granted after its caller had gone: its next run need not wait, and no crash is counted.
-fn given_back(claiming: Arc<PendingClaim>, answer: LeaseAnswer) -> Option<Statement<(), sqlx::Error>> {
-    let LeaseAnswer::Granted(granted) = answer else { return None };
-    Some(statement(move |connection| {
+/// Builds the statement that releases a key granted after its caller had gone: its next run need not wait, and no crash is counted.
+fn build_release(
+    pending_claim: Arc<PendingClaim>,
+    answer: LeaseClaimOutcome,
+) -> Option<Statement<(), sqlx::Error>> {
+    let LeaseClaimOutcome::Granted(granted) = answer else { return None };
+    Some(build_statement(move |connection| {
         Box::pin(async move {
-            let held = LeaseIdRef { identity: &claiming.candidate.identity, token: granted.token };
+            let held = LeaseIdRef { identity: &pending_claim.candidate.identity, token: granted.token };
             pg::release_lease(connection, held).await.map(drop)
         })
     }))
 }
 
-fn claim<'a>(shared: &'a ConsumerContext, claiming: &'a PendingClaim) -> LeaseClaim<'a> {
+/// Converts a pending claim to the store's form.
+fn to_lease_claim<'a>(shared: &'a ConsumerContext, pending_claim: &'a PendingClaim) -> LeaseClaim<'a> {
     let consumer = &shared.consumer;
     LeaseClaim {
-        identity: &claiming.candidate.identity,
-        fingerprint: claiming.candidate.fingerprint.as_ref(),
-        owner: &claiming.owner,
+        identity: &pending_claim.candidate.identity,
+        fingerprint: pending_claim.candidate.fingerprint.as_ref(),
+        owner: &pending_claim.owner,
         time: consumer.lease.time,
         max_run: consumer.lease.max_run,
         on_conflict: consumer.on_conflict,
         max_crashes: consumer.retry.max_crashes,
-        queue: &claiming.trail.queue,
-        worker: &claiming.trail.worker,
-        trace_id: claiming.trail.trace_id.as_deref(),
-        may_take_over: claiming.may_take_over,
+        queue: &pending_claim.trail.queue,
+        worker: &pending_claim.trail.worker,
+        trace_id: pending_claim.trail.trace_id.as_deref(),
+        may_take_over: pending_claim.may_take_over,
     }
 }

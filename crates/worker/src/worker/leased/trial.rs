@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc;
 
-use super::consume::runner;
+use super::consume::build_runner;
 use super::runner::Runner;
 use crate::worker::intake::aside::BatchOrigin;
 use crate::worker::shared::ConsumerContext;
@@ -19,12 +19,12 @@ impl LeasedTrial {
         shared: &Arc<ConsumerContext>,
         handler: Arc<dyn ErasedLeasedHandler>,
     ) -> Self {
-        let told = Arc::clone(shared);
+        let context = Arc::clone(shared);
         // A worker would wait for the database; here the delivery ends undecided.
-        let (_, nothing) = mpsc::channel(1);
-        let runner = runner(shared, handler, nothing, true, move |fault| {
-            told.health.stalled(fault, None);
-            told.abandon.cancel();
+        let (_, receiver) = mpsc::channel(1);
+        let runner = build_runner(shared, handler, receiver, true, move |fault| {
+            context.health.record_stall(fault, None);
+            context.abandon.cancel();
         });
         Self(runner)
     }
@@ -32,7 +32,7 @@ impl LeasedTrial {
     /// Claims each message and runs it to its end.
     pub(in crate::worker) async fn deliver(&self, deliveries: Vec<Box<Delivery>>) {
         for delivery in deliveries {
-            self.0.decide_and_settle(delivery, BatchOrigin::Arrived, None).await;
+            self.0.run_and_settle(delivery, BatchOrigin::Arrived, None).await;
         }
     }
 }

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::consume::BURST;
+use super::consume::BURST_MESSAGES;
 use super::runner::{MessageDecision, Runner};
 use crate::worker::candidate::Candidate;
 use crate::worker::intake::aside::{BatchOrigin, Cause};
 use crate::worker::isolation::permit::{NotAlone, Permit};
-use crate::worker::undecided::postponed;
+use crate::worker::undecided::postpone_delivery;
 use oncely_amqp::Delivery;
 use oncely_config::InFlightPolicy;
 use oncely_core::fault::FaultClass;
@@ -20,36 +20,36 @@ use oncely_core::outcome::Outcome;
 use oncely_core::own_headers;
 use oncely_core::reason::{Reason, Rejection};
 
-/// Longest wait in the worker before a key is claimed again: its holder may be done long before the lease is over.
-const LOOK_AGAIN: Duration = Duration::from_secs(5);
+/// Maximum wait in the worker before a key is claimed again: its holder may be done long before the lease is over.
+const MAX_CLAIM_PAUSE: Duration = Duration::from_secs(5);
 
 /// Wait of a suspect for another one.
-const NEXT_SUSPECT: Duration = Duration::from_millis(500);
+const SUSPECT_WAIT: Duration = Duration::from_millis(500);
 
-/// Other runs beside a run.
+/// Isolation of a run from the other runs of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RunIsolation {
-    /// All others of the process.
+    /// Other runs go on beside it.
     Shared,
-    /// None: it may be the one that kills the process.
+    /// No other run goes on beside it: it may be the one that kills the process.
     Alone,
 }
 
 /// Result of the wait for the permit to run.
 pub(super) enum RunAdmission {
-    /// With this permit.
+    /// The run may begin, with this permit.
     Granted(Permit),
-    /// It must be alone.
+    /// It must be alone, and others are at work.
     Busy(NotAlone),
     Stopping,
 }
 
 impl Runner {
-    /// Takes the right to run now.
-    pub(super) async fn enter(&self, room: RunIsolation) -> RunAdmission {
+    /// Waits for the permit to run, or until the worker stops.
+    pub(super) async fn wait_for_permit(&self, isolation: RunIsolation) -> RunAdmission {
         let shared = &*self.shared;
-        let entering = async {
-            match room {
+        let admission = async {
+            match isolation {
                 RunIsolation::Shared => RunAdmission::Granted(shared.permits.take_for_run().await),
                 RunIsolation::Alone => shared
                     .permits
@@ -60,7 +60,7 @@ impl Runner {
         };
         tokio::select! {
             biased;
-            entry = entering => entry,
+            result = admission => result,
             () = shared.stop.cancelled() => RunAdmission::Stopping,
         }
     }
@@ -73,8 +73,12 @@ impl Runner {
         crashes >= among_others && !self.shared.progress.has_waited_alone(&candidate.identity)
     }
 
-    /// Decides about a message with a key that another run holds.
-    pub(super) async fn in_flight(&self, candidate: &Arc<Candidate>, delay: Duration) -> MessageDecision {
+    /// Decides about a message with a key that another run holds, by `lease.in_flight`.
+    pub(super) async fn decide_in_flight(
+        &self,
+        candidate: &Arc<Candidate>,
+        delay: Duration,
+    ) -> MessageDecision {
         let consumer = &self.shared.consumer;
         match consumer.lease.in_flight {
             InFlightPolicy::Retry if !consumer.retry.delays.is_empty() => {
@@ -85,36 +89,36 @@ impl Runner {
             InFlightPolicy::Reject if !candidate.delivery.message.redelivered && !is_own_copy(candidate) => {
                 let rejection =
                     Rejection::new(Reason::InFlight, "another run holds the key (lease.in_flight)");
-                self.give_up(candidate, Outcome::rejected(rejection), false).await
+                self.give_up(candidate, Outcome::from_rejection(rejection), false).await
             }
             // Without retry queues it would circulate between broker and worker without a pause.
             InFlightPolicy::Retry | InFlightPolicy::Wait | InFlightPolicy::Reject => {
-                let (_, since) = self.undecided_since(candidate, FaultClass::Contention);
-                MessageDecision::Aside(Cause::Held, delay.min(LOOK_AGAIN), since)
+                let (_, since) = self.record_undecided(candidate, FaultClass::Contention);
+                MessageDecision::Aside(Cause::Held, delay.min(MAX_CLAIM_PAUSE), since)
             }
         }
     }
 
     /// Puts a message aside that can't be decided now, longer each time.
     pub(super) fn put_aside_for(&self, candidate: &Candidate, class: FaultClass) -> MessageDecision {
-        let (wait, since) = self.undecided_since(candidate, class);
+        let (wait, since) = self.record_undecided(candidate, class);
         match class {
-            FaultClass::Contention => MessageDecision::Aside(Cause::Held, wait.min(LOOK_AGAIN), since),
+            FaultClass::Contention => MessageDecision::Aside(Cause::Held, wait.min(MAX_CLAIM_PAUSE), since),
             _ => MessageDecision::Aside(Cause::Environment, wait, since),
         }
     }
 
     /// Puts a suspect aside until it can be alone.
     pub(super) fn put_suspect_aside(&self, candidate: &Candidate, why: NotAlone) -> MessageDecision {
-        let (progress, behind) = (&self.shared.progress, why == NotAlone::Suspect);
-        match progress.could_not_run_alone(&candidate.identity, Instant::now(), behind) {
-            (since, false) => MessageDecision::Aside(Cause::Held, NEXT_SUSPECT, since),
+        let (progress, is_behind) = (&self.shared.progress, why == NotAlone::Suspect);
+        match progress.record_wait_alone(&candidate.identity, Instant::now(), is_behind) {
+            (since, false) => MessageDecision::Aside(Cause::Held, SUSPECT_WAIT, since),
             (_, true) => self.put_aside_for(candidate, FaultClass::Contention),
         }
     }
 
-    /// Returns the isolation in which a run begins. A known suspect holds its key only while it is alone: a crash of the process would count
-    /// as its own.
+    /// Returns the isolation in which a run begins. A known suspect holds its key only while it is alone: a crash of the process would
+    /// count as its own.
     pub(super) fn isolation(&self, candidate: &Candidate) -> RunIsolation {
         match self.shared.progress.has_to_run_alone(&candidate.identity) {
             true => RunIsolation::Alone,
@@ -122,16 +126,17 @@ impl Runner {
         }
     }
 
-    fn undecided_since(&self, candidate: &Candidate, class: FaultClass) -> (Duration, Instant) {
-        self.shared.progress.undecided(&candidate.identity, Instant::now(), class != FaultClass::Contention)
+    /// Records that a message stays undecided; returns its next wait, and the time since which it waits.
+    fn record_undecided(&self, candidate: &Candidate, class: FaultClass) -> (Duration, Instant) {
+        self.shared.progress.postpone(&candidate.identity, Instant::now(), class != FaultClass::Contention)
     }
 
-    /// Postpones a message; without retry queues it waits here.
+    /// Decides that a message comes back after a delay, by a retry queue; without retry queues it waits here.
     pub(super) fn postpone(&self, candidate: &Candidate, delay: Duration) -> MessageDecision {
         match self.shared.consumer.retry.rung_for(delay) {
             Some(delay) => Outcome::Postponed { delay }.into(),
             None => {
-                let (_, since) = self.undecided_since(candidate, FaultClass::Contention);
+                let (_, since) = self.record_undecided(candidate, FaultClass::Contention);
                 MessageDecision::Aside(Cause::Held, delay, since)
             }
         }
@@ -140,7 +145,7 @@ impl Runner {
     /// Puts a message aside until its time comes. Messages beyond the limit go to the end of their queue, without an attempt.
     pub(super) async fn put_aside(
         &self,
-        taken: BatchOrigin,
+        origin: BatchOrigin,
         (cause, wait, since): (Cause, Duration, Instant),
         identity: &Identity,
         mut delivery: Box<Delivery>,
@@ -151,14 +156,14 @@ impl Runner {
         aside.put(now + wait, since, cause, identity.tenant.clone(), delivery);
         if cause == Cause::Environment {
             // A message that has waited is tried alone; of those that arrive, some more.
-            let is_first = taken == BatchOrigin::Back
-                || self.failed.fetch_add(1, Ordering::Relaxed).is_multiple_of(BURST);
+            let is_first = origin == BatchOrigin::Back
+                || self.failed.fetch_add(1, Ordering::Relaxed).is_multiple_of(BURST_MESSAGES);
             if is_first {
-                aside.pause(now, taken);
+                aside.pause(now, origin);
             }
         }
-        for delivery in self.arrivals.overflow(|delivery| delivery.size()) {
-            self.settle(postponed(shared, delivery)).await;
+        for delivery in self.arrivals.take_overflow(|delivery| delivery.size()) {
+            self.settle(postpone_delivery(shared, delivery)).await;
         }
         #[allow(clippy::cast_precision_loss)] // a few hundred
         shared.counters.metrics.aside.set(aside.len() as f64);

@@ -40,7 +40,7 @@ pub(crate) enum BatchPlan {
 }
 
 impl BatchPlan {
-    /// Returns whether it is the consumer's only batch, in any process.
+    /// Returns whether the batch is the consumer's only one, in any process.
     pub(crate) fn has_turn(self) -> bool {
         matches!(self, Self::Together { turn: true } | Self::Apart { turn: true, .. })
     }
@@ -50,7 +50,7 @@ impl BatchPlan {
         matches!(self, Self::ByItself { witness: true, .. })
     }
 
-    /// Returns whether it is for one message alone.
+    /// Returns whether the plan is for one message alone.
     pub(crate) fn is_by_itself(self) -> bool {
         matches!(self, Self::ByItself { .. })
     }
@@ -98,9 +98,9 @@ impl<'a> BatchRun<'a> {
         }
     }
 
-    /// Returns how long the handler waits for locks. A batch gives way to any other transaction, unless it takes its locks in the same
-    /// order as others: it holds many, so that waiting for one may deadlock. So does a message that runs by itself, after half a second:
-    /// others of its batch wait behind it. A batch of one waits as long as its session may.
+    /// Returns the limit of the handler's waits for locks. A batch gives way to any other transaction, unless it takes its locks in the
+    /// same order as others: it holds many, so that waiting for one may deadlock. So does a message that runs by itself, after half a
+    /// second: others of its batch wait behind it. A batch of one waits as long as its session may.
     pub(crate) fn lock_wait(&self) -> LockWait {
         match self.plan {
             plan if plan.has_turn() || plan.is_by_itself() => LockWait::Turn,
@@ -114,7 +114,7 @@ impl<'a> BatchRun<'a> {
         self.shared.record_stage(self.trace, stage, began);
     }
 
-    /// Returns the microseconds since it began.
+    /// Returns the microseconds since the try began.
     pub(crate) fn elapsed_us(&self) -> i64 {
         i64::try_from(self.started.elapsed().as_micros()).unwrap_or(i64::MAX)
     }

@@ -8,25 +8,26 @@ use serde_json::Value;
 use sqlx::{Connection as _, Executor as _, PgConnection};
 
 use super::batch_run::{BatchPlan, BatchRun};
-use super::deadline::{HandlerWait, is_late, until_deadline};
+use super::deadline::{HandlerWait, is_late, run_until_deadline};
 use crate::worker::interrupt::Interrupt;
 use oncely_config::ConsumerSettings;
 use oncely_core::fault::{Fault, FaultClass};
 use oncely_handler::{
-    ConsumerHandler, Context, HandlerError, Message, SqlHandler, Subtransactions, call_apart, call_together,
+    ConsumerHandler, Context, HandlerError, Message, SqlHandler, Subtransactions, call_batch,
+    call_in_subtransactions,
 };
 use oncely_postgres::{self as pg, LockWait, PgFault, classify};
 
 /// Results of a handler, by message; responses as PostgreSQL writes them.
 pub(crate) type Results = Vec<Result<Option<String>, Fault>>;
 
-/// Calls the handler; returns a result or a fault per message, in their order.
-pub(crate) async fn handle(
+/// Calls the handler as the plan says, within the consumer's deadline; returns a response or a fault per message, in their order.
+pub(crate) async fn run_handler(
     batch: &BatchRun<'_>,
     transaction: &mut PgConnection,
     incoming: &[Message<'_>],
 ) -> Result<Results, Interrupt> {
-    match (&batch.shared.run, batch.plan) {
+    match (&batch.shared.handler, batch.plan) {
         (ConsumerHandler::Sql(handler), _) => call_in_server(batch, handler, transaction, incoming).await,
         (run, BatchPlan::Together { .. }) => run_together(batch, run, transaction, incoming).await,
         (run, BatchPlan::Apart { .. } | BatchPlan::ByItself { .. }) => {
@@ -44,10 +45,10 @@ async fn call_in_server(
 ) -> Result<Results, Interrupt> {
     let BatchRun { shared, plan, backend, .. } = *batch;
     let consumer = &shared.consumer.name;
-    let called = async {
+    let call = async {
         match plan {
             BatchPlan::Together { .. } => {
-                call_together(transaction, handler, consumer, incoming, batch.lock_wait()).await
+                call_batch(transaction, handler, consumer, incoming, batch.lock_wait()).await
             }
             BatchPlan::Apart { .. } | BatchPlan::ByItself { .. } => {
                 let subtransactions = match plan {
@@ -56,12 +57,12 @@ async fn call_in_server(
                     BatchPlan::Apart { each: true, .. } => Subtransactions::ParsedMessages,
                     _ => Subtransactions::Parts,
                 };
-                call_apart(transaction, handler, consumer, incoming, subtransactions).await
+                call_in_subtransactions(transaction, handler, consumer, incoming, subtransactions).await
             }
         }
-        .map_err(Interrupt::of_handler)
+        .map_err(Interrupt::from_handler)
     };
-    until_deadline(shared, backend, HandlerWait::InServer, called).await
+    run_until_deadline(shared, backend, HandlerWait::InServer, call).await
 }
 
 /// Calls a handler in Rust for all messages in one subtransaction: the first failure ends it.
@@ -76,28 +77,28 @@ async fn run_together(
     begin_guard(transaction, batch.lock_wait(), limit).await?;
     let mut results = Results::with_capacity(incoming.len());
     if let ConsumerHandler::RustBatch(handler) = run {
-        let called = async {
+        let call = async {
             let context = Context::new(transaction, None);
-            let done = catch_panic(async { handler.handle_batch(context, incoming).await }).await?;
-            classify_error(transaction, done).await
+            let result = catch_panic(async { handler.handle_batch(context, incoming).await }).await?;
+            classify_error(transaction, result).await
         };
-        let responses = until_deadline(shared, backend, HandlerWait::InProcess, called).await?;
+        let responses = run_until_deadline(shared, backend, HandlerWait::InProcess, call).await?;
         if responses.len() != incoming.len() {
-            return Err(Interrupt::Failed(wrong_count(responses.len(), incoming.len())));
+            return Err(Interrupt::Failed(wrong_count_fault(responses.len(), incoming.len())));
         }
-        results.extend(responses.iter().map(|response| Ok(response.as_ref().map(pg::json_text))));
+        results.extend(responses.iter().map(|response| Ok(response.as_ref().map(pg::to_json_text))));
     } else {
         for message in incoming {
-            let called = async {
-                let done = call_one(run, transaction, message).await?;
-                classify_error(transaction, done).await
+            let call = async {
+                let result = call_one(run, transaction, message).await?;
+                classify_error(transaction, result).await
             };
-            let response = until_deadline(shared, backend, HandlerWait::InProcess, called).await?;
+            let response = run_until_deadline(shared, backend, HandlerWait::InProcess, call).await?;
             // The writes of the next message would be committed without its key.
             if !transaction.is_in_transaction() {
-                return Err(handler_ended_transaction(None));
+                return Err(report_ended_transaction(None));
             }
-            results.push(Ok(response.as_ref().map(pg::json_text)));
+            results.push(Ok(response.as_ref().map(pg::to_json_text)));
         }
     }
     end_guard(transaction, limit).await?;
@@ -114,23 +115,23 @@ async fn run_apart(
     let BatchRun { shared, backend, .. } = *batch;
     let limit = shared.postgres.client_timeout();
     let mut results = Results::with_capacity(incoming.len());
-    let mut was_late = false;
+    let mut is_out_of_time = false;
     for message in incoming {
         // A message that used up its time leaves none to those behind it, which run in a transaction of their own.
-        if was_late {
+        if is_out_of_time {
             let text = "a message before it was out of time";
             results.push(Err(Fault::new(FaultClass::Contention, None, text)));
             continue;
         }
         begin_guard(transaction, batch.lock_wait(), limit).await?;
-        let called = async {
-            let done = call_one(run, transaction, message).await?;
-            classify_error(transaction, done).await
+        let call = async {
+            let result = call_one(run, transaction, message).await?;
+            classify_error(transaction, result).await
         };
-        let fault = match until_deadline(shared, backend, HandlerWait::InProcess, called).await {
+        let fault = match run_until_deadline(shared, backend, HandlerWait::InProcess, call).await {
             Ok(response) => match end_guard(transaction, limit).await {
                 Ok(()) => {
-                    results.push(Ok(response.as_ref().map(pg::json_text)));
+                    results.push(Ok(response.as_ref().map(pg::to_json_text)));
                     continue;
                 }
                 Err(Interrupt::Failed(fault)) => fault,
@@ -141,7 +142,7 @@ async fn run_apart(
                 return Err(Interrupt::Failed(fault));
             }
             Err(Interrupt::Failed(fault)) => {
-                was_late = is_late(&fault);
+                is_out_of_time = is_late(&fault);
                 fault
             }
             Err(other) => return Err(other),
@@ -152,38 +153,39 @@ async fn run_apart(
     Ok(results)
 }
 
-fn wrong_count(got: usize, wanted: usize) -> Fault {
-    let text = format!("the batch handler returned {got} responses for {wanted} messages");
+/// Creates the fault of a batch handler that returned another number of responses.
+fn wrong_count_fault(actual: usize, expected: usize) -> Fault {
+    let text = format!("the batch handler returned {actual} responses for {expected} messages");
     Fault::new(FaultClass::Transient, None, text)
 }
 
-/// Longest wait for an answer of our own connection.
-const PING: Duration = Duration::from_secs(5);
+/// Maximum wait for an answer of our own connection.
+const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Classifies a handler's error. A lost connection may be one of the handler's own, to another server: ours is tested.
+/// Classifies a handler's error. A lost connection may be the handler's own, to another server: our connection is tested.
 async fn classify_error<T>(
     connection: &mut PgConnection,
-    done: Result<T, HandlerError>,
+    result: Result<T, HandlerError>,
 ) -> Result<T, Interrupt> {
-    let error = match done {
-        Ok(done) => return Ok(done),
+    let error = match result {
+        Ok(result) => return Ok(result),
         Err(error) => error,
     };
     Err(match error.into_fault() {
-        PgFault::Outage(outage) => match pg::within(PING, connection.ping()).await {
+        PgFault::Outage(outage) => match pg::wait_for_answer(PING_TIMEOUT, connection.ping()).await {
             Ok(()) => {
                 let text = format!("what the handler asks is away: {outage}");
-                Interrupt::of_fault(Fault::new(FaultClass::Environment, None, text))
+                Interrupt::from_fault(Fault::new(FaultClass::Environment, None, text))
             }
             Err(_) => Interrupt::Outage(outage),
         },
-        PgFault::Fault(fault) => Interrupt::of_fault(fault),
+        PgFault::Fault(fault) => Interrupt::from_fault(fault),
     })
 }
 
-/// Runs a handler, from its call on. A panic is the handler's failure, and leaves its connection in an unknown state.
-async fn catch_panic<T>(called: impl Future<Output = T>) -> Result<T, Interrupt> {
-    AssertUnwindSafe(called).catch_unwind().await.map_err(|panic| {
+/// Runs a handler, and catches its panic. A panic is the handler's failure, and leaves its connection in an unknown state.
+async fn catch_panic<T>(call: impl Future<Output = T>) -> Result<T, Interrupt> {
+    AssertUnwindSafe(call).catch_unwind().await.map_err(|panic| {
         let text = panic
             .downcast_ref::<&str>()
             .map(|text| (*text).to_owned())
@@ -193,6 +195,7 @@ async fn catch_panic<T>(called: impl Future<Output = T>) -> Result<T, Interrupt>
     })
 }
 
+/// Runs the handler for one message.
 async fn call_one(
     run: &ConsumerHandler,
     transaction: &mut PgConnection,
@@ -204,11 +207,11 @@ async fn call_one(
             catch_panic(async { handler.handle(context, *message).await }).await
         }
         ConsumerHandler::RustBatch(handler) => {
-            let called = async { handler.handle_batch(context, std::slice::from_ref(message)).await };
-            let called = catch_panic(called).await?;
-            Ok(called.and_then(|mut responses| match (responses.pop(), responses.len()) {
+            let call = async { handler.handle_batch(context, std::slice::from_ref(message)).await };
+            let call = catch_panic(call).await?;
+            Ok(call.and_then(|mut responses| match (responses.pop(), responses.len()) {
                 (Some(response), 0) => Ok(response),
-                (_, more) => Err(HandlerError::transient(wrong_count(more, 1).message)),
+                (_, more) => Err(HandlerError::transient(wrong_count_fault(more, 1).message)),
             }))
         }
         ConsumerHandler::Sql(_) => {
@@ -228,7 +231,7 @@ async fn begin_guard(
     wait: LockWait,
     limit: Duration,
 ) -> Result<(), Interrupt> {
-    let begun = transaction.execute(match wait {
+    let statement = transaction.execute(match wait {
         LockWait::Session => {
             "savepoint oncely_handler; set local search_path to default; set local lock_timeout to default"
         }
@@ -239,13 +242,14 @@ async fn begin_guard(
             "savepoint oncely_handler; set local search_path to default; set local lock_timeout = '500ms'"
         }
     });
-    pg::within(limit, begun).await.map(drop).map_err(Interrupt::of_ours)
+    pg::wait_for_answer(limit, statement).await.map(drop).map_err(Interrupt::from_statement)
 }
 
+/// Releases the savepoint around a handler's call, and restores the search path. Fails if the handler has aborted or ended its transaction.
 async fn end_guard(transaction: &mut PgConnection, limit: Duration) -> Result<(), Interrupt> {
-    let ended =
+    let statement =
         transaction.execute("release savepoint oncely_handler; set local search_path = pg_catalog, pg_temp");
-    match pg::within(limit, ended).await {
+    match pg::wait_for_answer(limit, statement).await {
         Ok(_) => Ok(()),
         Err(error) => match classify(error) {
             PgFault::Outage(outage) => Err(Interrupt::Outage(outage)),
@@ -254,14 +258,14 @@ async fn end_guard(transaction: &mut PgConnection, limit: Duration) -> Result<()
                 let text = "the handler ignored an error that aborted its transaction";
                 Err(Interrupt::Failed(Fault::new(FaultClass::Transient, fault.code, text)))
             }
-            PgFault::Fault(fault) => Err(handler_ended_transaction(fault.code)),
+            PgFault::Fault(fault) => Err(report_ended_transaction(fault.code)),
         },
     }
 }
 
-/// Reports a transaction that its handler ended: by COMMIT or ROLLBACK; or by dropping or ignoring a nested `begin()` that did not succeed,
-/// which sqlx answers with a ROLLBACK of everything.
-fn handler_ended_transaction(code: Option<String>) -> Interrupt {
+/// Logs a transaction that its handler ended, and returns its interrupt: by COMMIT or ROLLBACK; or by dropping or ignoring a nested
+/// `begin()` that did not succeed, which sqlx answers with a ROLLBACK of everything.
+fn report_ended_transaction(code: Option<String>) -> Interrupt {
     let text = "the handler ended the transaction that it ran in";
     tracing::error!(code, "{text}; closing its connection");
     Interrupt::Tainted(Fault::new(FaultClass::Transient, code, text))
@@ -274,8 +278,9 @@ async fn undo_to_guard(
     limit: Duration,
     fault: &Fault,
 ) -> Result<(), Interrupt> {
-    let undone = pg::within(limit, transaction.execute("rollback to savepoint oncely_handler")).await;
-    undone.map(drop).map_err(|error| {
+    let result =
+        pg::wait_for_answer(limit, transaction.execute("rollback to savepoint oncely_handler")).await;
+    result.map(drop).map_err(|error| {
         tracing::debug!(error = %error, "a handler's savepoint could not be restored");
         Interrupt::Tainted(fault.clone())
     })

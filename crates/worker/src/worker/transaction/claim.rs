@@ -10,7 +10,9 @@ use super::unconfirmed::UnconfirmedOutcomes;
 use crate::worker::candidate::Candidate;
 use crate::worker::interrupt::Interrupt;
 use crate::worker::prediction::ExpectedKeys;
-use oncely_core::decide::{EARLY, KeyDecision, KeyRecord, decide, leased, wait};
+use oncely_core::decide::{
+    EARLY_TOLERANCE, KeyDecision, KeyRecord, decide_on_key, leased_rejection, remaining_wait,
+};
 use oncely_core::fault::{Fault, FaultClass};
 use oncely_core::fingerprint::Fingerprint;
 use oncely_core::identity::Identity;
@@ -37,10 +39,10 @@ pub(crate) enum CandidateClaim {
 }
 
 /// Claim of a new key.
-const FIRST: CandidateClaim = CandidateClaim::Run { attempt: 1, failed_with: None };
+const FIRST_CLAIM: CandidateClaim = CandidateClaim::Run { attempt: 1, failed_with: None };
 
 /// Rounds of claim and look-up before a key that keeps appearing and disappearing is left for later.
-pub(crate) const CLAIM_ROUNDS: usize = 8;
+pub(crate) const MAX_CLAIM_ROUNDS: usize = 8;
 
 /// Claims new keys, retakes those that failed before, and returns the known state of the rest.
 pub(crate) async fn claim(
@@ -55,14 +57,14 @@ pub(crate) async fn claim(
     let consumer = &shared.consumer;
     let mut claims: Vec<Option<CandidateClaim>> = candidates.iter().map(|_| None).collect();
     let mut open: Vec<usize> = (0..candidates.len()).collect();
-    for _ in 0..CLAIM_ROUNDS {
+    for _ in 0..MAX_CLAIM_ROUNDS {
         step("worker.claim.before");
-        let won = pg::claim(transaction, &consumer.name, now, &keys_of(candidates, &open))
+        let winners = pg::claim(transaction, &consumer.name, now, &keys_of(candidates, &open))
             .await
-            .map_err(Interrupt::of_ours)?;
+            .map_err(Interrupt::from_statement)?;
         step("worker.claim.after");
-        for won in won {
-            claims[open[won]] = Some(FIRST);
+        for winner in winners {
+            claims[open[winner]] = Some(FIRST_CLAIM);
         }
         open.retain(|&index| claims[index].is_none());
         if open.is_empty() {
@@ -71,13 +73,13 @@ pub(crate) async fn claim(
         let identities: Vec<&Identity> = open.iter().map(|&index| &candidates[index].identity).collect();
         step("worker.look_up.before");
         let records =
-            pg::look_up(transaction, &consumer.name, &identities).await.map_err(Interrupt::of_ours)?;
+            pg::look_up(transaction, &consumer.name, &identities).await.map_err(Interrupt::from_statement)?;
         step("worker.look_up.after");
         let mut failed_before = Vec::new();
         for (&index, record) in open.iter().zip(records) {
             // Neither claimed nor found: collected in between, so it is claimed in the next round.
             let Some(record) = record else { continue };
-            match claim_known(run, candidates[index], &record, unconfirmed)? {
+            match decide_known(run, candidates[index], &record, unconfirmed)? {
                 Some(claim) => claims[index] = Some(claim),
                 None => failed_before.push((index, record.error_code)),
             }
@@ -90,7 +92,7 @@ pub(crate) async fn claim(
             break;
         }
     }
-    claims.into_iter().collect::<Option<Vec<_>>>().ok_or_else(too_quick)
+    claims.into_iter().collect::<Option<Vec<_>>>().ok_or_else(changing_key_interrupt)
 }
 
 /// Claims keys that are all expected to be new.
@@ -102,10 +104,10 @@ async fn claim_fresh(
     let all: Vec<usize> = (0..candidates.len()).collect();
     let keys = keys_of(candidates, &all);
     step("worker.claim_fresh.before");
-    let claimed = pg::claim_fresh(transaction, &shared.consumer.name, now, &keys).await;
+    let result = pg::claim_fresh(transaction, &shared.consumer.name, now, &keys).await;
     step("worker.claim_fresh.after");
-    match claimed.map_err(Interrupt::of_ours)? {
-        FreshClaim::Won => Ok(candidates.iter().map(|_| FIRST).collect()),
+    match result.map_err(Interrupt::from_statement)? {
+        FreshClaim::Won => Ok(candidates.iter().map(|_| FIRST_CLAIM).collect()),
         FreshClaim::Taken => Err(Interrupt::Known),
     }
 }
@@ -124,10 +126,10 @@ async fn retake(
     let indices: Vec<usize> = failed_before.iter().map(|(index, _)| *index).collect();
     step("worker.retake.before");
     // Without a retry queue, no message waits.
-    let early = if consumer.retry.delays.is_empty() { TimeDelta::weeks(5_000) } else { TimeDelta::zero() };
+    let grace = if consumer.retry.delays.is_empty() { TimeDelta::weeks(5_000) } else { TimeDelta::zero() };
     let keys = keys_of(candidates, &indices);
-    let retaken = pg::retake(transaction, &consumer.name, now, now + EARLY + early, &keys).await;
-    let retaken = retaken.map_err(Interrupt::of_ours)?;
+    let retaken = pg::retake(transaction, &consumer.name, now, now + EARLY_TOLERANCE + grace, &keys).await;
+    let retaken = retaken.map_err(Interrupt::from_statement)?;
     step("worker.retake.after");
     let claim = |(position, attempt): (usize, u32)| {
         let (index, failed_with) = &mut failed_before[position];
@@ -136,12 +138,13 @@ async fn retake(
     Ok(retaken.into_iter().map(claim).collect())
 }
 
+/// Returns the identities and fingerprints of the candidates at these positions.
 fn keys_of<'a>(candidates: &[&'a Candidate], indices: &[usize]) -> Vec<(&'a Identity, Option<Fingerprint>)> {
     indices.iter().map(|&index| (&candidates[index].identity, candidates[index].fingerprint)).collect()
 }
 
-/// Decides about a key that is known; `None` if it failed before and is to be retaken.
-fn claim_known(
+/// Decides about a candidate with a known key; `None` if the key failed before and is to be retaken.
+fn decide_known(
     run: &BatchRun<'_>,
     candidate: &Candidate,
     record: &KeyRecord,
@@ -149,17 +152,19 @@ fn claim_known(
 ) -> Result<Option<CandidateClaim>, Interrupt> {
     let (consumer, now) = (&run.shared.consumer, run.now);
     let rung = |wait| consumer.retry.rung_for(wait);
-    Ok(Some(match decide(record, candidate.fingerprint.as_ref(), consumer.on_conflict) {
+    Ok(Some(match decide_on_key(record, candidate.fingerprint.as_ref(), consumer.on_conflict) {
         KeyDecision::Duplicate => CandidateClaim::Duplicate,
         KeyDecision::Reject(rejection) => CandidateClaim::Reject(rejection),
-        KeyDecision::Leased => match wait(record, now) {
-            None => CandidateClaim::Reject(leased()),
+        KeyDecision::Leased => match remaining_wait(record, now) {
+            None => CandidateClaim::Reject(leased_rejection()),
             // Without a retry queue it waits here, as for a transaction that holds the key.
-            Some(wait) => CandidateClaim::Early(rung(wait).ok_or_else(|| Interrupt::Held(held_by_lease()))?),
+            Some(wait) => {
+                CandidateClaim::Early(rung(wait).ok_or_else(|| Interrupt::Held(leased_key_fault()))?)
+            }
         },
-        KeyDecision::Retake => match unconfirmed.recorded(&candidate.identity, record) {
+        KeyDecision::Retake => match unconfirmed.find_recorded(&candidate.identity, record) {
             Some(outcome) => CandidateClaim::Recorded(outcome),
-            None => match wait(record, now).and_then(rung) {
+            None => match remaining_wait(record, now).and_then(rung) {
                 Some(rung) => CandidateClaim::Early(rung),
                 // Messages known as redelivered have been classified already.
                 None if record.crash_attempts > 0 && !candidate.delivery.message.redelivered => {
@@ -171,12 +176,12 @@ fn claim_known(
     }))
 }
 
-/// Returns the fault of a key that a run under a lease holds.
-pub(crate) fn held_by_lease() -> Fault {
+/// Creates the fault of a key that a run under a lease holds.
+pub(crate) fn leased_key_fault() -> Fault {
     Fault::new(FaultClass::Contention, None, "a run under a lease holds the key")
 }
 
-/// Returns the interrupt of a key that keeps appearing and disappearing.
-pub(crate) fn too_quick() -> Interrupt {
+/// Creates the interrupt of a key that keeps appearing and disappearing.
+pub(crate) fn changing_key_interrupt() -> Interrupt {
     Interrupt::Held(Fault::new(FaultClass::Contention, None, "a key changes faster than it can be claimed"))
 }

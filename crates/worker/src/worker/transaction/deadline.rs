@@ -10,14 +10,14 @@ use oncely_core::fault::{Fault, FaultClass};
 use oncely_postgres::{self as pg, Backend, Outage};
 
 /// Time in which a handler may return after its statement was cancelled.
-const GRACE: Duration = Duration::from_secs(2);
+const CANCEL_GRACE: Duration = Duration::from_secs(2);
 
 /// query_canceled: the statement was out of time.
-pub(super) const CANCELLED: &str = "57014";
+pub(super) const QUERY_CANCELED_CODE: &str = "57014";
 
 /// Returns whether a failure was out of time, by our deadline or by a limit of the server.
 pub(crate) fn is_late(fault: &Fault) -> bool {
-    fault.code.as_deref() == Some(CANCELLED)
+    fault.code.as_deref() == Some(QUERY_CANCELED_CODE)
 }
 
 /// Code that is waited for.
@@ -32,71 +32,72 @@ pub(crate) enum HandlerWait {
     AtCommit,
 }
 
-/// Waits for statements of ours. A wait beyond the server's own limits means that it is gone or unreachable: the connection is given up.
-pub(crate) async fn in_time<T>(
+/// Runs statements of ours. An answer beyond the server's own limits means that the server is gone or unreachable: an outage.
+pub(crate) async fn run_in_time<T>(
     shared: &ConsumerContext,
-    step: impl Future<Output = Result<T, Interrupt>>,
+    statement: impl Future<Output = Result<T, Interrupt>>,
 ) -> Result<T, Interrupt> {
     let limit = shared.postgres.client_timeout();
-    match tokio::time::timeout(limit, step).await {
-        Ok(done) => done,
-        Err(_) => Err(silent(limit)),
+    match tokio::time::timeout(limit, statement).await {
+        Ok(result) => result,
+        Err(_) => Err(no_answer_interrupt(limit)),
     }
 }
 
-/// Waits for a handler's call, or for the COMMIT that runs its deferred work. Past the consumer's deadline PostgreSQL cancels the handler's
-/// statement, and the failure is processed as usual, on a connection that stays intact. A handler that waits for something else and still
-/// does not return is dropped together with its connection; a server that does not answer even then is an outage, charged to no message.
-pub(crate) async fn until_deadline<T>(
+/// Runs a handler's call, or the COMMIT that runs its deferred work, until the consumer's deadline. Past the consumer's deadline PostgreSQL
+/// cancels the handler's statement, and the failure is processed as usual, on a connection that stays intact. A handler that waits for
+/// something else and still does not return is dropped together with its connection; a server that does not answer even then is an outage,
+/// charged to no message.
+pub(crate) async fn run_until_deadline<T>(
     shared: &ConsumerContext,
     backend: Backend,
-    handling: HandlerWait,
+    wait: HandlerWait,
     call: impl Future<Output = Result<T, Interrupt>>,
 ) -> Result<T, Interrupt> {
     let deadline = shared.consumer.deadline;
     // A function is one statement, so the server ends it at its own limit, which may come first.
-    let limit = match handling {
+    let limit = match wait {
         HandlerWait::InServer => deadline.min(shared.postgres.client_timeout()),
         HandlerWait::InProcess | HandlerWait::AtCommit => deadline,
     };
     let consumer = &shared.consumer.name;
-    let late = || {
+    let late_fault = || {
         let text = format!("the handler was not done within {limit:?}");
-        Fault::new(FaultClass::Transient, Some(CANCELLED.to_owned()), text)
+        Fault::new(FaultClass::Transient, Some(QUERY_CANCELED_CODE.to_owned()), text)
     };
     let mut call = std::pin::pin!(call);
     let began = Instant::now();
-    if let Ok(done) = tokio::time::timeout(limit, call.as_mut()).await {
-        if handling != HandlerWait::AtCommit {
-            shared.counters.metrics.handled(began.elapsed(), done.is_ok());
+    if let Ok(result) = tokio::time::timeout(limit, call.as_mut()).await {
+        if wait != HandlerWait::AtCommit {
+            shared.counters.metrics.record_handler_call(began.elapsed(), result.is_ok());
         }
-        return done;
+        return result;
     }
-    if handling != HandlerWait::AtCommit {
-        shared.counters.metrics.handled(began.elapsed(), false);
+    if wait != HandlerWait::AtCommit {
+        shared.counters.metrics.record_handler_call(began.elapsed(), false);
     }
     if limit == deadline {
         tracing::warn!(%consumer, ?deadline, "handler exceeded its deadline; cancelling its statement");
-        let told = shared.cancel(backend).await;
+        let is_cancelled = shared.cancel_statement(backend).await;
         // A cancellation that was not confirmed may still be on its way, and would cancel a later statement: the connection is not used
         // again, regardless of the answer.
-        match tokio::time::timeout(GRACE, call).await {
-            Ok(Err(Interrupt::Failed(_))) if told => return Err(Interrupt::Failed(late())),
-            Ok(other) if told => return other,
+        match tokio::time::timeout(CANCEL_GRACE, call).await {
+            Ok(Err(Interrupt::Failed(_))) if is_cancelled => return Err(Interrupt::Failed(late_fault())),
+            Ok(other) if is_cancelled => return other,
             _ => {}
         }
     }
-    let is_unknown = match handling {
+    let is_unknown = match wait {
         // Idle: its answer was lost. A backend that goes on in spite of a cancellation is a handler that does not return, as in a program.
-        HandlerWait::InServer => shared.is_at_work(backend).await != Some(true),
+        HandlerWait::InServer => shared.query_is_at_work(backend).await != Some(true),
         HandlerWait::InProcess => false,
         HandlerWait::AtCommit => true,
     };
     if is_unknown {
-        return Err(silent(limit));
+        return Err(no_answer_interrupt(limit));
     }
     tracing::error!(%consumer, "handler did not return after its deadline; closing its connection");
-    Err(Interrupt::Tainted(late()))
+    Err(Interrupt::Tainted(late_fault()))
 }
 
 /// Waits for the standby after a late commit. A cancellation at the deadline may have ended that wait: the commit is done here and reported
@@ -109,10 +110,12 @@ pub(crate) async fn await_standby_if_late(
     if began.elapsed() < shared.consumer.deadline {
         return Ok(());
     }
-    in_time(shared, async { pg::await_standby(connection).await.map_err(Interrupt::of_ours) }).await
+    run_in_time(shared, async { pg::wait_for_standby(connection).await.map_err(Interrupt::from_statement) })
+        .await
 }
 
-fn silent(limit: Duration) -> Interrupt {
+/// Creates the outage of a server that does not answer.
+fn no_answer_interrupt(limit: Duration) -> Interrupt {
     let text = format!("no answer within {limit:?}");
     Interrupt::Outage(Outage(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, text))))
 }

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::batch_run::BatchPlan;
-use super::deadline::CANCELLED;
+use super::deadline::QUERY_CANCELED_CODE;
 use super::runner::TransactionRunner;
-use super::setback::{Setback, Setbacks, is_of_responses};
-use crate::worker::candidate::{Candidate, LARGE, size_of_all};
+use super::setback::{Setback, Setbacks, concerns_responses};
+use crate::worker::candidate::{Candidate, MAX_TRANSACTION_BYTES, total_size};
 use crate::worker::interrupt::AbandonedBatch;
 use crate::worker::isolation::contention::ContentionMode;
 use crate::worker::isolation::permit::Isolation;
@@ -20,43 +20,43 @@ use oncely_core::identity::IdentityPart;
 use oncely_core::outcome::Outcome;
 use oncely_handler::ConsumerHandler;
 
-/// Most messages in a transaction that gives each a subtransaction of its own: PostgreSQL keeps 64 of them per backend in
+/// Maximum number of messages in a transaction that gives each a subtransaction of its own: PostgreSQL keeps 64 of them per backend in
 /// shared memory (PGPROC_MAX_CACHED_SUBXIDS); beyond that every reader's snapshot gets slower.
-const SUBTRANSACTIONS: usize = 64;
+const MAX_SUBTRANSACTIONS: usize = 64;
 
 /// Number of clean batches after one with a failure in which a lane goes on running batches apart at once, which costs a clean batch a
 /// little and spares one with a bad message its first pass.
-const PARTS_FIRST: u32 = 16;
+const PARTS_FIRST_BATCHES: u32 = 16;
 
 /// Share of failing messages from which each has a subtransaction from the start: parts of a batch would mostly fail, and run twice.
-const MANY: f64 = 0.06;
+const MIN_FAILING_SHARE: f64 = 0.06;
 
 /// Number of messages that make up half of the remembered share of failures.
-const REMEMBERED: f64 = 64.0;
+const HALF_WEIGHT_MESSAGES: f64 = 64.0;
 
 /// Messages of a batch that run by themselves, fail, and have no witness, before the rest is left aside untried: a fault of this number of
 /// messages affects the others as well, and a lane has more to do.
-const UNWITNESSED: usize = 8;
+const MAX_UNWITNESSED: usize = 8;
 
 /// Messages of a tenant in a batch that run by themselves and meet held locks, before its others are left aside untried. Each has waited
 /// for a lock.
-const MOST_HELD: usize = 8;
+const MAX_HELD_MESSAGES: usize = 8;
 
 /// Time of a message that runs by itself after which those behind it that met locks are left aside: each might take as long. If it has not
 /// succeeded, its tenant is late.
-const LONG: Duration = Duration::from_secs(1);
+const MIN_LONG_RUN: Duration = Duration::from_secs(1);
 
 /// Decides the batches of a lane.
 pub(crate) struct Decider {
     pub(crate) runner: TransactionRunner,
-    /// Most messages of a batch: with more, the responses were too large together.
-    most: usize,
+    /// Maximum number of messages in a batch: with more, the responses were too large together.
+    max_messages: usize,
     /// Number of next batches that run apart at once, since one has failed.
     parts_first: u32,
     /// Share of messages that fail, refused ones included.
-    failing: f64,
+    failing_share: f64,
     /// Messages that were taken together with these, decided before them.
-    pub(crate) together: TakenTogether,
+    pub(crate) taken_together: TakenTogether,
 }
 
 /// Messages that were taken together, and are decided in parts.
@@ -70,59 +70,68 @@ pub(crate) struct TakenTogether {
 
 impl Decider {
     pub(crate) fn new(runner: TransactionRunner) -> Self {
-        Self { runner, most: usize::MAX, parts_first: 0, failing: 0.0, together: TakenTogether::default() }
+        Self {
+            runner,
+            max_messages: usize::MAX,
+            parts_first: 0,
+            failing_share: 0.0,
+            taken_together: TakenTogether::default(),
+        }
     }
 
-    /// Records which messages were taken together, before they are decided in parts.
-    pub(crate) fn note_others(&mut self, work: &[&Candidate]) {
-        let late = self.runner.arrivals.aside.late(Instant::now().into());
-        self.together.has_others |= work.iter().any(|one| !late.contains(&one.identity.tenant));
+    /// Records whether any of these messages, taken together and decided in parts, is of a tenant that is not late.
+    pub(crate) fn record_others(&mut self, candidates: &[&Candidate]) {
+        let late = self.runner.arrivals.aside.late_tenants(Instant::now().into());
+        self.taken_together.has_others |= candidates.iter().any(|one| !late.contains(&one.identity.tenant));
     }
 
     /// Commits the batch in one transaction; if a message fails, in one that rolls back each failure by itself; a failure that the rest of
     /// the batch may have caused runs again in a transaction of its own. A message with a failure that can't be attributed yet stays
-    /// undecided. If `back`, the messages were undecided before, and each runs by itself at once; so does a large one: its body is sent once
-    /// then. Messages of a tenant that is known as late never share a transaction with others, since they would use up their time: they come
-    /// last, or wait aside.
+    /// undecided. If `is_from_aside`, the messages were undecided before, and each runs by itself at once; so does a large one: its body is
+    /// sent once then. Messages of a tenant that is known as late never share a transaction with others, since they would use up their
+    /// time: they come last, or wait aside.
     pub(crate) async fn commit(
         &mut self,
         isolation: Isolation,
-        back: bool,
-        work: &[&Candidate],
+        is_from_aside: bool,
+        candidates: &[&Candidate],
     ) -> Result<Vec<Outcome>, AbandonedBatch> {
-        if work.is_empty() {
+        if candidates.is_empty() {
             return Ok(Vec::new());
         }
-        self.runner.begin();
-        let late = self.runner.arrivals.aside.late(Instant::now().into());
-        let (order, last): (Vec<usize>, Vec<usize>) =
-            (0..work.len()).partition(|&index| !late.contains(&work[index].identity.tenant));
+        self.runner.begin_commit();
+        let late = self.runner.arrivals.aside.late_tenants(Instant::now().into());
+        let (order, late_order): (Vec<usize>, Vec<usize>) =
+            (0..candidates.len()).partition(|&index| !late.contains(&candidates[index].identity.tenant));
         let fault = Fault::new(FaultClass::Contention, None, "messages of its tenant were out of time");
-        let mut outcomes = vec![Outcome::Undecided { attempts: 0, fault }; work.len()];
+        let mut outcomes = vec![Outcome::Undecided { attempts: 0, fault }; candidates.len()];
         // If all are known as late there are no others to protect, unless one of a large batch was out of time before them.
-        let are_late = order.is_empty() && !self.together.has_others && !self.together.is_out_of_time;
-        let by_themselves = back || are_late || !order.is_empty() && size_of_all(work) > LARGE;
-        let mut order = if by_themselves { in_turn(order, last, back) } else { order };
-        if !back && self.runner.shared().consumer.lock_order.is_some() {
-            order.sort_by(|one, other| work[*one].lock.cmp(&work[*other].lock));
+        let are_late =
+            order.is_empty() && !self.taken_together.has_others && !self.taken_together.is_out_of_time;
+        let by_themselves =
+            is_from_aside || are_late || !order.is_empty() && total_size(candidates) > MAX_TRANSACTION_BYTES;
+        let mut order = if by_themselves { order_by_turn(order, late_order, is_from_aside) } else { order };
+        if !is_from_aside && self.runner.shared().consumer.lock_order.is_some() {
+            order.sort_by(|one, other| candidates[*one].lock.cmp(&candidates[*other].lock));
         }
-        let now: Vec<&Candidate> = order.iter().map(|&index| work[index]).collect();
-        let mut decided: Vec<Option<Outcome>> = vec![None; now.len()];
+        let ordered: Vec<&Candidate> = order.iter().map(|&index| candidates[index]).collect();
+        let mut ordered_outcomes: Vec<Option<Outcome>> = vec![None; ordered.len()];
         let fault = match by_themselves {
             true => None,
-            false => self.run_in_batches(isolation, &now, &mut decided).await?,
+            false => self.run_in_batches(isolation, &ordered, &mut ordered_outcomes).await?,
         };
-        self.run_one_by_one(isolation, are_late && !back, &now, &mut decided, fault).await?;
-        for (index, outcome) in order.into_iter().zip(decided) {
+        self.run_one_by_one(isolation, are_late && !is_from_aside, &ordered, &mut ordered_outcomes, fault)
+            .await?;
+        for (index, outcome) in order.into_iter().zip(ordered_outcomes) {
             if let Some(outcome) = outcome {
                 outcomes[index] = outcome;
             }
         }
         let is_undecided =
             |(_, outcome): &(&&Candidate, &Outcome)| matches!(outcome, Outcome::Undecided { .. });
-        let undecided = work.iter().zip(&outcomes).filter(is_undecided);
+        let undecided = candidates.iter().zip(&outcomes).filter(is_undecided);
         let unwritten = undecided.map(|(one, _)| one.identity.clone()).collect();
-        self.runner.end(unwritten).await;
+        self.runner.end_commit(unwritten).await;
         Ok(outcomes)
     }
 
@@ -131,35 +140,41 @@ impl Decider {
     async fn run_in_batches(
         &mut self,
         isolation: Isolation,
-        work: &[&Candidate],
+        candidates: &[&Candidate],
         outcomes: &mut [Option<Outcome>],
     ) -> Result<Option<Fault>, AbandonedBatch> {
         let shared = Arc::clone(self.runner.shared());
-        let (mut from, mut last, mut setbacks) = (0, None, Setbacks::default());
-        while from < work.len() {
-            let Some((plan, most)) = self.plan(&shared, work.len() - from, setbacks) else { break };
-            let paced = shared.pace.as_ref().map_or(most, |pace| match from {
-                0 => pace.most_at_first(),
-                _ => pace.most(),
+        let (mut from, mut last_fault, mut setbacks) = (0, None, Setbacks::default());
+        while from < candidates.len() {
+            let Some((plan, max_messages)) = self.choose_plan(&shared, candidates.len() - from, setbacks)
+            else {
+                break;
+            };
+            let paced = shared.pace.as_ref().map_or(max_messages, |pace| match from {
+                0 => pace.max_at_first(),
+                _ => pace.max_messages(),
             });
             // Perhaps without a bound.
-            let batch = &work[from..work.len().min(from.saturating_add(most.min(paced).min(self.most)))];
-            let done = self.runner.run(isolation, plan, batch).await?;
-            let is_too_much = matches!(&done, Err(setback) if is_of_responses(setback)) && batch.len() > 1;
-            if setbacks.gave_way && !is_too_much && !matches!(done, Err(Setback::Held(_))) {
+            let batch = &candidates[from..candidates
+                .len()
+                .min(from.saturating_add(max_messages.min(paced).min(self.max_messages)))];
+            let result = self.runner.run(isolation, plan, batch).await?;
+            let is_too_much =
+                matches!(&result, Err(setback) if concerns_responses(setback)) && batch.len() > 1;
+            if setbacks.gave_way && !is_too_much && !matches!(result, Err(Setback::Held(_))) {
                 // No key was held: the consumer's own transactions collide.
-                shared.contention.collided(Instant::now().into());
+                shared.contention.record_collision(Instant::now().into());
             }
-            let setback = match done {
-                Ok(done) => {
+            let setback = match result {
+                Ok(result) => {
                     // Tried again with some more: responses change.
-                    self.most = self.most.saturating_add(self.most / 8 + 1);
-                    self.adapt(&shared, plan, &done);
-                    let late = batch.iter().zip(&done).find(|(_, outcome)| is_out_of_time(outcome));
-                    if let Some((one, _)) = late.filter(|_| self.runner.took() > LONG) {
-                        self.note_out_of_time(&one.identity.tenant);
+                    self.max_messages = self.max_messages.saturating_add(self.max_messages / 8 + 1);
+                    self.adapt(&shared, plan, &result);
+                    let late = batch.iter().zip(&result).find(|(_, outcome)| is_out_of_time(outcome));
+                    if let Some((one, _)) = late.filter(|_| self.runner.duration() > MIN_LONG_RUN) {
+                        self.record_out_of_time(&one.identity.tenant);
                     }
-                    fill_outcomes(outcomes, from, done);
+                    fill_outcomes(outcomes, from, result);
                     (from, setbacks) = (from + batch.len(), Setbacks::default());
                     continue;
                 }
@@ -167,85 +182,85 @@ impl Decider {
             };
             tracing::debug!(?setback, ?plan, messages = batch.len(), "a batch failed");
             if is_too_much {
-                self.most = batch.len() / 2;
+                self.max_messages = batch.len() / 2;
                 continue;
             }
-            match setbacks.after(plan, &setback, batch.len()) {
+            match setbacks.add_setback(plan, &setback, batch.len()) {
                 Some(next) => {
                     if matches!(plan, BatchPlan::Together { .. }) && !next.gave_way {
-                        self.parts_first = PARTS_FIRST;
-                        shared.counters.fallback();
+                        self.parts_first = PARTS_FIRST_BATCHES;
+                        shared.counters.count_fallback();
                     }
                     setbacks = next;
                 }
                 // Message by message, when the other batches are through.
                 None => {
-                    self.parts_first = PARTS_FIRST;
-                    last = Some(setback.into_fault());
+                    self.parts_first = PARTS_FIRST_BATCHES;
+                    last_fault = Some(setback.into_fault());
                     (from, setbacks) = (from + batch.len(), Setbacks::default());
                 }
             }
         }
-        Ok(last)
+        Ok(last_fault)
     }
 
-    /// Returns how the next messages run together, and at most how many; `None` for one by one, each in a transaction of its own.
-    fn plan(
+    /// Chooses the plan for the next messages, and their maximum number; `None` for one by one, each in a transaction of its own.
+    fn choose_plan(
         &self,
         shared: &ConsumerContext,
         messages: usize,
         setbacks: Setbacks,
     ) -> Option<(BatchPlan, usize)> {
-        let course = match (setbacks.gave_way, shared.contention.course(Instant::now().into())) {
-            (true, ContentionMode::Beside) => ContentionMode::Turns { most: messages },
-            (_, course) => course,
+        let mode = match (setbacks.gave_way, shared.contention.mode(Instant::now().into())) {
+            (true, ContentionMode::Beside) => ContentionMode::Turns { max_messages: messages },
+            (_, mode) => mode,
         };
-        let (turn, most) = match course {
+        let (turn, max_messages) = match mode {
             ContentionMode::Beside => (false, messages),
-            ContentionMode::Turns { most } => (true, most),
+            ContentionMode::Turns { max_messages } => (true, max_messages),
             ContentionMode::ByThemselves => return None,
         };
-        let each = self.failing > MANY;
+        let each = self.failing_share > MIN_FAILING_SHARE;
         if !setbacks.failed && !each && self.parts_first == 0 {
-            return Some((BatchPlan::Together { turn }, most));
+            return Some((BatchPlan::Together { turn }, max_messages));
         }
         // A single message that may fail runs by itself at once.
         if messages == 1 {
             return (!setbacks.failed && !each).then_some((BatchPlan::Together { turn }, 1));
         }
-        let in_server = matches!(shared.run, ConsumerHandler::Sql(_));
+        let in_server = matches!(shared.handler, ConsumerHandler::Sql(_));
         if !in_server && !setbacks.failed && !each {
-            return Some((BatchPlan::Together { turn }, most));
+            return Some((BatchPlan::Together { turn }, max_messages));
         }
         let plan = BatchPlan::Apart { turn, each: each && !setbacks.unparsed, unparsed: setbacks.unparsed };
         // A failed message gives its subtransaction back.
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
         // up to a few thousand
-        let room = (SUBTRANSACTIONS as f64 / (1.0 - self.failing).max(0.05)) as usize;
-        Some((plan, if in_server && !each { most } else { most.min(room) }))
+        let room = (MAX_SUBTRANSACTIONS as f64 / (1.0 - self.failing_share).max(0.05)) as usize;
+        Some((plan, if in_server && !each { max_messages } else { max_messages.min(room) }))
     }
 
     /// Updates the state for the next batch by one that is decided.
     fn adapt(&mut self, shared: &ConsumerContext, plan: BatchPlan, outcomes: &[Outcome]) {
         if plan.has_turn() {
-            shared.contention.turn_ended(outcomes.len(), Instant::now().into());
+            shared.contention.record_turn_end(outcomes.len(), Instant::now().into());
         }
-        self.note_failing(outcomes);
+        self.record_failing(outcomes);
         if matches!(plan, BatchPlan::Apart { .. }) {
             self.parts_first = match outcomes.iter().all(is_good) {
                 true => self.parts_first.saturating_sub(1),
-                false => PARTS_FIRST,
+                false => PARTS_FIRST_BATCHES,
             };
         }
     }
 
     /// Updates the share of messages that fail, of the last hundred or so.
-    fn note_failing(&mut self, outcomes: &[Outcome]) {
+    fn record_failing(&mut self, outcomes: &[Outcome]) {
         #[allow(clippy::cast_precision_loss)] // up to a few thousand
         let (failed, all) =
             (outcomes.iter().filter(|outcome| !is_good(outcome)).count() as f64, outcomes.len() as f64);
-        let weight = all / (all + REMEMBERED);
-        self.failing += (failed / all.max(1.0) - self.failing) * weight;
+        let weight = all / (all + HALF_WEIGHT_MESSAGES);
+        self.failing_share += (failed / all.max(1.0) - self.failing_share) * weight;
     }
 
     /// Runs undecided messages one by one, each in a transaction of its own, and attributes their failures. If all `are_late`, those after
@@ -254,52 +269,53 @@ impl Decider {
         &mut self,
         isolation: Isolation,
         are_late: bool,
-        work: &[&Candidate],
+        candidates: &[&Candidate],
         outcomes: &mut [Option<Outcome>],
-        mut last: Option<Fault>,
+        mut last_fault: Option<Fault>,
     ) -> Result<(), AbandonedBatch> {
         let (mut unwitnessed, mut is_slow) = (0, false);
         let began = Instant::now();
         // By tenant: a tenant with held keys only does not keep another's messages untried.
         let mut held: HashMap<&IdentityPart, usize> = HashMap::new();
         let mut late: HashSet<&IdentityPart> = HashSet::new();
-        for index in 0..work.len() {
-            let before = match &outcomes[index] {
-                None => last.clone(),
+        for index in 0..candidates.len() {
+            let previous_fault = match &outcomes[index] {
+                None => last_fault.clone(),
                 // It did not run: the next round isolates it.
                 Some(Outcome::Undecided { fault, .. }) if fault.class == FaultClass::Crashed => continue,
                 Some(Outcome::Undecided { fault, .. }) => Some(fault.clone()),
                 Some(_) => continue,
             };
-            let witness = outcomes.iter().any(|outcome| outcome.as_ref().is_some_and(Outcome::completes));
-            let tenant = &work[index].identity.tenant;
-            let is_held = is_slow || held.get(tenant).is_some_and(|held| *held >= MOST_HELD);
-            if let Some(fault) = &before
+            let witness =
+                outcomes.iter().any(|outcome| outcome.as_ref().is_some_and(Outcome::has_completed_key));
+            let tenant = &candidates[index].identity.tenant;
+            let is_held = is_slow || held.get(tenant).is_some_and(|held| *held >= MAX_HELD_MESSAGES);
+            if let Some(fault) = &previous_fault
                 && (is_held && fault.class == FaultClass::Contention
-                    || unwitnessed >= UNWITNESSED && !witness)
+                    || unwitnessed >= MAX_UNWITNESSED && !witness)
             {
                 outcomes[index].get_or_insert(Outcome::Undecided { attempts: 0, fault: fault.clone() });
                 continue;
             }
             // A message that used up its time has taken it from all behind it: others of its tenant wait for a later batch, and after two
             // such tenants all do.
-            if late.len() > 1 || late.contains(tenant) || are_late && began.elapsed() > LONG {
+            if late.len() > 1 || late.contains(tenant) || are_late && began.elapsed() > MIN_LONG_RUN {
                 let fault = Fault::new(FaultClass::Contention, None, "messages before it were out of time");
                 outcomes[index] = Some(Outcome::Undecided { attempts: 0, fault });
                 continue;
             }
-            if before.as_ref().is_some_and(|fault| fault.class == FaultClass::Session) {
+            if previous_fault.as_ref().is_some_and(|fault| fault.class == FaultClass::Session) {
                 // Its plans and prepared statements are outdated.
                 self.runner.drop_session();
             }
             // The others need not wait for all of them.
             self.runner.drop_permit();
-            let first = before.is_none();
+            let first = previous_fault.is_none();
             let outcome =
-                self.run_alone(isolation, BatchPlan::ByItself { witness, first }, work[index]).await?;
-            self.note_failing(std::slice::from_ref(&outcome));
-            is_slow |= self.runner.took() > LONG;
-            if self.note_time(tenant, &outcome) {
+                self.run_alone(isolation, BatchPlan::ByItself { witness, first }, candidates[index]).await?;
+            self.record_failing(std::slice::from_ref(&outcome));
+            is_slow |= self.runner.duration() > MIN_LONG_RUN;
+            if self.record_time(tenant, &outcome) {
                 late.insert(tenant);
             }
             if let Outcome::Undecided { fault, .. } = &outcome
@@ -309,12 +325,12 @@ impl Decider {
                     FaultClass::Contention => *held.entry(tenant).or_default() += 1,
                     _ => unwitnessed += 1,
                 }
-                last = Some(fault.clone());
+                last_fault = Some(fault.clone());
             }
             outcomes[index] = Some(outcome);
         }
         if unwitnessed > 0 {
-            self.charge_unwitnessed(isolation, work, outcomes).await?;
+            self.charge_unwitnessed(isolation, candidates, outcomes).await?;
         }
         Ok(())
     }
@@ -324,20 +340,20 @@ impl Decider {
     async fn charge_unwitnessed(
         &mut self,
         isolation: Isolation,
-        work: &[&Candidate],
+        candidates: &[&Candidate],
         outcomes: &mut [Option<Outcome>],
     ) -> Result<(), AbandonedBatch> {
-        if !outcomes.iter().flatten().any(Outcome::completes) {
+        if !outcomes.iter().flatten().any(Outcome::has_completed_key) {
             return Ok(());
         }
-        let again = BatchPlan::ByItself { witness: true, first: false };
-        for index in 0..work.len() {
+        let plan = BatchPlan::ByItself { witness: true, first: false };
+        for index in 0..candidates.len() {
             let progress = &self.runner.shared().progress;
             if matches!(&outcomes[index], Some(Outcome::Undecided { fault, .. }) if !matches!(fault.class, FaultClass::Contention | FaultClass::Crashed))
-                && progress.has_witness(&work[index].identity, progress.begin(), Instant::now().into())
+                && progress.has_witness(&candidates[index].identity, progress.begin(), Instant::now().into())
             {
-                let outcome = self.run_alone(isolation, again, work[index]).await?;
-                self.note_time(&work[index].identity.tenant, &outcome);
+                let outcome = self.run_alone(isolation, plan, candidates[index]).await?;
+                self.record_time(&candidates[index].identity.tenant, &outcome);
                 outcomes[index] = Some(outcome);
             }
         }
@@ -345,31 +361,36 @@ impl Decider {
     }
 
     /// Records how long the last message took, which ran by itself. Returns whether its tenant is late.
-    fn note_time(&mut self, tenant: &IdentityPart, outcome: &Outcome) -> bool {
-        let (took, succeeded) = (self.runner.took(), outcome.completes());
-        let is_late = took > LONG && !succeeded;
+    fn record_time(&mut self, tenant: &IdentityPart, outcome: &Outcome) -> bool {
+        let (duration, has_succeeded) = (self.runner.duration(), outcome.has_completed_key());
+        let is_late = duration > MIN_LONG_RUN && !has_succeeded;
         match is_late {
-            true => self.note_out_of_time(tenant),
-            false => self.runner.arrivals.aside.in_time(Instant::now().into(), tenant, took, succeeded),
+            true => self.record_out_of_time(tenant),
+            false => self.runner.arrivals.aside.record_in_time(
+                Instant::now().into(),
+                tenant,
+                duration,
+                has_succeeded,
+            ),
         }
         is_late
     }
 
     /// Records that the last transaction took long, and that a message of this tenant was the reason.
-    fn note_out_of_time(&mut self, tenant: &IdentityPart) {
-        self.together.is_out_of_time = true;
-        self.runner.arrivals.aside.out_of_time(Instant::now().into(), tenant, self.runner.took());
+    fn record_out_of_time(&mut self, tenant: &IdentityPart) {
+        self.taken_together.is_out_of_time = true;
+        self.runner.arrivals.aside.record_out_of_time(Instant::now().into(), tenant, self.runner.duration());
     }
 
-    /// Runs one message in a transaction of its own.
+    /// Runs one message in a transaction of its own, and attributes its failure. A failure that is charged to it is recorded.
     async fn run_alone(
         &mut self,
         isolation: Isolation,
         plan: BatchPlan,
-        one: &Candidate,
+        candidate: &Candidate,
     ) -> Result<Outcome, AbandonedBatch> {
         let began = self.runner.shared().progress.begin();
-        let fault = match self.runner.run(isolation, plan, &[one]).await? {
+        let fault = match self.runner.run(isolation, plan, &[candidate]).await? {
             Ok(mut done) => match done.pop() {
                 Some(outcome) => return Ok(outcome),
                 None => Fault::new(FaultClass::Transient, None, "a transaction without an outcome"),
@@ -378,28 +399,28 @@ impl Decider {
             Err(Setback::Failed(fault)) => fault,
         };
         if is_collision(&fault) {
-            self.runner.shared().contention.collided(Instant::now().into());
+            self.runner.shared().contention.record_collision(Instant::now().into());
         }
         // It failed as a whole, at COMMIT or by a limit: nothing of it is recorded.
         let shared = Arc::clone(self.runner.shared());
         let run = FailedRun {
-            identity: &one.identity,
+            identity: &candidate.identity,
             class: fault.class,
             by_itself: true,
             began,
-            beside: plan.has_witness(),
-            again: shared.progress.was_charged_with(&one.identity, fault.code.as_deref()),
+            has_success_beside: plan.has_witness(),
+            is_repeated: shared.progress.was_charged_with(&candidate.identity, fault.code.as_deref()),
         };
         match shared.progress.blame(run, Instant::now().into()) {
             Blame::Message(class) => {
-                shared.progress.charged(&one.identity, fault.code.as_deref());
-                self.runner.record_failed(began, one, &Fault { class, ..fault }).await
+                shared.progress.record_charge(&candidate.identity, fault.code.as_deref());
+                self.runner.record_failed(began, candidate, &Fault { class, ..fault }).await
             }
-            Blame::Batch | Blame::Nobody => {
+            Blame::Batch | Blame::Unknown => {
                 if fault.class != FaultClass::Contention {
-                    shared.progress.failed(&one.identity, Instant::now().into());
+                    shared.progress.record_undecided_failure(&candidate.identity, Instant::now().into());
                 }
-                let fault = shared.progress.unanswered(run, fault, Instant::now().into());
+                let fault = shared.progress.undecided_fault(run, fault, Instant::now().into());
                 Ok(Outcome::Undecided { attempts: 0, fault })
             }
         }
@@ -411,10 +432,10 @@ fn is_collision(fault: &Fault) -> bool {
     fault.class == FaultClass::Contention && fault.code.as_deref().is_some_and(|code| code.starts_with("40"))
 }
 
-/// Returns the order of messages that run by themselves: those of late tenants come last. If `back`, it is another one each time: those
-/// behind some that meet locks are left untried, and come first another time.
-fn in_turn(mut order: Vec<usize>, mut late: Vec<usize>, back: bool) -> Vec<usize> {
-    if back {
+/// Returns the order of messages that run by themselves: those of late tenants come last. If `is_from_aside`, the order is random: messages
+/// behind others that meet locks are left untried, and come first another time.
+fn order_by_turn(mut order: Vec<usize>, mut late: Vec<usize>, is_from_aside: bool) -> Vec<usize> {
+    if is_from_aside {
         fastrand::shuffle(&mut order);
         fastrand::shuffle(&mut late);
     }
@@ -429,7 +450,7 @@ fn is_out_of_time(outcome: &Outcome) -> bool {
         Outcome::Retried { code, .. } | Outcome::DeadLettered { code, .. } => code,
         _ => return false,
     };
-    code.as_deref() == Some(CANCELLED)
+    code.as_deref() == Some(QUERY_CANCELED_CODE)
 }
 
 /// Returns whether the message ran without a failure of its own. An early copy counts as well.
@@ -438,8 +459,8 @@ fn is_good(outcome: &Outcome) -> bool {
 }
 
 /// Stores the outcomes of a part of a batch at their positions.
-fn fill_outcomes(outcomes: &mut [Option<Outcome>], from: usize, done: Vec<Outcome>) {
-    for (slot, outcome) in outcomes[from..].iter_mut().zip(done) {
+fn fill_outcomes(outcomes: &mut [Option<Outcome>], start: usize, part: Vec<Outcome>) {
+    for (slot, outcome) in outcomes[start..].iter_mut().zip(part) {
         *slot = Some(outcome);
     }
 }
@@ -452,11 +473,11 @@ mod tests {
     fn messages_of_late_tenants_come_last_in_whatever_order_the_others_are() {
         let mut firsts = HashSet::new();
         for _ in 0..200 {
-            let order = in_turn((0..5).collect(), (5..9).collect(), true);
+            let order = order_by_turn((0..5).collect(), (5..9).collect(), true);
             assert!(order[..5].iter().all(|index| *index < 5), "{order:?}");
             firsts.extend([order[0], order[5]]);
         }
         assert_eq!(firsts.len(), 9, "each is first at some time");
-        assert_eq!(in_turn(vec![1, 2], vec![0], false), [1, 2, 0]);
+        assert_eq!(order_by_turn(vec![1, 2], vec![0], false), [1, 2, 0]);
     }
 }

@@ -3,24 +3,24 @@
 use sqlx::Connection as _;
 
 use super::batch_run::{BatchPlan, BatchRun};
-use super::deadline::{HandlerWait, await_standby_if_late, until_deadline};
-use super::record::mirror_tags;
+use super::deadline::{HandlerWait, await_standby_if_late, run_until_deadline};
+use super::record::build_mirror_tags;
 use super::replies::wants_reply;
 use crate::worker::interrupt::Interrupt;
-use crate::worker::prediction::{ExpectedKeys, SMALL_BATCH};
+use crate::worker::prediction::{ExpectedKeys, MAX_SMALL_BATCH};
 use oncely_core::outcome::Outcome;
 use oncely_failpoint::{step, step_with};
-use oncely_handler::{BatchRecord, ConsumerHandler, Message, SqlHandler, commit_fresh};
+use oncely_handler::{BatchRecord, ConsumerHandler, Message, SqlHandler, commit_fresh_batch};
 use oncely_postgres::{self as pg, Session};
 use oncely_process::metrics::Stage;
 
 /// Returns the handler if the batch is a transaction of one statement: a small one of a SQL function, with keys expected to be new and
 /// without requested replies. Everything else goes step by step; also where the handler may be slow, to measure its time without that of
 /// the commit, and inside another transaction, where one statement would commit nothing.
-pub(super) fn in_one_statement<'a>(run: &BatchRun<'a>, session: &Session) -> Option<&'a SqlHandler> {
-    match (&run.shared.run, run.plan, run.keys) {
+pub(super) fn one_statement_handler<'a>(run: &BatchRun<'a>, session: &Session) -> Option<&'a SqlHandler> {
+    match (&run.shared.handler, run.plan, run.keys) {
         (ConsumerHandler::Sql(handler), BatchPlan::Together { turn: false }, ExpectedKeys::Fresh)
-            if run.candidates.len() <= SMALL_BATCH
+            if run.candidates.len() <= MAX_SMALL_BATCH
                 && !run.shared.pace.as_ref().is_some_and(|pace| pace.needs_handler_time())
                 && !run.candidates.iter().any(|one| wants_reply(run.shared, one))
                 && !session.connection.is_in_transaction() =>
@@ -54,19 +54,19 @@ pub(super) async fn commit_in_one_statement(
         fingerprints: fingerprints.collect(),
         worker: &shared.worker,
         now: run.now,
-        waited: run.elapsed_us(),
-        tags: shared.precheck.is_some().then(|| mirror_tags(run, candidates.iter().copied())),
+        elapsed_micros: run.elapsed_us(),
+        tags: shared.precheck.is_some().then(|| build_mirror_tags(run, candidates.iter().copied())),
         expires_at: run.now + consumer.retention,
-        in_lock_order: consumer.lock_order.is_some(),
+        is_in_lock_order: consumer.lock_order.is_some(),
     };
     step("worker.commit_fresh.before");
     step_with("worker.handle.before", incoming.iter().map(|one| one.identity.key.as_str()));
     let connection = &mut session.connection;
-    let called = async {
-        let called = commit_fresh(connection, handler, &consumer.name, &incoming, &record).await;
-        called.map_err(|error| interrupt_of(error, candidates.len()))
+    let call = async {
+        let call = commit_fresh_batch(connection, handler, &consumer.name, &incoming, &record).await;
+        call.map_err(|error| classify_error(error, candidates.len()))
     };
-    until_deadline(shared, run.backend, HandlerWait::InServer, called).await.inspect_err(|interrupt| {
+    run_until_deadline(shared, run.backend, HandlerWait::InServer, call).await.inspect_err(|interrupt| {
         if let Interrupt::Outage(_) = interrupt {
             shared.counters.metrics.commit_unknown.increment(1);
         }
@@ -81,12 +81,13 @@ pub(super) async fn commit_in_one_statement(
     Ok(vec![Outcome::Completed { attempt: 1, response: None }; candidates.len()])
 }
 
-/// Classifies an error. A known key is claimed again, step by step. So is a single message that met a lock: that distinguishes a key held
-/// by another transaction from a lock of the handler. For a batch the next try, which has the turn, distinguishes them.
-fn interrupt_of(error: sqlx::Error, messages: usize) -> Interrupt {
+/// Classifies an error of the statement. A known key is claimed again, step by step. So is a single message that met a lock: that
+/// distinguishes a key held by another transaction from a lock of the handler. For a batch the next try, which has the turn, distinguishes
+/// them.
+fn classify_error(error: sqlx::Error, messages: usize) -> Interrupt {
     if pg::is_taken(&error) || messages == 1 && pg::is_locked(&error) {
         Interrupt::Known
     } else {
-        Interrupt::of_handler(error)
+        Interrupt::from_handler(error)
     }
 }

@@ -8,7 +8,7 @@ use sqlx::{Connection as _, PgConnection};
 use super::batch_run::BatchRun;
 use super::letters::{GivenUpDelivery, keep_letters};
 use super::replies::write_replies;
-use crate::worker::candidate::{Candidate, KEPT, PartialIdentity, text};
+use crate::worker::candidate::{Candidate, MAX_KEPT_BYTES, PartialIdentity, text_or_empty};
 use crate::worker::interrupt::Interrupt;
 use crate::worker::shared::ConsumerContext;
 use oncely_core::encryption::Place;
@@ -19,8 +19,8 @@ use oncely_core::outcome::Outcome;
 use oncely_failpoint::step;
 use oncely_postgres::{self as pg, AuditRecord, KeyFailure, Refusal};
 
-/// Returns the failed run to record with the key, if there was one.
-pub(crate) fn failure<'a>(
+/// Converts an outcome to the failed run that is recorded with the key, if it is one.
+pub(crate) fn to_key_failure<'a>(
     candidate: &'a Candidate,
     outcome: &Outcome,
     now: DateTime<Utc>,
@@ -48,8 +48,8 @@ pub(crate) fn failure<'a>(
     })
 }
 
-/// Returns the handler's refusal to record with the key, if there was one.
-pub(crate) fn refusal<'a>(candidate: &'a Candidate, outcome: &'a Outcome) -> Option<Refusal<'a>> {
+/// Converts an outcome to the handler's refusal that is recorded with the key, if it is one.
+pub(crate) fn to_refusal<'a>(candidate: &'a Candidate, outcome: &'a Outcome) -> Option<Refusal<'a>> {
     let Outcome::Refused { attempt, reason } = outcome else { return None };
     Some(Refusal {
         identity: &candidate.identity,
@@ -61,7 +61,7 @@ pub(crate) fn refusal<'a>(candidate: &'a Candidate, outcome: &'a Outcome) -> Opt
 
 /// Writes all that must commit with the effects, except the decisions that `is_recorded` marks. The number of rows of each write is
 /// checked: that also detects a transaction that has already ended. Dead letters get their names in `outcomes`.
-pub(crate) async fn record(
+pub(crate) async fn write_records(
     run: &BatchRun<'_>,
     transaction: &mut PgConnection,
     outcomes: &mut [Outcome],
@@ -69,69 +69,71 @@ pub(crate) async fn record(
 ) -> Result<(), Interrupt> {
     let BatchRun { shared, candidates, now, .. } = *run;
     let consumer = &shared.consumer;
-    let decided: Vec<(&Candidate, &Outcome)> = candidates
+    let decisions: Vec<(&Candidate, &Outcome)> = candidates
         .iter()
         .copied()
         .zip(&*outcomes)
         .zip(is_recorded)
-        .filter_map(|(decided, is_recorded)| (!is_recorded).then_some(decided))
+        .filter_map(|(decision, is_recorded)| (!is_recorded).then_some(decision))
         .collect();
-    let pairs = || decided.iter().copied();
+    let pairs = || decisions.iter().copied();
     let failures: Vec<KeyFailure<'_>> =
-        pairs().filter_map(|(candidate, outcome)| failure(candidate, outcome, now)).collect();
+        pairs().filter_map(|(candidate, outcome)| to_key_failure(candidate, outcome, now)).collect();
     if !failures.is_empty() {
         step("worker.fail.before");
-        let written = pg::fail(transaction, &consumer.name, now, true, &failures).await;
-        expect_rows("failures", written, failures.len())?;
+        let written = pg::record_failures(transaction, &consumer.name, now, true, &failures).await;
+        check_rows("failures", written, failures.len())?;
         step("worker.fail.after");
     }
     let refusals: Vec<Refusal<'_>> =
-        pairs().filter_map(|(candidate, outcome)| refusal(candidate, outcome)).collect();
+        pairs().filter_map(|(candidate, outcome)| to_refusal(candidate, outcome)).collect();
     if !refusals.is_empty() {
         step("worker.refusal.before");
-        let written = pg::refuse(transaction, &consumer.name, now, true, &refusals).await;
-        expect_rows("refusals", written, refusals.len())?;
+        let written = pg::record_refusals(transaction, &consumer.name, now, true, &refusals).await;
+        check_rows("refusals", written, refusals.len())?;
         step("worker.refusal.after");
     }
     store_responses(shared, transaction, pairs()).await?;
-    let records = audit_records(shared, run.elapsed_us(), pairs());
+    let records = build_audit_records(shared, run.elapsed_us(), pairs());
     if !records.is_empty() {
         step("worker.audit.before");
         let written = pg::append_audit(transaction, &consumer.name, &shared.worker, now, &records).await;
-        expect_rows("audit rows", written, records.len())?;
+        check_rows("audit rows", written, records.len())?;
         step("worker.audit.after");
     }
     if shared.precheck.is_some() {
-        let completed: Vec<&Candidate> =
-            pairs().filter(|(_, outcome)| outcome.completes()).map(|(candidate, _)| candidate).collect();
+        let completed: Vec<&Candidate> = pairs()
+            .filter(|(_, outcome)| outcome.has_completed_key())
+            .map(|(candidate, _)| candidate)
+            .collect();
         if let Some(first) = completed.first() {
-            let tags = mirror_tags(run, completed.iter().copied());
+            let tags = build_mirror_tags(run, completed.iter().copied());
             let expires_at = now + consumer.retention;
             let tenant = first.identity.tenant.as_str();
             step("worker.mirror_queue.before");
             let written =
                 pg::append_mirror(transaction, tenant, consumer.name.as_str(), &tags, now, expires_at).await;
-            expect_rows("mirror records", written, tags.len().div_ceil(pg::RECORD_BYTES))?;
+            check_rows("mirror records", written, tags.len().div_ceil(pg::MAX_RECORD_TAG_BYTES))?;
             step("worker.mirror_queue.after");
         }
     }
-    write_replies(shared, transaction, now, Interrupt::of_record, pairs()).await?;
+    write_replies(shared, transaction, now, Interrupt::from_record, pairs()).await?;
     let given_up =
         candidates.iter().zip(outcomes).zip(is_recorded).filter_map(|((candidate, outcome), is_recorded)| {
             (!is_recorded).then(|| GivenUpDelivery::new(candidate, outcome))
         });
-    keep_letters(shared, transaction, now, Interrupt::of_record, given_up.collect()).await
+    keep_letters(shared, transaction, now, Interrupt::from_record, given_up.collect()).await
 }
 
 /// Stores the handler's responses, if any.
 async fn store_responses<'a>(
     shared: &ConsumerContext,
     transaction: &mut PgConnection,
-    decided: impl Iterator<Item = (&'a Candidate, &'a Outcome)>,
+    decisions: impl Iterator<Item = (&'a Candidate, &'a Outcome)>,
 ) -> Result<(), Interrupt> {
     let sealer = shared.sealer();
     let mut responses: Vec<(&Identity, Cow<'_, str>)> = Vec::new();
-    for (candidate, outcome) in decided {
+    for (candidate, outcome) in decisions {
         let Outcome::Completed { response: Some(response), .. } = outcome else { continue };
         let stored = match sealer.seal_text(&Place::response(&candidate.identity), response) {
             Ok(Some(sealed)) => Cow::Owned(sealed),
@@ -151,8 +153,8 @@ async fn store_responses<'a>(
         responses.iter().map(|(identity, response)| (*identity, response.as_ref())).collect();
     step("worker.responses.before");
     let written = pg::store_responses(transaction, &shared.consumer.name, &responses).await;
-    expect_rows("responses", written, responses.len())?;
-    if responses.iter().map(|(_, response)| response.len()).sum::<usize>() > KEPT {
+    check_rows("responses", written, responses.len())?;
+    if responses.iter().map(|(_, response)| response.len()).sum::<usize>() > MAX_KEPT_BYTES {
         transaction.shrink_buffers();
     }
     step("worker.responses.after");
@@ -160,31 +162,32 @@ async fn store_responses<'a>(
 }
 
 /// Returns the messages' tags for the mirror, one after another.
-pub(crate) fn mirror_tags<'a>(
+pub(crate) fn build_mirror_tags<'a>(
     run: &BatchRun<'_>,
     candidates: impl Iterator<Item = &'a Candidate>,
 ) -> Vec<u8> {
-    let keys = run.shared.keys.now();
+    let keys = run.shared.keys.current();
     let tag = |one: &Candidate| keys.tags.tag(&run.epoch, &one.identity, one.fingerprint.as_ref()).0;
     candidates.flat_map(tag).collect()
 }
 
-fn expect_rows(what: &str, written: Result<u64, sqlx::Error>, wanted: usize) -> Result<(), Interrupt> {
-    let written = written.map_err(Interrupt::of_record)?;
-    if usize::try_from(written) == Ok(wanted) {
+/// Checks the number of written rows.
+fn check_rows(name: &str, written: Result<u64, sqlx::Error>, expected: usize) -> Result<(), Interrupt> {
+    let written = written.map_err(Interrupt::from_record)?;
+    if usize::try_from(written) == Ok(expected) {
         return Ok(());
     }
-    let text = format!("{written} {what} were written instead of {wanted}");
+    let text = format!("{written} {name} were written instead of {expected}");
     Err(Interrupt::Failed(Fault::new(FaultClass::Transient, None, text)))
 }
 
 /// Returns one row per decision, with this duration in microseconds; duplicates only if they are listed.
-pub(crate) fn audit_records<'a>(
+pub(crate) fn build_audit_records<'a>(
     shared: &ConsumerContext,
     duration: i64,
-    decided: impl Iterator<Item = (&'a Candidate, &'a Outcome)>,
+    decisions: impl Iterator<Item = (&'a Candidate, &'a Outcome)>,
 ) -> Vec<AuditRecord<'a>> {
-    decided
+    decisions
         .filter(|(_, outcome)| match outcome {
             Outcome::Duplicate(_) => shared.list_duplicates,
             // Not decided yet.
@@ -192,7 +195,7 @@ pub(crate) fn audit_records<'a>(
             _ => true,
         })
         .map(|(candidate, outcome)| {
-            let mut record = audit_record(candidate, outcome);
+            let mut record = build_audit_record(candidate, outcome);
             record.duration_us = (record.attempt > 0).then_some(duration);
             record
         })
@@ -200,21 +203,27 @@ pub(crate) fn audit_records<'a>(
 }
 
 /// Returns the audit row of one decision.
-pub(crate) fn audit_record<'a>(candidate: &'a Candidate, outcome: &'a Outcome) -> AuditRecord<'a> {
+pub(crate) fn build_audit_record<'a>(candidate: &'a Candidate, outcome: &'a Outcome) -> AuditRecord<'a> {
     let Identity { tenant, key, .. } = &candidate.identity;
-    decision(&candidate.delivery.message, tenant.as_str(), key.as_str(), outcome)
+    build_audit_row(&candidate.delivery.message, tenant.as_str(), key.as_str(), outcome)
 }
 
 /// Returns the audit row of a decision about a message with a possibly unknown identity.
-pub(crate) fn refusal_record<'a>(
+pub(crate) fn build_rejection_record<'a>(
     message: &'a RawMessage,
-    known: &'a PartialIdentity,
+    identity: &'a PartialIdentity,
     outcome: &'a Outcome,
 ) -> AuditRecord<'a> {
-    decision(message, text(known.tenant.as_ref()), text(known.key.as_ref()), outcome)
+    build_audit_row(
+        message,
+        text_or_empty(identity.tenant.as_ref()),
+        text_or_empty(identity.key.as_ref()),
+        outcome,
+    )
 }
 
-fn decision<'a>(
+/// Returns the row of the trail for an outcome.
+fn build_audit_row<'a>(
     message: &'a RawMessage,
     tenant: &'a str,
     key: &'a str,

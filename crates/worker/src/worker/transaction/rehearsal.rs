@@ -5,10 +5,10 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::batch_run::{BatchPlan, BatchRun};
-use super::call::{check_responses, handle};
+use super::call::{check_responses, run_handler};
 use super::claim::CandidateClaim;
-use super::deadline::{HandlerWait, in_time, until_deadline};
-use super::verdict::verdicts;
+use super::deadline::{HandlerWait, run_in_time, run_until_deadline};
+use super::verdict::decide_outcomes;
 use crate::worker::candidate::Candidate;
 use crate::worker::interrupt::Interrupt;
 use crate::worker::prediction::ExpectedKeys;
@@ -77,6 +77,7 @@ impl From<Interrupt> for RehearsalError {
 }
 
 impl Rehearsal {
+    /// Opens the session that observes.
     pub(crate) async fn new(shared: Arc<ConsumerContext>) -> Result<Self, RehearsalError> {
         let observer = shared.factory.open(&shared.application()).await?;
         Ok(Self { shared, session: None, observer })
@@ -87,11 +88,11 @@ impl Rehearsal {
         &mut self,
         identities: &[&Identity],
     ) -> Result<Vec<Option<KeyRecord>>, RehearsalError> {
-        let asked = async {
-            let asked = pg::look_up(&mut self.observer.connection, &self.shared.consumer.name, identities);
-            asked.await.map_err(Interrupt::of_ours)
+        let query = async {
+            let query = pg::look_up(&mut self.observer.connection, &self.shared.consumer.name, identities);
+            query.await.map_err(Interrupt::from_statement)
         };
-        Ok(in_time(&self.shared, asked).await?)
+        Ok(run_in_time(&self.shared, query).await?)
     }
 
     /// Runs the handler on messages, including its work deferred to COMMIT. A run that fails is rolled back.
@@ -106,33 +107,33 @@ impl Rehearsal {
             Some(session) => self.session.insert(session),
             None => {
                 let mut session = shared.open_session().await?;
-                in_time(&shared, async {
-                    pg::begin_rehearsal(&mut session.connection).await.map_err(Interrupt::of_ours)
+                run_in_time(&shared, async {
+                    pg::begin_rehearsal(&mut session.connection).await.map_err(Interrupt::from_statement)
                 })
                 .await?;
                 self.session.insert(session)
             }
         };
-        in_time(&shared, async {
-            pg::set_savepoint(&mut session.connection).await.map_err(Interrupt::of_ours)
+        run_in_time(&shared, async {
+            pg::set_savepoint(&mut session.connection).await.map_err(Interrupt::from_statement)
         })
         .await?;
         // The trace of a rehearsal is unused.
         let trace: BatchTrace = Default::default();
         let run = BatchRun::new((&shared, &trace), session, plan, ExpectedKeys::Known, candidates);
-        let result = match observed(&run, session, &mut self.observer, attempt).await {
+        let result = match run_observed(&run, session, &mut self.observer, attempt).await {
             Ok(effect) => {
-                let kept = async {
-                    pg::keep_from_savepoint(&mut session.connection).await.map_err(Interrupt::of_ours)
+                let statement = async {
+                    pg::keep_from_savepoint(&mut session.connection).await.map_err(Interrupt::from_statement)
                 };
-                in_time(&shared, kept).await?;
+                run_in_time(&shared, statement).await?;
                 Ok(effect)
             }
             Err(Interrupt::Failed(fault)) => {
-                let undone = async {
-                    pg::undo_to_savepoint(&mut session.connection).await.map_err(Interrupt::of_ours)
+                let statement = async {
+                    pg::undo_to_savepoint(&mut session.connection).await.map_err(Interrupt::from_statement)
                 };
-                in_time(&shared, undone).await?;
+                run_in_time(&shared, statement).await?;
                 Err(fault)
             }
             Err(Interrupt::Tainted(fault)) => {
@@ -146,10 +147,11 @@ impl Rehearsal {
         Ok(RehearsedRun { result, is_session_lost: false })
     }
 
-    /// Returns a worker's decision about a message that has run by itself; `witness`: another one has succeeded.
-    pub(crate) fn verdict(
+    /// Decides like a worker about a message that has run by itself, and records the outcome in the progress. `witness`: another message
+    /// has succeeded.
+    pub(crate) fn decide_outcome(
         &self,
-        one: &Candidate,
+        candidate: &Candidate,
         attempt: u32,
         witness: bool,
         result: Result<Option<String>, Fault>,
@@ -157,8 +159,8 @@ impl Rehearsal {
         let claims = vec![CandidateClaim::Run { attempt, failed_with: None }];
         let plan = BatchPlan::ByItself { witness, first: false };
         let began = self.shared.progress.begin();
-        let outcome = verdicts(&self.shared, plan, began, &[one], claims, vec![result]).pop()?;
-        self.shared.progress.note(began, std::iter::once((&one.identity, &outcome)));
+        let outcome = decide_outcomes(&self.shared, plan, began, &[candidate], claims, vec![result]).pop()?;
+        self.shared.progress.record_outcomes(began, std::iter::once((&candidate.identity, &outcome)));
         Some(outcome)
     }
 
@@ -177,7 +179,7 @@ impl Rehearsal {
 }
 
 /// Runs the handler, and reads its effects.
-async fn observed(
+async fn run_observed(
     run: &BatchRun<'_>,
     session: &mut Session,
     observer: &mut Session,
@@ -185,12 +187,12 @@ async fn observed(
 ) -> Result<Effect, Interrupt> {
     let shared = run.shared;
     let connection = &mut session.connection;
-    let (before, since) = in_time(shared, async {
-        let before = pg::table_changes(connection).await.map_err(Interrupt::of_ours)?;
-        let since = pg::database_time(connection).await.map_err(Interrupt::of_ours)?;
+    let (before, since) = run_in_time(shared, async {
+        let before = pg::read_table_changes(connection).await.map_err(Interrupt::from_statement)?;
+        let since = pg::read_database_time(connection).await.map_err(Interrupt::from_statement)?;
         if run.plan.is_by_itself() {
             let limit = shared.postgres.lock_timeout;
-            pg::limit_lock_wait(connection, limit).await.map_err(Interrupt::of_ours)?;
+            pg::limit_lock_wait(connection, limit).await.map_err(Interrupt::from_statement)?;
         }
         Ok((before, since))
     })
@@ -205,34 +207,39 @@ async fn observed(
             is_json: one.is_json,
         })
         .collect();
-    let results = handle(run, connection, &incoming).await?;
+    let results = run_handler(run, connection, &incoming).await?;
     check_responses(&shared.consumer, results.iter().flatten().flatten())?;
     let responses = results.into_iter().collect::<Result<Vec<_>, Fault>>().map_err(Interrupt::Failed)?;
-    let deferred = async { pg::run_deferred(connection).await.map_err(Interrupt::of_handler) };
+    let deferred = async { pg::run_deferred(connection).await.map_err(Interrupt::from_handler) };
     // Not COMMIT, but a statement, which the server ends at its own limit.
-    until_deadline(shared, run.backend, HandlerWait::InServer, deferred).await?;
-    let looked = async {
+    run_until_deadline(shared, run.backend, HandlerWait::InServer, deferred).await?;
+    let query = async {
         pg::defer_again(connection).await?;
-        let after = pg::table_changes(connection).await?;
-        let events = pg::events_since(connection, since).await?;
+        let after = pg::read_table_changes(connection).await?;
+        let events = pg::list_events_since(connection, since).await?;
         // Events that others committed while this ran.
         let others = match &events {
-            Some(events) if !events.is_empty() => pg::events_since(&mut observer.connection, since).await?,
+            Some(events) if !events.is_empty() => {
+                pg::list_events_since(&mut observer.connection, since).await?
+            }
             _ => None,
         };
         Ok((after, events, others.unwrap_or_default()))
     };
-    let (after, events, others) = in_time(shared, async { looked.await.map_err(Interrupt::of_ours) }).await?;
+    let (after, events, others) =
+        run_in_time(shared, async { query.await.map_err(Interrupt::from_statement) }).await?;
     let others: HashSet<_> = others.into_iter().map(|event| event.id).collect();
     let events =
         events.map(|events| events.into_iter().filter(|event| !others.contains(&event.id)).collect());
-    let (ours, changes): (Vec<_>, Vec<_>) =
-        difference(before, after).into_iter().partition(|table| table.schema == "oncely");
-    let emitted = ours.iter().filter(|table| table.table == "events").map(|table| table.inserted).sum();
+    let (own_changes, changes): (Vec<_>, Vec<_>) =
+        subtract_changes(before, after).into_iter().partition(|table| table.schema == "oncely");
+    let emitted =
+        own_changes.iter().filter(|table| table.table == "events").map(|table| table.inserted).sum();
     Ok(Effect { responses, changes, emitted, events })
 }
 
-fn difference(before: Vec<TableChanges>, after: Vec<TableChanges>) -> Vec<TableChanges> {
+/// Returns the changes between two readings, of tables that have any.
+fn subtract_changes(before: Vec<TableChanges>, after: Vec<TableChanges>) -> Vec<TableChanges> {
     let before: HashMap<i64, TableChanges> = before.into_iter().map(|table| (table.id, table)).collect();
     let since = after.into_iter().map(|table| match before.get(&table.id) {
         None => table,

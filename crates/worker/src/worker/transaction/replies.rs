@@ -26,7 +26,7 @@ pub(crate) fn wants_reply(shared: &ConsumerContext, candidate: &Candidate) -> bo
 }
 
 /// Returns the reply's id: equal for equal requests. A client that repeats one with another `correlation_id` waits for another answer.
-fn reply_id(candidate: &Candidate) -> Uuid {
+fn build_reply_id(candidate: &Candidate) -> Uuid {
     let mut hasher = blake3::Hasher::new_derive_key("oncely 2026-11-21 reply id v1");
     let (identity, properties) = (&candidate.identity, &candidate.delivery.message.properties);
     for part in [
@@ -51,19 +51,19 @@ pub(super) async fn write_replies<'a>(
     transaction: &mut PgConnection,
     now: DateTime<Utc>,
     interrupt: fn(sqlx::Error) -> Interrupt,
-    decided: impl Iterator<Item = (&'a Candidate, &'a Outcome)>,
+    decisions: impl Iterator<Item = (&'a Candidate, &'a Outcome)>,
 ) -> Result<(), Interrupt> {
-    let replies: Vec<Reply<'_>> = decided
+    let replies: Vec<Reply<'_>> = decisions
         .filter(|(candidate, outcome)| {
-            (outcome.completes() || matches!(outcome, Outcome::Duplicate(_)))
+            (outcome.has_completed_key() || matches!(outcome, Outcome::Duplicate(_)))
                 && wants_reply(shared, candidate)
         })
         .map(|(candidate, _)| Reply {
             identity: &candidate.identity,
-            message_id: reply_id(candidate).to_string(),
+            message_id: build_reply_id(candidate).to_string(),
             reply_to: candidate.delivery.message.properties.reply_to.as_deref().unwrap_or_default(),
             correlation_id: candidate.delivery.message.properties.correlation_id.as_deref(),
-            headers: trace(candidate),
+            headers: read_trace_context(candidate),
         })
         .collect();
     if replies.is_empty() {
@@ -81,7 +81,7 @@ pub(super) async fn write_replies<'a>(
 }
 
 /// Returns the W3C trace context of the request, for its reply.
-fn trace(candidate: &Candidate) -> Option<Value> {
+fn read_trace_context(candidate: &Candidate) -> Option<Value> {
     let headers = &candidate.delivery.message.headers;
     let text = |name: &str| match headers.get(name) {
         Some(HeaderValue::Text(bytes)) => {

@@ -7,11 +7,11 @@ use sqlx::Connection as _;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::batch_run::{BatchPlan, BatchRun};
-use super::one_statement::{commit_in_one_statement, in_one_statement};
+use super::one_statement::{commit_in_one_statement, one_statement_handler};
 use super::setback::Setback;
 use super::steps::transact;
 use super::unconfirmed::UnconfirmedOutcomes;
-use crate::worker::candidate::{Candidate, KEPT, LARGE, size_of_all};
+use crate::worker::candidate::{Candidate, MAX_KEPT_BYTES, MAX_TRANSACTION_BYTES, total_size};
 use crate::worker::intake::arrivals::Arrivals;
 use crate::worker::interrupt::{AbandonedBatch, Interrupt};
 use crate::worker::isolation::marks::Marks;
@@ -52,7 +52,7 @@ struct CurrentBatch {
     /// Epochs of the database at which its messages were decided, in this round.
     epochs: Vec<String>,
     /// Duration of the last transaction.
-    took: Duration,
+    duration: Duration,
     trace: BatchTrace,
 }
 
@@ -73,14 +73,15 @@ impl TransactionRunner {
 
     /// Marks the lane as waiting for work, or for room to settle.
     pub(crate) fn mark_idle(&self) {
-        self.beat.idle();
+        self.beat.set_idle();
     }
 
     /// Expects work on this number of messages. Their longest time: each by itself until the handler's deadline, and our own
     /// statements around it.
     pub(crate) fn expect_work(&self, messages: usize) {
         let each = self.shared.consumer.deadline + self.shared.postgres.client_timeout() * 4;
-        self.beat.expect(each.saturating_mul(u32::try_from(messages).unwrap_or(u32::MAX).saturating_add(1)));
+        self.beat
+            .begin_step(each.saturating_mul(u32::try_from(messages).unwrap_or(u32::MAX).saturating_add(1)));
     }
 
     pub(crate) fn shared(&self) -> &Arc<ConsumerContext> {
@@ -108,19 +109,19 @@ impl TransactionRunner {
     }
 
     /// Records that a message was decided at this epoch of the database.
-    pub(crate) fn note_decided_epoch(&mut self, epoch: String) {
+    pub(crate) fn record_decided_epoch(&mut self, epoch: String) {
         if !self.batch.epochs.contains(&epoch) {
             self.batch.epochs.push(epoch);
         }
     }
 
-    /// Checks whether the round was decided at one epoch, the one of a present session. A failover may have undone decisions at another
-    /// epoch. If false, the next round begins with a new session: this one may name an epoch that is over.
+    /// Checks whether the round was decided at one epoch, that of a present session, which it opens if none is open. A failover may have
+    /// undone decisions at another epoch. If false, the session is dropped: it may name an epoch that is over.
     pub(crate) async fn confirm_epoch(&mut self) -> Result<bool, AbandonedBatch> {
         if !self.batch.epochs.is_empty() {
             // A new one if the last is gone, perhaps with its server, or if it is known to be over.
-            let now = self.session().await?.cell.epoch.clone();
-            self.note_decided_epoch(now);
+            let epoch = self.ensure_session().await?.cell.epoch.clone();
+            self.record_decided_epoch(epoch);
         }
         let is_one = self.batch.epochs.len() <= 1;
         if !is_one {
@@ -130,31 +131,33 @@ impl TransactionRunner {
     }
 
     /// Begins to commit some messages of the batch.
-    pub(super) fn begin(&mut self) {
+    pub(super) fn begin_commit(&mut self) {
         self.marks.begin();
         self.batch.unconfirmed = UnconfirmedOutcomes::default();
     }
 
     /// Ends their commit. Nothing is recorded of the `unwritten`: their runs have ended without a crash.
-    pub(super) async fn end(&mut self, mut unwritten: Vec<Identity>) {
+    pub(super) async fn end_commit(&mut self, mut unwritten: Vec<Identity>) {
         let shared = Arc::clone(&self.shared);
-        unwritten.extend(self.batch.unconfirmed.take_found());
-        self.marks.reported(unwritten);
+        unwritten.extend(self.batch.unconfirmed.take_recorded());
+        self.marks.record_reported(unwritten);
         if self.marks.are_owed() {
             self.marks.take_back(&shared, &mut self.session).await;
         }
         self.batch.permit = None;
     }
 
+    /// Drops the session: the next transaction opens another.
     pub(super) fn drop_session(&mut self) {
         self.session = None;
     }
 
     /// Returns the duration of the last transaction, without the waits before it.
-    pub(super) fn took(&self) -> Duration {
-        self.batch.took
+    pub(super) fn duration(&self) -> Duration {
+        self.batch.duration
     }
 
+    /// Releases the permit: the next transaction takes another.
     pub(super) fn drop_permit(&mut self) {
         self.batch.permit = None;
     }
@@ -188,19 +191,22 @@ impl TransactionRunner {
         &mut self,
         isolation: Isolation,
         plan: BatchPlan,
-        work: &[&Candidate],
+        candidates: &[&Candidate],
     ) -> Result<Result<Vec<Outcome>, Setback>, AbandonedBatch> {
         let mut is_renewed = false;
-        self.batch.took = Duration::ZERO;
+        self.batch.duration = Duration::ZERO;
         let mut large = None;
         loop {
             let shared = Arc::clone(&self.shared);
-            self.session().await?;
-            if large.is_none() && size_of_all(work) > LARGE && matches!(shared.run, ConsumerHandler::Sql(_)) {
-                large = Some(self.take_large_place().await?);
+            self.ensure_session().await?;
+            if large.is_none()
+                && total_size(candidates) > MAX_TRANSACTION_BYTES
+                && matches!(shared.handler, ConsumerHandler::Sql(_))
+            {
+                large = Some(self.acquire_large_permit().await?);
             }
-            self.expect_work(work.len());
-            match self.take_permit(isolation, plan, work).await {
+            self.expect_work(candidates.len());
+            match self.take_permit(isolation, plan, candidates).await {
                 Ok(true) => {}
                 Ok(false) => {
                     let text = "other messages are running, and this one must run alone";
@@ -208,29 +214,29 @@ impl TransactionRunner {
                 }
                 Err(error) => {
                     drop(large.take());
-                    self.wait_out(Interrupt::of_ours(error)).await?;
+                    self.wait_out(Interrupt::from_statement(error)).await?;
                     continue;
                 }
             }
-            let interrupt = match self.try_once(&shared, isolation, plan, work).await {
+            let interrupt = match self.try_once(&shared, isolation, plan, candidates).await {
                 Ok((outcomes, began)) => {
                     self.backoff.reset();
-                    self.note_epoch();
-                    let decided = work.iter().map(|one| &one.identity).zip(&outcomes);
-                    if shared.progress.note(began, decided)
+                    self.record_epoch();
+                    let decided = candidates.iter().map(|one| &one.identity).zip(&outcomes);
+                    if shared.progress.record_outcomes(began, decided)
                         && self.arrivals.aside.resume(tokio::time::Instant::now())
                     {
                         tracing::info!(consumer = %shared.consumer.name, "consuming continues");
                     }
                     match shared.progress.is_stalled() {
-                        true => shared.health.committed(),
-                        false => shared.health.resumed(),
+                        true => shared.health.record_statement_success(),
+                        false => shared.health.record_resumption(),
                     }
                     return Ok(Ok(outcomes));
                 }
                 Err(interrupt) => interrupt,
             };
-            self.count(&interrupt);
+            self.count_interrupt(&interrupt);
             match interrupt {
                 Interrupt::Known => {}
                 // A fault of the connection: tried once more on a new one.
@@ -256,27 +262,27 @@ impl TransactionRunner {
         }
     }
 
-    /// Waits for a place for a large message, perhaps as long as the handlers of others take. Gives up when no new work begins, or when the
-    /// message comes again anyway.
-    async fn take_large_place(&self) -> Result<OwnedSemaphorePermit, AbandonedBatch> {
+    /// Waits for the permit of a large message, perhaps as long as the handlers of others take. Gives up when no new work begins, or when
+    /// the message comes again anyway.
+    async fn acquire_large_permit(&self) -> Result<OwnedSemaphorePermit, AbandonedBatch> {
         let shared = &self.shared;
-        if let Ok(place) = Arc::clone(&shared.large).try_acquire_owned() {
-            return Ok(place);
+        if let Ok(permit) = Arc::clone(&shared.large_permits).try_acquire_owned() {
+            return Ok(permit);
         }
         self.mark_idle();
-        let place = tokio::select! {
+        let permit = tokio::select! {
             biased;
             () = shared.stop.cancelled() => return Err(AbandonedBatch),
             // Never an error: it is not closed.
-            place = Arc::clone(&shared.large).acquire_owned() => place.map_err(|_| AbandonedBatch)?,
+            permit = Arc::clone(&shared.large_permits).acquire_owned() => permit.map_err(|_| AbandonedBatch)?,
         };
         match shared.gate.is_open() && !self.batch.channels.iter().all(|channel| channel.is_over()) {
-            true => Ok(place),
+            true => Ok(permit),
             false => Err(AbandonedBatch),
         }
     }
 
-    /// Takes the permit to run this work, unless it is held. Returns whether it is.
+    /// Takes the permit to run this work, unless it is held already. Returns whether it is held then; if not, records the messages' wait.
     ///
     /// # Errors
     /// When the rest of a failed transaction could not be rolled back.
@@ -284,7 +290,7 @@ impl TransactionRunner {
         &mut self,
         isolation: Isolation,
         plan: BatchPlan,
-        work: &[&Candidate],
+        candidates: &[&Candidate],
     ) -> Result<bool, sqlx::Error> {
         let exclusive = plan.has_turn();
         if self.batch.permit.as_ref().is_some_and(|permit| permit.exclusive || !exclusive) {
@@ -294,11 +300,11 @@ impl TransactionRunner {
         if let Some(session) = &mut self.session
             && session.connection.should_flush()
         {
-            pg::within(self.shared.postgres.client_timeout(), session.connection.ping()).await?;
+            pg::wait_for_answer(self.shared.postgres.client_timeout(), session.connection.ping()).await?;
         }
         self.batch.permit = None;
         let progress = &self.shared.progress;
-        let isolation = match work {
+        let isolation = match candidates {
             // It has waited often enough.
             [one] if progress.has_waited_alone(&one.identity) => Isolation::Marked,
             _ => isolation,
@@ -306,16 +312,17 @@ impl TransactionRunner {
         match self.shared.permits.take(isolation, exclusive).await {
             Ok(permit) => self.batch.permit = Some(permit),
             Err(why) => {
-                for one in work {
+                for one in candidates {
                     let behind = why == NotAlone::Suspect;
-                    progress.could_not_run_alone(&one.identity, tokio::time::Instant::now(), behind);
+                    progress.record_wait_alone(&one.identity, tokio::time::Instant::now(), behind);
                 }
             }
         }
         Ok(self.batch.permit.is_some())
     }
 
-    fn count(&self, interrupt: &Interrupt) {
+    /// Counts a failure, and notes it in the batch's trace. Outages are counted elsewhere.
+    fn count_interrupt(&self, interrupt: &Interrupt) {
         let metrics = &self.shared.counters.metrics;
         match interrupt {
             Interrupt::Outage(_) | Interrupt::Known => {}
@@ -323,40 +330,41 @@ impl TransactionRunner {
             | Interrupt::Held(fault)
             | Interrupt::Failed(fault)
             | Interrupt::Tainted(fault) => {
-                metrics.failed(fault.class);
-                self.batch.trace.setback(fault);
+                metrics.count_failure(fault.class);
+                self.batch.trace.record_setback(fault);
             }
         }
     }
 
+    /// Runs one transaction up to its commit. Returns the outcomes, and when the try began.
     async fn try_once(
         &mut self,
         shared: &ConsumerContext,
         isolation: Isolation,
         plan: BatchPlan,
-        work: &[&Candidate],
+        candidates: &[&Candidate],
     ) -> Result<(Vec<Outcome>, Began), Interrupt> {
         let Some(session) = self.session.as_mut() else {
             return Err(Interrupt::NotNow(Fault::new(FaultClass::Transient, None, "no session")));
         };
         if isolation != Isolation::None {
-            self.marks.mark(shared, session, work).await?;
+            self.marks.mark(shared, session, candidates).await?;
         }
         // A message that runs by itself because it failed most likely has a known key.
         let keys = match plan {
             BatchPlan::ByItself { first: false, .. } => ExpectedKeys::Known,
-            _ => self.prediction.expect(work),
+            _ => self.prediction.expect(candidates),
         };
-        let run = BatchRun::new((shared, &self.batch.trace), session, plan, keys, work);
-        let done = match in_one_statement(&run, session) {
+        let run = BatchRun::new((shared, &self.batch.trace), session, plan, keys, candidates);
+        let result = match one_statement_handler(&run, session) {
             Some(handler) => commit_in_one_statement(&run, session, handler).await,
             None => transact(&run, session, &mut self.batch.unconfirmed).await,
         };
-        self.batch.took = run.started.elapsed();
-        if work.iter().map(|one| one.delivery.message.body.len()).sum::<usize>() > KEPT {
+        self.batch.duration = run.started.elapsed();
+        if candidates.iter().map(|one| one.delivery.message.body.len()).sum::<usize>() > MAX_KEPT_BYTES {
             session.connection.shrink_buffers();
         }
-        match &done {
+        match &result {
             Ok(outcomes) if keys == ExpectedKeys::Fresh || outcomes.iter().all(was_fresh) => {
                 self.prediction.record_fresh();
             }
@@ -364,13 +372,13 @@ impl TransactionRunner {
             Err(_) if keys == ExpectedKeys::Fresh => self.prediction.record_fresh_failed(),
             Err(_) => {}
         }
-        Ok((done?, run.began))
+        Ok((result?, run.began))
     }
 
     /// Records that a message was decided on the session's database.
-    pub(super) fn note_epoch(&mut self) {
+    pub(super) fn record_epoch(&mut self) {
         if let Some(epoch) = self.session.as_ref().map(|session| session.cell.epoch.clone()) {
-            self.note_decided_epoch(epoch);
+            self.record_decided_epoch(epoch);
         }
     }
 
@@ -392,9 +400,9 @@ impl TransactionRunner {
             // No outage: the next session does the work, after the shortest pause.
             self.session = None;
             self.marks.take_back(&shared, &mut self.session).await;
-            return self.pause().await;
+            return self.wait_before_retry().await;
         }
-        shared.counters.outage();
+        shared.counters.count_outage();
         match interrupt {
             Interrupt::Outage(outage) => {
                 match outage.is_silence() {
@@ -410,7 +418,7 @@ impl TransactionRunner {
                 // Its transaction may be open: sqlx rolls back with the next use of the connection, and that comes after a pause.
                 // Other consumers must not wait for its locks meanwhile.
                 self.session = None;
-                shared.health.stalled(&fault, None);
+                shared.health.record_stall(&fault, None);
                 tracing::error!(%consumer, sqlstate = fault.code, error = %fault,
                     "consuming waits until this is fixed; no attempt is spent");
             }
@@ -421,10 +429,11 @@ impl TransactionRunner {
         }
         // A wait kills no process: if this one ends meanwhile, its messages must not be charged with that.
         self.marks.take_back(&shared, &mut self.session).await;
-        self.pause().await
+        self.wait_before_retry().await
     }
 
-    async fn pause(&mut self) -> Result<(), AbandonedBatch> {
+    /// Waits before the next try, longer each time. Abandons the batch if the worker stops, or all of its channels are over.
+    async fn wait_before_retry(&mut self) -> Result<(), AbandonedBatch> {
         // Never held over a pause: a consumer that waits must not stop the others.
         self.batch.permit = None;
         // Waiting for a server is work, too, however long it is away.
@@ -441,9 +450,9 @@ impl TransactionRunner {
         Ok(())
     }
 
-    /// Returns the lane's session; opens one if none is open.
-    pub(crate) async fn session(&mut self) -> Result<&mut Session, AbandonedBatch> {
-        if self.session.as_ref().is_some_and(|open| !self.shared.factory.admits(open)) {
+    /// Returns the lane's session; opens one if none is open or admitted, repeating until PostgreSQL answers or the batch is abandoned.
+    pub(crate) async fn ensure_session(&mut self) -> Result<&mut Session, AbandonedBatch> {
+        if self.session.as_ref().is_some_and(|open| !self.shared.factory.record_timeline(open)) {
             tracing::warn!(consumer = %self.shared.consumer.name,
                 "closing a connection to a server on an older timeline");
             self.session = None;
@@ -452,10 +461,10 @@ impl TransactionRunner {
             match self.shared.open_session().await {
                 Ok(session) => self.session = Some(session),
                 Err(error) => {
-                    self.shared.counters.outage();
+                    self.shared.counters.count_outage();
                     tracing::warn!(consumer = %self.shared.consumer.name, error = %error,
                         "no connection to PostgreSQL: consuming waits");
-                    self.pause().await?;
+                    self.wait_before_retry().await?;
                 }
             }
         }
@@ -463,7 +472,7 @@ impl TransactionRunner {
     }
 }
 
-/// Returns whether its key was new: also for a first run that is left undecided.
+/// Returns whether a message's key was new: also for a first run that is left undecided.
 fn was_fresh(outcome: &Outcome) -> bool {
     match outcome {
         Outcome::Undecided { attempts, fault } => *attempts == 0 && fault.class != FaultClass::Crashed,

@@ -33,8 +33,8 @@ pub(super) struct Setbacks {
 }
 
 impl Setbacks {
-    /// Returns how the batch goes on after another setback; `None`: message by message.
-    pub(super) fn after(self, plan: BatchPlan, setback: &Setback, messages: usize) -> Option<Self> {
+    /// Adds a setback: returns how the batch runs next; `None`: message by message.
+    pub(super) fn add_setback(self, plan: BatchPlan, setback: &Setback, messages: usize) -> Option<Self> {
         let Setback::Failed(fault) = setback else { return None };
         if messages == 1 || is_late(fault) {
             // Kept apart they would be out of time once more: the server ends a function's whole statement.
@@ -45,7 +45,7 @@ impl Setbacks {
         }
         match plan {
             BatchPlan::Together { .. } => Some(Self { failed: true, ..self }),
-            BatchPlan::Apart { unparsed: false, .. } if is_of_values(fault) => {
+            BatchPlan::Apart { unparsed: false, .. } if concerns_values(fault) => {
                 Some(Self { unparsed: true, ..self })
             }
             _ => None,
@@ -54,13 +54,13 @@ impl Setbacks {
 }
 
 /// Returns whether the responses of a batch are too large together (`oncely.response_texts`).
-pub(super) fn is_of_responses(setback: &Setback) -> bool {
+pub(super) fn concerns_responses(setback: &Setback) -> bool {
     matches!(setback, Setback::Failed(fault) if fault.code.as_deref() == Some("ONC25"))
 }
 
 /// Returns whether a value does not fit its type (SQLSTATE classes 22 and 54). If messages run apart, the handler's own errors come as
 /// rows: a failure of the whole statement is one of the parameters with the messages.
-fn is_of_values(fault: &Fault) -> bool {
+fn concerns_values(fault: &Fault) -> bool {
     fault.code.as_deref().is_some_and(|code| code.starts_with("22") || code.starts_with("54"))
 }
 
@@ -74,17 +74,20 @@ mod tests {
         let together = BatchPlan::Together { turn: false };
         for code in ["40P01", "40001", "55P03"] {
             let collision = failed(FaultClass::Contention, code);
-            let next = Setbacks::default().after(together, &collision, 100).unwrap();
+            let next = Setbacks::default().add_setback(together, &collision, 100).unwrap();
             assert!(next.gave_way && !next.failed, "{code}");
-            assert!(next.after(BatchPlan::Together { turn: true }, &collision, 100).is_none(), "{code}");
-            assert!(Setbacks::default().after(together, &collision, 1).is_none(), "{code}");
+            assert!(
+                next.add_setback(BatchPlan::Together { turn: true }, &collision, 100).is_none(),
+                "{code}"
+            );
+            assert!(Setbacks::default().add_setback(together, &collision, 1).is_none(), "{code}");
         }
         let refused = failed(FaultClass::Refused, "ONC07");
-        let apart = Setbacks::default().after(together, &refused, 100).unwrap();
+        let apart = Setbacks::default().add_setback(together, &refused, 100).unwrap();
         assert!(apart.failed && !apart.gave_way);
         let late = failed(FaultClass::Transient, "57014");
-        assert!(apart.after(together, &late, 100).is_none(), "apart it would be late again");
+        assert!(apart.add_setback(together, &late, 100).is_none(), "apart it would be late again");
         let held = Setback::Held(Fault::new(FaultClass::Contention, Some("55P03".to_owned()), ""));
-        assert!(apart.after(together, &held, 100).is_none(), "a key");
+        assert!(apart.add_setback(together, &held, 100).is_none(), "a key");
     }
 }

@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 use sqlx::PgConnection;
 
 use super::batch_run::{BatchPlan, BatchRun};
-use super::call::{Results, check_responses, handle};
+use super::call::{Results, check_responses, run_handler};
 use super::claim::{CandidateClaim, claim};
-use super::deadline::{HandlerWait, await_standby_if_late, in_time, until_deadline};
-use super::record::record;
+use super::deadline::{HandlerWait, await_standby_if_late, run_in_time, run_until_deadline};
+use super::record::write_records;
 use super::unconfirmed::UnconfirmedOutcomes;
-use super::verdict::verdicts;
+use super::verdict::decide_outcomes;
 use crate::worker::interrupt::Interrupt;
-use crate::worker::prediction::SMALL_BATCH;
+use crate::worker::prediction::MAX_SMALL_BATCH;
 use oncely_core::fault::{Fault, FaultClass};
 use oncely_core::outcome::Outcome;
 use oncely_failpoint::{step, step_with};
@@ -29,30 +29,33 @@ pub(crate) async fn transact(
     session: &mut Session,
     unconfirmed: &mut UnconfirmedOutcomes,
 ) -> Result<Vec<Outcome>, Interrupt> {
-    if run.candidates.len() > SMALL_BATCH {
-        in_time(run.shared, async { session.keep_memory().await.map_err(Interrupt::of_ours) }).await?;
+    if run.candidates.len() > MAX_SMALL_BATCH {
+        run_in_time(run.shared, async { session.keep_memory().await.map_err(Interrupt::from_statement) })
+            .await?;
     }
     step("worker.begin.before");
-    let sent = Instant::now();
-    let begun = async { pg::begin_to_claim(&mut session.connection).await.map_err(Interrupt::of_ours) };
-    let mut transaction = in_time(run.shared, begun).await?;
-    let round_trip = sent.elapsed();
+    let begin_time = Instant::now();
+    let statement =
+        async { pg::begin_to_claim(&mut session.connection).await.map_err(Interrupt::from_statement) };
+    let mut transaction = run_in_time(run.shared, statement).await?;
+    let round_trip = begin_time.elapsed();
     step("worker.begin.after");
     if run.plan.has_turn() {
         take_turn(run, &mut transaction).await?;
     }
-    let outcomes = step_by_step(run, &mut transaction, unconfirmed, round_trip).await?;
+    let outcomes = run_steps(run, &mut transaction, unconfirmed, round_trip).await?;
     // The handler's deferred work runs at COMMIT.
-    let entered =
-        async { pg::enter_handler(&mut transaction, run.lock_wait()).await.map_err(Interrupt::of_ours) };
-    in_time(run.shared, entered).await?;
+    let statement = async {
+        pg::enter_handler(&mut transaction, run.lock_wait()).await.map_err(Interrupt::from_statement)
+    };
+    run_in_time(run.shared, statement).await?;
     // From here on the reply may be lost while the commit happens: an error of the connection does not decide it.
     unconfirmed.remember(run.candidates, &outcomes);
     step("worker.commit.before");
     // PostgreSQL disables statement_timeout before it commits, so there a deferred trigger could run for ever.
     let began = Instant::now();
-    let committed = async { transaction.commit().await.map_err(Interrupt::of_handler) };
-    until_deadline(run.shared, run.backend, HandlerWait::AtCommit, committed).await.inspect_err(
+    let statement = async { transaction.commit().await.map_err(Interrupt::from_handler) };
+    run_until_deadline(run.shared, run.backend, HandlerWait::AtCommit, statement).await.inspect_err(
         |interrupt| {
             if let Interrupt::Outage(_) = interrupt {
                 run.shared.counters.metrics.commit_unknown.increment(1);
@@ -69,33 +72,34 @@ pub(crate) async fn transact(
 /// Waits for the turn of the consumer's batches, which ends with the transaction.
 async fn take_turn(run: &BatchRun<'_>, transaction: &mut PgConnection) -> Result<(), Interrupt> {
     let consumer = run.shared.consumer.name.as_str();
-    let taken = async { pg::take_turn(transaction, consumer).await.map_err(Interrupt::of_ours) };
-    if in_time(run.shared, taken).await? {
-        run.shared.contention.turn_began(tokio::time::Instant::now());
+    let statement = async { pg::take_turn(transaction, consumer).await.map_err(Interrupt::from_statement) };
+    if run_in_time(run.shared, statement).await? {
+        run.shared.contention.record_turn_begin(tokio::time::Instant::now());
         return Ok(());
     }
-    run.shared.contention.missed(tokio::time::Instant::now());
+    run.shared.contention.record_missed_turn(tokio::time::Instant::now());
     let text = "another batch of the consumer does not end";
     Err(Interrupt::Failed(Fault::new(FaultClass::Contention, None, text)))
 }
 
 /// Runs everything but BEGIN and COMMIT.
-async fn step_by_step(
+async fn run_steps(
     run: &BatchRun<'_>,
     transaction: &mut PgConnection,
     unconfirmed: &mut UnconfirmedOutcomes,
     round_trip: Duration,
 ) -> Result<Vec<Outcome>, Interrupt> {
-    let claims = in_time(run.shared, claim(run, transaction, unconfirmed)).await?;
+    let claims = run_in_time(run.shared, claim(run, transaction, unconfirmed)).await?;
     run.record_stage(Stage::Claim, run.started);
     if let (ConsumerHandler::Sql(_), BatchPlan::Apart { .. } | BatchPlan::ByItself { .. }) =
-        (&run.shared.run, run.plan)
+        (&run.shared.handler, run.plan)
     {
         // A SQL handler runs within a statement of ours, so the limit is set before it. The statements after the claim may wait longer
         // for locks than the claim itself, whether a handler runs or not.
         let limit = run.lock_wait().limit().unwrap_or(run.shared.postgres.lock_timeout);
-        let limited = async { pg::limit_lock_wait(transaction, limit).await.map_err(Interrupt::of_ours) };
-        in_time(run.shared, limited).await?;
+        let statement =
+            async { pg::limit_lock_wait(transaction, limit).await.map_err(Interrupt::from_statement) };
+        run_in_time(run.shared, statement).await?;
     }
     let results = call_handler(run, transaction, &claims, round_trip).await?;
     // Decisions that are recorded already are not recorded again.
@@ -103,17 +107,17 @@ async fn step_by_step(
         .iter()
         .map(|claim| matches!(claim, CandidateClaim::Recorded(_) | CandidateClaim::Suspect))
         .collect();
-    let mut outcomes = verdicts(run.shared, run.plan, run.began, run.candidates, claims, results);
+    let mut outcomes = decide_outcomes(run.shared, run.plan, run.began, run.candidates, claims, results);
     let began = Instant::now();
-    let recorded = async {
-        record(run, transaction, &mut outcomes, &is_recorded).await?;
+    let statement = async {
+        write_records(run, transaction, &mut outcomes, &is_recorded).await?;
         // If a standby may take over, the commit of a duplicate's original must have reached it before the acknowledgement.
         if outcomes.iter().any(|outcome| matches!(outcome, Outcome::Duplicate(_))) {
-            pg::await_standby(transaction).await.map_err(Interrupt::of_ours)?;
+            pg::wait_for_standby(transaction).await.map_err(Interrupt::from_statement)?;
         }
         Ok(())
     };
-    in_time(run.shared, recorded).await?;
+    run_in_time(run.shared, statement).await?;
     // They are stored. Messages that ran one by one stay in memory until the last of them is decided.
     for outcome in &mut outcomes {
         if let Outcome::Completed { response, .. } = outcome {
@@ -152,7 +156,7 @@ async fn call_handler(
     }
     step_with("worker.handle.before", incoming.iter().map(|one| one.identity.key.as_str()));
     let began = Instant::now();
-    let results = handle(run, transaction, &incoming).await?;
+    let results = run_handler(run, transaction, &incoming).await?;
     // Not of one that was out of time: a single message may have used up all of it.
     if let Some(pace) = pace {
         pace.record(incoming.len(), began.elapsed().saturating_sub(round_trip * ROUND_TRIPS));

@@ -7,13 +7,13 @@ use crate::worker::candidate::Candidate;
 use crate::worker::progress::FailedRun;
 use crate::worker::shared::ConsumerContext;
 use oncely_core::blame::Blame;
-use oncely_core::decide::{FailureDecision, after_failure};
+use oncely_core::decide::{FailureDecision, decide_after_failure};
 use oncely_core::fault::{Fault, FaultClass};
 use oncely_core::outcome::{DuplicateSource, Outcome};
 use oncely_process::witnesses::Began;
 
-/// Returns the outcomes, in the order of the claims; `results` are of those that ran, in the same order.
-pub(super) fn verdicts(
+/// Decides the outcomes, in the order of the claims, and attributes failures; `results` are of those that ran, in the same order.
+pub(super) fn decide_outcomes(
     shared: &ConsumerContext,
     plan: BatchPlan,
     began: Began,
@@ -21,13 +21,13 @@ pub(super) fn verdicts(
     claims: Vec<CandidateClaim>,
     results: Results,
 ) -> Vec<Outcome> {
-    let beside = plan.has_witness() || results.iter().any(Result::is_ok);
+    let has_success_beside = plan.has_witness() || results.iter().any(Result::is_ok);
     let mut results = results.into_iter();
-    let decided = claims.into_iter().zip(candidates).map(|(claim, candidate)| {
+    let outcomes = claims.into_iter().zip(candidates).map(|(claim, candidate)| {
         let (attempt, failed_with) = match claim {
             CandidateClaim::Run { attempt, failed_with } => (attempt, failed_with),
             CandidateClaim::Duplicate => return Outcome::Duplicate(DuplicateSource::Postgres),
-            CandidateClaim::Reject(rejection) => return Outcome::rejected(rejection),
+            CandidateClaim::Reject(rejection) => return Outcome::from_rejection(rejection),
             CandidateClaim::Early(delay) => return Outcome::Postponed { delay },
             CandidateClaim::Recorded(outcome) => return outcome,
             CandidateClaim::Suspect => {
@@ -47,24 +47,24 @@ pub(super) fn verdicts(
             class: fault.class,
             by_itself: plan.is_by_itself(),
             began,
-            beside,
-            again: attempt > 1 && failed_with == fault.code,
+            has_success_beside,
+            is_repeated: attempt > 1 && failed_with == fault.code,
         };
         match shared.progress.blame(run, tokio::time::Instant::now()) {
-            Blame::Message(class) => failure_outcome(shared, Fault { class, ..fault }, attempt),
+            Blame::Message(class) => decide_failure(shared, Fault { class, ..fault }, attempt),
             Blame::Batch => Outcome::Undecided { attempts: attempt.saturating_sub(1), fault },
-            Blame::Nobody => {
-                let fault = shared.progress.unanswered(run, fault, tokio::time::Instant::now());
+            Blame::Unknown => {
+                let fault = shared.progress.undecided_fault(run, fault, tokio::time::Instant::now());
                 Outcome::Undecided { attempts: attempt.saturating_sub(1), fault }
             }
         }
     });
-    decided.collect()
+    outcomes.collect()
 }
 
-/// Returns the outcome of a message that is charged with the failure of its `attempt`-th run.
-pub(super) fn failure_outcome(shared: &ConsumerContext, fault: Fault, attempt: u32) -> Outcome {
-    match after_failure(&fault, attempt, &shared.consumer.retry) {
+/// Decides the outcome of a message that is charged with the failure of its `attempt`-th run.
+pub(super) fn decide_failure(shared: &ConsumerContext, fault: Fault, attempt: u32) -> Outcome {
+    match decide_after_failure(&fault, attempt, &shared.consumer.retry) {
         FailureDecision::Retry(delay) => {
             Outcome::Retried { attempt, delay, detail: fault.to_string(), code: fault.code }
         }
