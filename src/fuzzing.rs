@@ -152,13 +152,13 @@ fn check_payloads(body: &[u8]) {
 /// Checks that a known key rejects another payload, in every state of the key.
 fn check_known_key(fingerprint: Option<Fingerprint>) {
     for status in [KeyStatus::InProgress, KeyStatus::Completed, KeyStatus::Failed] {
-        let fingerprint = fingerprint.map(|Fingerprint(mut other)| {
-            other[Fingerprint::BYTES - 1] ^= 1;
-            Fingerprint(other)
+        let other_fingerprint = fingerprint.map(|Fingerprint(mut bytes)| {
+            bytes[Fingerprint::BYTES - 1] ^= 1;
+            Fingerprint(bytes)
         });
         let record = KeyRecord {
             status,
-            fingerprint,
+            fingerprint: other_fingerprint,
             attempts: 1,
             crash_attempts: 0,
             reason: None,
