@@ -17,7 +17,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("cargo::rerun-if-env-changed={name}");
     }
     let live = matches!(env::var("SQLX_OFFLINE").as_deref(), Ok("false" | "0"));
-    // A folder that somebody else chose (cargo sqlx prepare does) stays theirs.
+    // A folder that another program chose (cargo sqlx prepare does) stays its own.
     if live || env::var_os("SQLX_OFFLINE_DIR").is_some() {
         return Ok(());
     }

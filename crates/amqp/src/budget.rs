@@ -28,6 +28,7 @@ pub(crate) struct BudgetShare {
 }
 
 impl Budget {
+    /// Creates a budget of `limit` bytes.
     pub fn new(limit: usize) -> Self {
         Self(Arc::new(BudgetUsage { limit, bytes: AtomicUsize::new(0), freed: Notify::new() }))
     }

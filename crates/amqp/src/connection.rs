@@ -22,7 +22,7 @@ pub enum AmqpError {
     /// An error of the broker or the client library.
     #[error("RabbitMQ: {0}")]
     Broker(lapin::Error),
-    /// No answer in time.
+    /// No answer to this request within this limit.
     #[error("RabbitMQ: no answer to {0} within {1:?}")]
     Timeout(&'static str, Duration),
     /// The URL can't be read.
@@ -56,7 +56,7 @@ impl From<lapin::Error> for AmqpError {
 }
 
 impl AmqpError {
-    /// Returns the broker's reply code, such as 404 for a missing queue.
+    /// Returns the broker's reply code, such as 404 for a missing queue; `None` for an error without one.
     #[must_use]
     pub fn reply_code(&self) -> Option<u16> {
         match self {
@@ -91,7 +91,7 @@ impl AmqpError {
 /// caller for ever. `request`: its name in the error's text.
 ///
 /// # Errors
-/// [`AmqpError::Timeout`] after the limit, or the broker's error.
+/// If the limit has passed ([`AmqpError::Timeout`]), or the broker refuses the request.
 pub(crate) async fn wait_for_answer<T>(
     request: &'static str,
     limit: Duration,
@@ -160,7 +160,7 @@ async fn connect_to_node<K: RuntimeKit + Clone + Send + Sync + 'static>(
     purpose: &str,
     limits: FrameLimits,
 ) -> Result<Connection, AmqpError> {
-    let (uri, properties) = connection_parameters(settings, purpose)?;
+    let (uri, properties) = build_connection_parameters(settings, purpose)?;
     let security = load_tls(settings).await?;
     // Half of the limit, so that a silent handshake is distinguished from a slow answer afterwards.
     let connection = transport::connect(uri, properties, security, settings.timeout / 2, runtime, limits);
@@ -182,8 +182,8 @@ async fn load_tls(settings: &RabbitSettings) -> Result<BrokerTls, AmqpError> {
     Ok(BrokerTls)
 }
 
-/// Returns the parsed URL with the heartbeat, and the properties with the connection's name.
-fn connection_parameters(
+/// Builds the parameters of a connection: the parsed URL with the heartbeat, and the properties with the connection's name.
+fn build_connection_parameters(
     settings: &RabbitSettings,
     purpose: &str,
 ) -> Result<(AMQPUri, ConnectionProperties), AmqpError> {

@@ -52,11 +52,12 @@ const MAX_COPIED_BODY: usize = 64 << 10;
 /// character as six.
 const MAX_DECODED_BYTES_PER_BYTE: usize = 7;
 
-/// Bytes counted for each header value in decoded form, as [`table_memory`] counts them in the other.
+/// Bytes counted for each header value in decoded form, as [`table_memory`] counts them for the received form.
 const VALUE_BYTES: usize = 2 * size_of::<(String, HeaderValue)>();
 
 impl Delivery {
-    /// Converts a received message, and takes its memory from the budget: the body, and the headers in both forms.
+    /// Converts a message of the client library, and counts its memory in `budget` until the delivery is dropped: the body, and the headers
+    /// both as received and decoded. Never waits, even if the budget is full.
     pub(crate) fn new(
         mut delivery: lapin::message::Delivery,
         queue: &str,
@@ -98,8 +99,8 @@ impl Delivery {
         })
     }
 
-    /// Returns whether the message's headers hold more than [`MAX_VALUES`] values, beside those that we or the broker add to a message's
-    /// copies.
+    /// Returns whether the message's headers hold more than [`MAX_VALUES`] values, beside those that Oncely or the broker adds to a
+    /// message's copies.
     pub fn has_too_many_headers(&self) -> bool {
         let is_added = |name: &str| own_headers::ALL.contains(&name) || BROKER_ADDED_HEADERS.contains(&name);
         self.header_values > MAX_VALUES
@@ -107,7 +108,8 @@ impl Delivery {
                 > MAX_VALUES
     }
 
-    /// Returns the size of the message's body if that was not read. The delivery can't be settled then: only the broker has the message.
+    /// Returns the size in bytes of the message's unread body; `None` if the body was read. A delivery with an unread body can't be
+    /// settled: only the broker has the message.
     pub fn unread_body(&self) -> Option<u64> {
         match self.message.headers.get(own_headers::UNREAD_BODY) {
             Some(HeaderValue::Text(mark)) => frames::parse_unread_body(mark),
@@ -115,7 +117,7 @@ impl Delivery {
         }
     }
 
-    /// Returns the bytes of memory that the delivery holds: the body, and the headers in all forms.
+    /// Returns the bytes of memory that the delivery holds: the body, and the headers both as received and decoded.
     pub fn size(&self) -> usize {
         self.share.bytes() - OVERHEAD_BYTES
     }
@@ -133,7 +135,7 @@ impl Delivery {
     /// Creates a delivery as a broker would make it from `queue`, with this tag. Nothing is sent to a broker.
     ///
     /// # Errors
-    /// A message, if the exchange or the routing key is too long.
+    /// If the exchange or the routing key is too long, with a text that names it.
     pub fn without_broker(
         message: Copy,
         queue: &str,

@@ -38,7 +38,7 @@ pub(super) struct FrameLimits {
 }
 
 impl FrameLimits {
-    /// Limits for messages that a process of ours has published: copies have more headers than their originals.
+    /// Limits for messages that a process of Oncely has published: copies have more headers than their originals.
     pub(super) const OWN: Self =
         Self { max_body: u64::MAX, max_values: MAX_VALUES + 2 * own_headers::ALL.len() };
 
@@ -199,7 +199,8 @@ impl Frames {
         true
     }
 
-    /// Rewrites the content header at the front, of this size, if its body is to be left out. Returns the length of its frame then.
+    /// Rewrites the content header at the front, of this size, if its body is to be left out. Returns the new length of its frame; `None`
+    /// if the length is unchanged.
     fn leave_out_body(&mut self, channel: u16, size: usize) -> Option<usize> {
         let payload = self.rewritten_end + FRAME_HEADER_BYTES;
         let size_range = payload + BODY_SIZE_RANGE.start..payload + BODY_SIZE_RANGE.end;
@@ -239,7 +240,7 @@ pub(super) fn parse_unread_body(header: &[u8]) -> Option<u64> {
     Some(u64::from_be_bytes(header.strip_prefix(&UNREAD_BODY_MARK[..])?.try_into().ok()?))
 }
 
-/// Rewrites the methods that hold a publisher's text: the names of an exchange and a routing key.
+/// Rewrites the methods that hold a publisher's text: the names of an exchange and a routing key. Returns `None` if they are truncated.
 fn rewrite_method(payload: &mut [u8]) -> Option<()> {
     let mut cursor = FrameCursor(payload);
     match (cursor.read_u16()?, cursor.read_u16()?) {
@@ -388,7 +389,7 @@ impl<'b> FrameCursor<'b> {
 }
 
 /// Packs the bytes of a table into one header, [`own_headers::UNREAD`], except those that the header's name overwrites. The table is always
-/// larger than that.
+/// larger than that. Returns `None` if it is not, which never happens.
 fn pack_unread(table: &mut [u8]) -> Option<()> {
     let name = own_headers::UNREAD.as_bytes();
     let bytes = table.len().checked_sub(1 + name.len() + 5)?;

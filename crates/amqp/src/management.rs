@@ -61,12 +61,12 @@ pub struct QueueFacts {
 }
 
 impl QueueFacts {
-    /// Returns a setting by its name without `x-`: the declared one, otherwise that of a policy.
+    /// Returns a setting by its name without `x-`: the declared one, otherwise that of a policy; `None` without both.
     pub fn setting(&self, name: &str) -> Option<&Value> {
         self.declared_setting(name).or_else(|| self.policy_setting(name))
     }
 
-    /// Returns the lower one of a declared number and that of a policy.
+    /// Returns the lower one of a declared number and that of a policy; `None` without both.
     pub fn lowest_number(&self, name: &str) -> Option<i64> {
         let both = [self.declared_setting(name), self.policy_setting(name)];
         both.into_iter().flatten().filter_map(Value::as_i64).min()
@@ -76,7 +76,7 @@ impl QueueFacts {
         self.arguments.get(&format!("x-{name}"))
     }
 
-    /// Returns a policy's value of a setting.
+    /// Returns a policy's value of a setting; `None` if no policy sets it.
     pub fn policy_setting(&self, name: &str) -> Option<&Value> {
         self.effective_policy_definition.get(name)
     }
@@ -110,12 +110,12 @@ impl From<TlsError> for ManagementError {
 }
 
 impl Management {
-    /// Creates a client of the API at `rabbitmq.management`, as the user of that URL, or else of `rabbitmq.url`. `limit`: the longest wait
-    /// for a response.
+    /// Opens a client of the API at `rabbitmq.management`, as the user of that URL, or else of `rabbitmq.url`: reads the file of the URLs
+    /// and the certificates, and connects with the first request. `limit`: the longest wait for a response.
     ///
     /// # Errors
     /// If `rabbitmq.management` is not set, a URL or its file is invalid, or a certificate can't be read.
-    pub fn new(settings: &RabbitSettings, limit: Duration) -> Result<Self, ManagementError> {
+    pub fn open(settings: &RabbitSettings, limit: Duration) -> Result<Self, ManagementError> {
         let url = settings.management.as_ref().ok_or(ManagementError::NotSet)?;
         let settings = &*settings.reread_urls().map_err(|error| ManagementError::Away(error.to_string()))?;
         let away = |_| ManagementError::Away("rabbitmq.management is not a URL".to_owned());
@@ -239,7 +239,7 @@ impl Management {
 #[cfg(feature = "management")]
 fn create_transport(settings: &RabbitSettings, limit: Duration) -> Result<Transport<Empty<Bytes>>, TlsError> {
     let tls = settings.management_tls()?.map(|tls| TlsSettings { server_name: None, ..tls });
-    Transport::new(tls.as_ref(), limit, false, "rabbitmq")
+    Transport::load(tls.as_ref(), limit, false, "rabbitmq")
 }
 
 /// Repetitions of a request that was not sent, for no known reason.

@@ -57,7 +57,7 @@ pub enum PublishResult {
     Unroutable,
     /// The broker answered with `basic.nack`.
     Nacked,
-    /// Not confirmed in time by a broker that answers: its queue is stalled or has no leader. It may have arrived.
+    /// Not confirmed within [`PublishLimits`] by a broker that answers: its queue is stalled or has no leader. It may have arrived.
     Unconfirmed,
     /// Not sent: an earlier message with its exchange and routing key was not confirmed. The next one is sent after this time.
     HeldBack(Duration),
@@ -90,7 +90,7 @@ pub struct PublishLimits {
 }
 
 impl PublishLimits {
-    /// Returns the longest wait that begins now.
+    /// Returns the maximum duration of a wait that begins now.
     fn remaining_wait(&self) -> Duration {
         let left = self.until.map(|until| until.saturating_duration_since(Instant::now()));
         left.map_or(self.answer_timeout, |left| left.min(self.answer_timeout))
@@ -103,8 +103,8 @@ pub struct PublishConnection {
     settings: RabbitSettings,
     connection: Connection,
     channels: Mutex<HashMap<String, Channel>>,
-    /// Exchanges and routing keys of messages that were not confirmed in time, with the time of the next try: a silent queue delays the
-    /// messages of others once in a while, not with each of its messages.
+    /// Exchanges and routing keys of messages that were not confirmed within [`PublishLimits`], with the time of the next try: a silent
+    /// queue delays the messages of others once in a while, not with each of its messages.
     silent_until: Mutex<HashMap<(String, String), Instant>>,
 }
 
@@ -116,7 +116,7 @@ struct ChannelConfirms {
     returned: HashSet<String>,
     /// Whether a message was returned without its name.
     is_nameless: bool,
-    /// Whether one was not settled in time.
+    /// Whether one was not settled within [`PublishLimits`].
     is_silent: bool,
 }
 
@@ -169,7 +169,7 @@ impl PublishConnection {
         self.connection.status().blocked()
     }
 
-    /// Closes the connection gracefully.
+    /// Closes the connection gracefully; waits up to `rabbitmq.timeout` for the answer.
     pub async fn close(self) {
         let request = self.connection.close(200, "done".into());
         if let Err(error) = wait_for_answer("connection.close", self.settings.timeout, request).await {
@@ -177,9 +177,10 @@ impl PublishConnection {
         }
     }
 
-    /// Publishes messages in any order. The result of one is independent of the others: if a channel is closed over a message, the
-    /// others are published again without it. Messages without a result may have arrived or not: after an error of the connection; or, if
-    /// the channel of their exchange was closed, after one that was not confirmed in time.
+    /// Publishes messages in any order. The result of one is independent of the others: if a channel is closed over a message, the others
+    /// are published again without it. Messages without a result may have arrived or not: after an error of the connection; or, if the
+    /// channel of their exchange was closed, after one that was not confirmed within `limits`. Also returns the error of the connection;
+    /// `None` without one.
     pub async fn publish(
         &self,
         messages: &[OutgoingMessage<'_>],
@@ -235,7 +236,8 @@ impl PublishConnection {
         (results, failure)
     }
 
-    /// Publishes messages to one exchange; returns the results in the order of `indexes`.
+    /// Publishes messages to one exchange. Returns the results in the order of `indexes`, `None` for an unknown one, and the error of the
+    /// connection, `None` without one.
     async fn publish_to(
         &self,
         exchange: &str,
@@ -351,7 +353,7 @@ impl PublishConnection {
         }
     }
 
-    /// Sends messages until one fails; returns the confirms of those that were sent, and the error.
+    /// Sends messages until one fails; returns the confirms of those that were sent, and the error, `None` if all were sent.
     async fn send(
         &self,
         channel: &Channel,
@@ -372,8 +374,8 @@ impl PublishConnection {
         (confirms, None)
     }
 
-    /// Waits for the confirms of messages; `failure` becomes the most specific error. Behind a confirm that is not settled in time, only
-    /// those count that are settled already: a queue may be silent while others confirm.
+    /// Waits for the confirms of messages; `failure` becomes the most specific error. Behind a confirm that is not settled within `limits`,
+    /// only those count that are settled already: a queue may be silent while others confirm.
     async fn wait_for_confirms(
         &self,
         mut confirms: Vec<PublisherConfirm>,

@@ -27,10 +27,10 @@ pub enum PublishError {
     /// The broker answered with `basic.nack`.
     #[error("the broker nacked it (is a queue full?)")]
     Nacked,
-    /// The broker answers, and did not confirm it in time.
+    /// The broker answers, and did not confirm it within `rabbitmq.timeout`.
     #[error("the broker did not confirm it in time (has its queue a leader?)")]
     Unconfirmed,
-    /// Not sent: an earlier copy with its exchange and routing key was not confirmed in time.
+    /// Not sent: an earlier copy with its exchange and routing key was not confirmed within `rabbitmq.timeout`.
     #[error("not sent, as the broker did not confirm one before it to the same queue (has that a leader?)")]
     HeldBack,
     /// The broker closed the channel over it.

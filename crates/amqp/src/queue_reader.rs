@@ -69,7 +69,8 @@ impl QueueReader {
         wait_for_answer("ack", self.limit, self.channel.basic_ack(tag, BasicAckOptions::default())).await
     }
 
-    /// Closes the connection gracefully; unacknowledged messages return to the queue. Closing waits for earlier acknowledgements.
+    /// Closes the connection gracefully; unacknowledged messages return to the queue. Waits up to `rabbitmq.timeout` for the answer, which
+    /// comes after the earlier acknowledgements.
     pub async fn close(self) {
         if let Err(error) =
             wait_for_answer("connection.close", self.limit, self.connection.close(200, "done".into())).await

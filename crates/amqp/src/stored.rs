@@ -93,16 +93,16 @@ fn restore_value(value: &Value) -> Option<AMQPValue> {
         Value::Object(object) if object.len() == 1 => object.iter().next()?,
         Value::Object(_) => return None,
     };
-    fn integer<T: TryFrom<i64>>(value: &Value) -> Option<T> {
+    fn parse_integer<T: TryFrom<i64>>(value: &Value) -> Option<T> {
         T::try_from(value.as_i64()?).ok()
     }
     Some(match kind.as_str() {
-        "b" => AMQPValue::ShortShortInt(integer(value)?),
-        "B" => AMQPValue::ShortShortUInt(integer(value)?),
-        "s" => AMQPValue::ShortInt(integer(value)?),
-        "u" => AMQPValue::ShortUInt(integer(value)?),
-        "I" => AMQPValue::LongInt(integer(value)?),
-        "i" => AMQPValue::LongUInt(integer(value)?),
+        "b" => AMQPValue::ShortShortInt(parse_integer(value)?),
+        "B" => AMQPValue::ShortShortUInt(parse_integer(value)?),
+        "s" => AMQPValue::ShortInt(parse_integer(value)?),
+        "u" => AMQPValue::ShortUInt(parse_integer(value)?),
+        "I" => AMQPValue::LongInt(parse_integer(value)?),
+        "i" => AMQPValue::LongUInt(parse_integer(value)?),
         "f" => AMQPValue::Float(value.as_str()?.parse().ok()?),
         "d" => AMQPValue::Double(value.as_str()?.parse().ok()?),
         "T" => AMQPValue::Timestamp(value.as_str()?.parse().ok()?),
@@ -110,7 +110,10 @@ fn restore_value(value: &Value) -> Option<AMQPValue> {
         "x" => AMQPValue::ByteArray(ByteArray::from(parse_hexadecimal(value)?)),
         "D" => {
             let parts = value.as_array().filter(|parts| parts.len() == 2)?;
-            AMQPValue::DecimalValue(DecimalValue { scale: integer(&parts[0])?, value: integer(&parts[1])? })
+            AMQPValue::DecimalValue(DecimalValue {
+                scale: parse_integer(&parts[0])?,
+                value: parse_integer(&parts[1])?,
+            })
         }
         "F" => AMQPValue::FieldTable(restore_headers(value)?),
         _ => return None,

@@ -36,7 +36,7 @@ pub struct Subscription {
     consumer: lapin::Consumer,
     /// The cancellation before a renewal, which is answered behind all deliveries in flight.
     renewal: Option<JoinHandle<Result<(), lapin::Error>>>,
-    /// Time of the last delivery during a renewal, or of its begin.
+    /// Time of the last delivery during a renewal, or of its start.
     renewing_since: Instant,
     channel: Channel,
     life: Arc<ChannelLife>,
@@ -175,7 +175,7 @@ impl Subscription {
         self.drop_deliveries_until(wait_for_answer("basic.cancel", limit, cancellation)).await
     }
 
-    /// Ends the subscription: unsettled messages return to the queue.
+    /// Ends the subscription: unsettled messages return to the queue. Waits up to `rabbitmq.timeout` for the broker's answer.
     pub async fn close(self) {
         self.life.end();
         let result =

@@ -146,8 +146,8 @@ impl Topology {
         format!("{queue}.return")
     }
 
-    /// Returns the exchanges to declare, with their kinds: dead-letter, return and, if there are delays, retry; none for an observer.
-    fn exchanges(&self) -> Vec<(String, ExchangeKind)> {
+    /// Lists the exchanges to declare, with their kinds: dead-letter, return and, if there are delays, retry; none for an observer.
+    fn list_exchanges(&self) -> Vec<(String, ExchangeKind)> {
         // An observer gives nothing up and publishes nothing.
         if self.observed_queue.is_some() {
             return Vec::new();
@@ -163,16 +163,16 @@ impl Topology {
         exchanges
     }
 
-    /// Returns the queues to declare, with their arguments: work, dead-letter and one retry queue for each delay; for an observer its
-    /// queue.
-    fn queues(&self) -> Vec<(String, FieldTable)> {
+    /// Lists the queues to declare, with their arguments: work, dead-letter and one retry queue for each delay; for an observer its queue.
+    fn list_queues(&self) -> Vec<(String, FieldTable)> {
         let queue = &self.queue;
         if self.observed_queue.is_some() {
-            return vec![(queue.clone(), observer_queue_arguments())];
+            return vec![(queue.clone(), build_observer_queue_arguments())];
         }
         // Messages that the broker gives up itself (delivery limit, length, TTL) must go to the same dead-letter queue.
-        let mut work_arguments = self.dead_lettering_arguments(&Self::dead_letter_exchange(queue));
-        let mut dead_letter_arguments = arguments([("x-queue-type", text(self.queue_type.as_str()))]);
+        let mut work_arguments = self.build_dead_lettering_arguments(&Self::dead_letter_exchange(queue));
+        let mut dead_letter_arguments =
+            build_arguments([("x-queue-type", to_text_value(self.queue_type.as_str()))]);
         match self.queue_type {
             QueueType::Quorum => {
                 work_arguments.insert("x-delivery-limit".into(), AMQPValue::LongLongInt(DELIVERY_LIMIT));
@@ -183,7 +183,7 @@ impl Topology {
         }
         for (name, value) in &self.arguments {
             let value = match value {
-                QueueArgument::Text(value) => text(value),
+                QueueArgument::Text(value) => to_text_value(value),
                 QueueArgument::Integer(value) => AMQPValue::LongLongInt(*value),
                 QueueArgument::Boolean(value) => AMQPValue::Boolean(*value),
             };
@@ -192,7 +192,7 @@ impl Topology {
         let mut queues =
             vec![(queue.clone(), work_arguments), (Self::dead_letter_queue(queue), dead_letter_arguments)];
         for delay in &self.delays {
-            let mut retry_arguments = self.dead_lettering_arguments(&Self::return_exchange(queue));
+            let mut retry_arguments = self.build_dead_lettering_arguments(&Self::return_exchange(queue));
             let ttl = i64::try_from(delay.as_millis()).unwrap_or(i64::MAX);
             retry_arguments.insert("x-message-ttl".into(), AMQPValue::LongLongInt(ttl));
             queues.push((Self::retry_queue(queue, *delay), retry_arguments));
@@ -200,23 +200,23 @@ impl Topology {
         queues
     }
 
-    /// Returns all declarations, in a valid order.
-    fn declarations(&self) -> Vec<Declaration> {
+    /// Builds all declarations, in a valid order.
+    fn build_declarations(&self) -> Vec<Declaration> {
         let queue = &self.queue;
-        let dead_letter_exchange = text(&Self::dead_letter_exchange(queue));
+        let dead_letter_exchange = to_text_value(&Self::dead_letter_exchange(queue));
         let return_exchange = Self::return_exchange(queue);
         let mut declarations = Vec::new();
-        for (name, kind) in self.exchanges() {
+        for (name, kind) in self.list_exchanges() {
             // If the work queue was deleted and declared again, its binding to the return exchange is missing: copies that come back then
             // go to the dead-letter queue instead of being lost.
             let arguments = if name == return_exchange {
-                arguments([("alternate-exchange", dead_letter_exchange.clone())])
+                build_arguments([("alternate-exchange", dead_letter_exchange.clone())])
             } else {
                 FieldTable::default()
             };
             declarations.push(Declaration::Exchange(name, kind, arguments));
         }
-        let queues = self.queues().into_iter().filter(|(name, _)| !self.is_foreign || name != queue);
+        let queues = self.list_queues().into_iter().filter(|(name, _)| !self.is_foreign || name != queue);
         declarations.extend(queues.map(|(name, arguments)| Declaration::Queue(name, arguments)));
         let bind = |queue: String, exchange: String| Declaration::Binding {
             queue,
@@ -229,7 +229,10 @@ impl Topology {
             declarations.push(bind(queue.clone(), return_exchange));
         }
         for delay in self.delays.iter().filter(|_| self.observed_queue.is_none()) {
-            let rung = arguments([("x-match", text("all")), (own_headers::RUNG, text(&rung_name(*delay)))]);
+            let rung = build_arguments([
+                ("x-match", to_text_value("all")),
+                (own_headers::RUNG, to_text_value(&rung_name(*delay))),
+            ]);
             declarations.push(Declaration::Binding {
                 queue: Self::retry_queue(queue, *delay),
                 exchange: Self::retry_exchange(queue),
@@ -248,17 +251,17 @@ impl Topology {
         declarations
     }
 
-    /// Returns the arguments by which a queue passes its dead letters to an exchange. Quorum queues transfer dead letters at least once
+    /// Builds the arguments by which a queue passes its dead letters to an exchange. Quorum queues transfer dead letters at least once
     /// (RabbitMQ requires the overflow setting for it); classic ones can't: the broker may drop one if its target is unavailable.
-    fn dead_lettering_arguments(&self, dead_letter_exchange: &str) -> FieldTable {
-        let mut table = arguments([
-            ("x-queue-type", text(self.queue_type.as_str())),
-            ("x-dead-letter-exchange", text(dead_letter_exchange)),
+    fn build_dead_lettering_arguments(&self, dead_letter_exchange: &str) -> FieldTable {
+        let mut table = build_arguments([
+            ("x-queue-type", to_text_value(self.queue_type.as_str())),
+            ("x-dead-letter-exchange", to_text_value(dead_letter_exchange)),
         ]);
         match self.queue_type {
             QueueType::Quorum => {
-                table.insert("x-dead-letter-strategy".into(), text("at-least-once"));
-                table.insert("x-overflow".into(), text("reject-publish"));
+                table.insert("x-dead-letter-strategy".into(), to_text_value("at-least-once"));
+                table.insert("x-overflow".into(), to_text_value("reject-publish"));
             }
             QueueType::Classic => {}
         }
@@ -269,7 +272,7 @@ impl Topology {
     /// and the rest is declared.
     ///
     /// # Errors
-    /// If the broker does not answer or refuses for another reason; with the name of the object.
+    /// If the broker does not answer or refuses for another reason, with the name of the object.
     pub async fn apply(
         &self,
         connection: &Connection,
@@ -287,7 +290,7 @@ impl Topology {
             && exchange_exists(connection, limit, &Self::return_exchange(&self.queue), ExchangeKind::Fanout)
                 .await
                 .map_err(|error| (format!("exchange {}", Self::return_exchange(&self.queue)), error))?;
-        for declaration in self.declarations() {
+        for declaration in self.build_declarations() {
             let name = declaration.to_string();
             match declaration.declare(connection, limit).await {
                 Ok(()) => applied.done.push(name),
@@ -315,7 +318,7 @@ impl Topology {
         limit: Duration,
     ) -> Result<TopologyReport, AmqpError> {
         let mut report = TopologyReport::default();
-        for (name, arguments) in self.queues() {
+        for (name, arguments) in self.list_queues() {
             let (ready, subscriptions) = match query_queue_counts(connection, limit, &name).await {
                 Ok(Some(counts)) => counts,
                 Ok(None) => {
@@ -346,7 +349,7 @@ impl Topology {
                 Some(_) => result?,
             }
         }
-        for (name, kind) in self.exchanges() {
+        for (name, kind) in self.list_exchanges() {
             if !exchange_exists(connection, limit, &name, kind).await? {
                 report.missing_exchanges.push(name);
             }
@@ -409,15 +412,15 @@ const DELIVERY_LIMIT: i64 = 1_000;
 /// declared one would be refused (406).
 const DEAD_LETTER_DELIVERY_LIMIT: i64 = 1_000_000;
 
-/// Returns the arguments of an observer's queue: it must never block a producer, nor fill a disk when it is abandoned. One copy of each
+/// Builds the arguments of an observer's queue: it must never block a producer, nor fill a disk when it is abandoned. One copy of each
 /// message is enough; a queue without a consumer for a day is deleted, and a queue with an observer that can't record anything drops its
 /// oldest messages.
-fn observer_queue_arguments() -> FieldTable {
-    arguments([
-        ("x-queue-type", text(QueueType::Classic.as_str())),
+fn build_observer_queue_arguments() -> FieldTable {
+    build_arguments([
+        ("x-queue-type", to_text_value(QueueType::Classic.as_str())),
         ("x-expires", AMQPValue::LongLongInt(OBSERVER_EXPIRY_MILLISECONDS)),
         ("x-max-length-bytes", AMQPValue::LongLongInt(MAX_OBSERVER_QUEUE_BYTES)),
-        ("x-overflow", text("drop-head")),
+        ("x-overflow", to_text_value("drop-head")),
     ])
 }
 
@@ -496,11 +499,13 @@ impl Declaration {
     }
 }
 
-fn text(text: &str) -> AMQPValue {
+/// Converts a text to the value of an argument.
+fn to_text_value(text: &str) -> AMQPValue {
     AMQPValue::LongString(text.into())
 }
 
-fn arguments<const N: usize>(entries: [(&str, AMQPValue); N]) -> FieldTable {
+/// Builds a table of arguments.
+fn build_arguments<const N: usize>(entries: [(&str, AMQPValue); N]) -> FieldTable {
     let mut table = FieldTable::default();
     for (name, value) in entries {
         table.insert(name.into(), value);

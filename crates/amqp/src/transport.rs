@@ -32,7 +32,7 @@ type BrokerSocket<S> = PlainSocket<S>;
 type BrokerSocket<S> =
     futures::future::Either<PlainSocket<S>, Compat<tokio_rustls::client::TlsStream<Compat<PlainSocket<S>>>>>;
 
-/// TLS of a connection, if it is used.
+/// TLS of a connection; `None` for one in plaintext.
 #[cfg(feature = "tls")]
 pub(super) type BrokerTls = Option<oncely_net::tls::TlsClient>;
 #[cfg(not(feature = "tls"))]

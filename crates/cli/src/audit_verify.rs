@@ -144,7 +144,7 @@ async fn verify(
     Ok(verification)
 }
 
-/// Checks a seal and the rows that it covers; describes the first mismatch.
+/// Checks a seal and the rows that it covers, and describes the first mismatch; `None` if both are unchanged.
 async fn check_seal(
     connection: &mut PgConnection,
     seal: &Seal,

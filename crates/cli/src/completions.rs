@@ -42,7 +42,7 @@ pub fn complete() {
     CompleteEnv::with_factory(super::command).var(VARIABLE).complete();
 }
 
-/// Reads the configuration of ONCELY_CONFIG or of the default file, as far as it can be read.
+/// Reads the configuration of ONCELY_CONFIG or of the default file, as far as it is valid; `None` if nothing of it can be used.
 fn read_config() -> Option<Config> {
     let file = std::env::var_os("ONCELY_CONFIG").map_or_else(|| PathBuf::from(DEFAULT_FILE), PathBuf::from);
     Config::examine(&file).0

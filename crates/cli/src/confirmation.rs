@@ -87,8 +87,8 @@ pub(super) trait ChangePlan {
 }
 
 impl BulkChangeOptions {
-    /// Refuses a change without a selection: changing every row requires `--all`. `is_selected`: whether an id or a filter is given.
-    /// `options`: the options that select rows, for the message.
+    /// Refuses a change without a selection, and returns the exit code: changing every row requires `--all`. `None` if rows are selected.
+    /// `is_selected`: whether an id or a filter is given. `options`: the options that select rows, for the message.
     pub(super) fn require_selection(&self, is_selected: bool, options: &str) -> Option<ExitCode> {
         if is_selected || self.all {
             return None;

@@ -66,7 +66,7 @@ pub(super) async fn run(file: &Path, arguments: ConsoleArguments) -> crate::Verb
 const LINK_PAGE_LIFETIME: Duration = Duration::from_secs(60);
 
 /// Opens a URL on the desktop, by a page in a folder of this user only: every user of the machine can read the arguments of a process. The
-/// page exists until the returned value is dropped.
+/// page exists until the returned value is dropped. `None` if the page can't be written or opened, of which a note is printed.
 fn open_browser(address: &str) -> Option<TempDir> {
     let opener = if cfg!(target_os = "macos") { "open" } else { "xdg-open" };
     match write_page(address) {
@@ -101,7 +101,7 @@ fn write_page(address: &str) -> std::io::Result<(TempDir, PathBuf)> {
     std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o700))?;
     let path = folder.path().join("open.html");
     let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
-    // A URL of our own: none of its characters needs escaping in HTML.
+    // The console's own URL: none of its characters needs escaping in HTML.
     write!(
         file,
         "<!DOCTYPE html><meta charset=\"utf-8\"><meta name=\"referrer\" content=\"no-referrer\"><title>oncely</title>\

@@ -45,7 +45,7 @@ pub(super) async fn run(file: &Path, arguments: ExplainArguments, times: Times) 
     let now = session.clock.now();
     // For text, only needed if nothing is known.
     let trail_start = match arguments.json || stories.is_empty() {
-        true => trail::find_beginning(&mut session.connection).await?,
+        true => trail::find_oldest_time(&mut session.connection).await?,
         false => None,
     };
     session.close().await;

@@ -13,7 +13,7 @@ use oncely_ops::exit;
 use oncely_postgres::{self as pg, CollectionReport, ConsumerCollection};
 use oncely_process::preflight::open_session;
 use oncely_relay::maintenance::{
-    CollectionOutcome, PartitionReport, clock_refusal, collect, maintain_partitions, plan_collection,
+    CollectionOutcome, PartitionReport, collect, describe_clock_refusal, maintain_partitions, plan_collection,
 };
 
 #[derive(Debug, Subcommand)]
@@ -63,7 +63,7 @@ pub(super) async fn run(file: &Path, verb: GcCommand, times: Times) -> crate::Ve
             }
             CollectionOutcome::Refused(clock) => {
                 if json {
-                    let why = clock_refusal(&clock);
+                    let why = describe_clock_refusal(&clock);
                     output::print_json(
                         "oncely.gc/1",
                         json!({ "dry_run": false, "busy": false, "refused": why }),

@@ -24,7 +24,7 @@ pub(super) struct KeyName {
 /// Returns the only row of a key, or `None` if there is no row. If there are several, prints each row's tenant and consumer.
 ///
 /// # Errors
-/// The exit code, if there are several.
+/// If there are several rows: the exit code.
 pub(super) fn choose_row<T>(
     mut rows: Vec<T>,
     describe: impl FnOnce(usize) -> String,

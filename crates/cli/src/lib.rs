@@ -186,7 +186,7 @@ pub fn parse() -> Arguments {
 /// Runs one verb, on a runtime of its own.
 ///
 /// # Errors
-/// The error of the verb; [`oncely_ops::exit::code`] maps it to an exit code.
+/// If the verb fails: its error; [`oncely_ops::exit::code`] maps it to an exit code.
 pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let Arguments { config, utc, operator, verb } = arguments;
     if let Some(operator) = operator {

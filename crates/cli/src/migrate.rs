@@ -134,7 +134,8 @@ pub(super) async fn run(file: &Path, arguments: MigrateArguments, times: Times) 
     apply_pending(&settings, connection, &state, wait.unwrap_or(DEFAULT_WAIT)).await
 }
 
-/// Describes why this program can't apply migrations to the database, if it can't.
+/// Describes why this program can't apply migrations to the database; `None` if it can. It can't if applied migrations have other contents,
+/// or if migrations are pending and a newer program has applied some.
 fn describe_refusal(state: &MigrationState) -> Option<String> {
     if !state.changed.is_empty() {
         return Some(format!(

@@ -26,7 +26,7 @@ impl MigrationSessions<'_> {
     /// Applies the next migration; tries again until it gets its locks or `wait` is over, and prints the sessions that hold them.
     ///
     /// # Errors
-    /// The migration's error, or that it did not get its locks, with the sessions that hold them.
+    /// If the migration fails, or does not get its locks within `wait`: then with the sessions that hold them.
     pub(super) async fn apply(&mut self, version: i64, description: &str) -> anyhow::Result<()> {
         let pid = pg::read_backend_pid(self.connection).await?;
         let mut backoff = Backoff::default();

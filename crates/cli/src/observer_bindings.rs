@@ -21,7 +21,7 @@ pub(super) async fn resolve_bindings(
     configured: &[QueueBinding],
     config: &Config,
 ) -> Result<Vec<QueueBinding>, String> {
-    let management = Management::new(&config.rabbitmq, config.rabbitmq.timeout).map_err(|error| match error {
+    let management = Management::open(&config.rabbitmq, config.rabbitmq.timeout).map_err(|error| match error {
         ManagementError::NotSet => format!(
             "rabbitmq.management is not set, so the bindings of {queue} and the types of their exchanges are unknown: \
              set it, and apply again"

@@ -33,7 +33,7 @@ pub(super) fn name() -> String {
     configured().or_else(|| environment_name().filter(|name| !name.is_empty())).unwrap_or_else(system_name)
 }
 
-/// Finds the name of a user id in a text with the format of /etc/passwd.
+/// Finds the name of a user id in a text with the format of /etc/passwd; `None` if it has no such user.
 fn find_user_name(users: &str, uid: u32) -> Option<String> {
     users.lines().find_map(|line| {
         let mut fields = line.split(':');

@@ -58,7 +58,7 @@ fn is_short(key: &SecretString) -> bool {
     key.expose_secret().len() < 16
 }
 
-/// Reports a key, if there is one, that is too short.
+/// Reports a key of fewer than 16 bytes. `place`: name of its setting.
 pub(crate) fn check_key(key: Option<&Secret>, place: &str, problems: &mut Problems) {
     if key.is_some_and(|key| is_short(&key.0)) {
         problems.add(place, KEY_TOO_SHORT);

@@ -69,7 +69,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// Parses `address/bits`, or one address.
+    /// Parses `address/bits`, or one address; `None` for any other text.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let (address, bits) = match text.split_once('/') {
@@ -219,7 +219,7 @@ impl ConsoleTable {
     }
 }
 
-/// Parses the URL of the console, which has no user, no query and no fragment.
+/// Parses the URL of the console, which has no user, no query and no fragment; `None` if it is invalid, which is reported.
 fn parse_base_url(text: &str, problems: &mut Problems) -> Option<url::Url> {
     match url::Url::parse(text) {
         Ok(url)

@@ -75,7 +75,7 @@ impl HandlerTable {
         }
     }
 
-    /// Checks the settings of a SQL function, and converts them.
+    /// Checks the settings of a SQL function, and converts them; `None` if its name is missing or invalid.
     fn into_function(self, place: &str, problems: &mut Problems) -> Option<SqlFunction> {
         let endpoint_settings = [
             ("repeat", self.repeat.is_some()),
@@ -160,7 +160,7 @@ impl HandlerTable {
 }
 
 impl RepeatRule {
-    /// Checks the length of the window, and converts the rule.
+    /// Checks the length of the window, and converts the rule; `None` if the window is not from 1 s to 3,650 days.
     fn into_settings(self, place: &str, problems: &mut Problems) -> Option<Repeat> {
         match self {
             Self::Always => Some(Repeat::Always),
@@ -192,7 +192,7 @@ fn is_own_header(name: &str) -> bool {
         .contains(&name.as_str())
 }
 
-/// Parses the endpoint's URL. Problems don't quote it, as it may hold a password.
+/// Parses the endpoint's URL; `None` if it is no URL. Problems don't quote it, as it may hold a password.
 fn parse_endpoint(text: &str, place: &str, problems: &mut Problems) -> Option<Url> {
     let Ok(url) = Url::parse(text) else {
         problems.add(place, "is not a URL like https://payments.internal/charges");

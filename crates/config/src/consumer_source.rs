@@ -86,7 +86,7 @@ impl From<PropertyName> for Property {
     }
 }
 
-/// Checks a source that is required, and converts it.
+/// Checks a source that is required, and converts it; `None` if it is missing, which is reported.
 pub(super) fn check_required(
     source: Option<SourceTable>,
     place: &str,

@@ -14,7 +14,7 @@ use oncely_core::encryption::{Cipher, KeyRing};
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct EncryptionSettings {
-    /// File of the keys, if they are in one.
+    /// File of the keys; `None` with the embedding program's own cipher.
     pub keys: Option<PathBuf>,
     /// Ids of the keys in it.
     pub ids: Vec<String>,
@@ -57,7 +57,7 @@ pub(crate) struct EncryptionTable {
 }
 
 impl EncryptionTable {
-    /// Reads the file of keys, if one is named.
+    /// Reads the file of keys; `None` if none is named, or if it is invalid, which is reported.
     pub(crate) fn into_settings(self, problems: &mut Problems) -> Option<EncryptionSettings> {
         match EncryptionSettings::read(&self.keys?) {
             Ok(settings) => Some(settings),

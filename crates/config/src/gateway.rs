@@ -271,7 +271,7 @@ impl GatewayTable {
     }
 }
 
-/// Parses the service's origin. Problems don't quote it, as it may hold a password.
+/// Parses the service's origin; `None` if it is no URL. Problems don't quote it, as it may hold a password.
 fn parse_origin(text: &str, place: &str, problems: &mut Problems) -> Option<Url> {
     let Ok(url) = Url::parse(text) else {
         problems.add(place, "is not a URL like http://127.0.0.1:8080");
@@ -306,7 +306,7 @@ fn check_tenant(source: TenantSource, problems: &mut Problems) -> GatewayTenant 
     }
 }
 
-/// Checks the names of headers, and converts them to lower case.
+/// Checks the names of headers, and converts them to lower case; reports invalid ones.
 fn check_principal(names: Vec<String>, problems: &mut Problems) -> Vec<String> {
     for name in names.iter().filter(|name| !is_header_name(name)) {
         problems.add("gateway.principal", format!("{name:?} can't be the name of a header"));

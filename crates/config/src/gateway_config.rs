@@ -39,7 +39,7 @@ pub struct GatewayConfig {
 /// of other processes may have problems.
 ///
 /// # Errors
-/// All problems, at once.
+/// If `file` can't be read, or a table of the gateway is invalid: all problems at once.
 pub fn load(
     file: &Path,
     upstream: Option<&str>,

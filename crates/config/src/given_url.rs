@@ -16,7 +16,7 @@ pub(super) struct GivenUrl {
     pub(super) url: SecretString,
     /// URLs of further nodes.
     pub(super) others: Vec<SecretString>,
-    /// File of the URLs, if they are not in the configuration itself.
+    /// File of the URLs; `None` if they are in the configuration itself.
     pub(super) file: Option<PathBuf>,
     /// Name of the key that sets it.
     pub(super) place: String,

@@ -122,7 +122,7 @@ impl Config {
     /// `ONCELY_…` (`ONCELY_MIRROR__TTL=1h` is `ttl` in `[mirror]`).
     ///
     /// # Errors
-    /// All problems, at once.
+    /// If the file can't be read, or the configuration is invalid: all problems at once.
     pub fn load(file: &Path) -> Result<Self, Problems> {
         let (config, problems) = Self::examine(file);
         match config {
@@ -132,7 +132,8 @@ impl Config {
     }
 
     /// Reads a configuration as [`Config::load`] does, and keeps the valid parts of an invalid one, so that the servers can be checked
-    /// nevertheless.
+    /// nevertheless. Its problems come with it. The configuration is `None` if the file can't be read or is not TOML, or `gc.schedule` is
+    /// invalid.
     #[must_use]
     pub fn examine(file: &Path) -> (Option<Self>, Problems) {
         match std::fs::read_to_string(file) {
@@ -150,7 +151,7 @@ impl Config {
     /// may be missing.
     ///
     /// # Errors
-    /// All problems, at once.
+    /// If the configuration is invalid: all problems at once.
     #[doc(hidden)]
     pub fn load_without_broker(file: &Path) -> Result<Self, Problems> {
         let text = std::fs::read_to_string(file).unwrap_or_default();
@@ -181,7 +182,7 @@ impl Config {
     /// file may be missing.
     ///
     /// # Errors
-    /// All problems, at once.
+    /// If the configuration is invalid, or its file is required and can't be read: all problems at once.
     #[doc(hidden)]
     pub fn load_read_only(file: &Path) -> Result<Self, Problems> {
         match Self::load_without_broker(file) {
@@ -190,20 +191,22 @@ impl Config {
         }
     }
 
-    /// Reads only the connection to PostgreSQL. The file may be missing if `DATABASE_URL` is set.
+    /// Reads only the connection to PostgreSQL, from `file` and the environment. The file may be missing if the environment sets the URL
+    /// (`DATABASE_URL`).
     ///
     /// # Errors
-    /// All problems of `[postgres]`.
+    /// If `[postgres]` is invalid: all its problems; or if the file is not TOML.
     pub fn load_postgres(file: &Path) -> Result<PgSettings, Problems> {
         let mut problems = Problems::default();
         let settings = read_table("postgres", file, &mut problems).postgres.into_settings(&mut problems);
         problems.into_result(settings)
     }
 
-    /// Reads only the encryption of stored bodies. The file may be missing.
+    /// Reads only the cipher of stored bodies, from `file` and the environment; `None` if `encryption.keys` is not set. The file may be
+    /// missing.
     ///
     /// # Errors
-    /// All problems of `[encryption]`.
+    /// If `[encryption]` or its file of keys is invalid: all problems; or if the file is not TOML.
     #[doc(hidden)]
     pub fn load_encryption(file: &Path) -> Result<Option<Arc<dyn Cipher>>, Problems> {
         let mut problems = Problems::default();
@@ -211,7 +214,7 @@ impl Config {
         problems.into_result(settings.map(|settings| settings.cipher))
     }
 
-    /// Returns the cipher of stored bodies, if one is configured.
+    /// Returns the cipher of stored bodies; `None` if they are stored unencrypted.
     #[doc(hidden)]
     pub fn cipher(&self) -> Option<&Arc<dyn Cipher>> {
         self.encryption.as_ref().map(|settings| &settings.cipher)
@@ -220,7 +223,7 @@ impl Config {
     /// Reads a configuration from a text, without the environment.
     ///
     /// # Errors
-    /// All problems, at once.
+    /// If the text is not TOML, or the configuration is invalid: all problems at once.
     pub fn parse(text: &str) -> Result<Self, Problems> {
         match Self::read(text, "configuration", false) {
             (Some(config), problems) => problems.into_result(config),
@@ -247,7 +250,7 @@ impl Config {
     /// ```
     ///
     /// # Errors
-    /// All problems, at once.
+    /// If the value does not serialize as a table, or the configuration is invalid: all problems at once.
     pub fn from_value(value: impl serde::Serialize) -> Result<Self, Problems> {
         let mut problems = Problems::default();
         match serde_json::to_value(value) {
@@ -292,7 +295,8 @@ impl Config {
         SigningKeys::new(signing.as_deref(), &accepted, stored)
     }
 
-    /// Reads a configuration from a text, and from the environment if `has_environment`; `name`: place of an error of the syntax.
+    /// Reads a configuration from a text, and from the environment if `has_environment`; `name`: place of an error of the syntax. The
+    /// configuration is `None` if the text is not TOML, or `gc.schedule` is invalid.
     fn read(text: &str, name: &str, has_environment: bool) -> (Option<Self>, Problems) {
         let mut problems = Problems::default();
         let config = match MergedValues::read(text, has_environment) {

@@ -77,7 +77,7 @@ impl MergedValues {
         self.variables.insert(key.to_owned(), source.to_owned());
     }
 
-    /// Returns the variable that set a value or a part of it.
+    /// Returns the variable that set a value or a part of it; `None` if the file or a default sets it.
     pub(crate) fn variable(&self, key: &str) -> Option<&str> {
         let is_part = |set: &str| {
             set == key || set.strip_prefix(key).is_some_and(|remainder| remainder.starts_with('.'))

@@ -17,7 +17,7 @@ use super::tls::{TlsTable, report_refused_connection};
 use super::values::{DAY, HOUR, Length, MILLISECOND, SECOND, Secret, Urls};
 use oncely_core::decide::PrecheckMode;
 use oncely_net::server_url::{mask_url, split_urls};
-use oncely_net::tls::{TlsError, TlsSettings, plaintext_refusal, tls_for_scheme};
+use oncely_net::tls::{TlsError, TlsSettings, describe_plaintext_refusal, tls_for_scheme};
 use oncely_net::url_file::{self, UrlFileError};
 
 #[derive(Default, Deserialize, Serialize, JsonSchema)]
@@ -170,7 +170,7 @@ impl MirrorSettings {
             // The Sentinels may name a master on another machine.
             Ok(url) if !self.sentinels.is_empty() && url.scheme() != "rediss" && !self.allow_plaintext => {
                 let master = format!("the master {}", url.host_str().unwrap_or_default());
-                Err(TlsError::Refused(plaintext_refusal(&master, "rediss://", "redis")))
+                Err(TlsError::Refused(describe_plaintext_refusal(&master, "rediss://", "redis")))
             }
             Ok(url) => tls_for_scheme(&url, "rediss", self.tls.as_ref(), self.allow_plaintext, "redis"),
             // Reported elsewhere.
@@ -178,7 +178,8 @@ impl MirrorSettings {
         }
     }
 
-    /// Returns the TLS settings for a Sentinel, which is addressed by the host of its own URL and must have that name.
+    /// Returns the TLS settings for a Sentinel, which is addressed by the host of its own URL and must have that name; `None` for a
+    /// plaintext connection.
     #[doc(hidden)]
     pub fn sentinel_tls(&self, url: &SecretString) -> Result<Option<TlsSettings>, TlsError> {
         let tls = self.tls.clone().map(|tls| TlsSettings { server_name: None, ..tls });

@@ -30,7 +30,7 @@ impl Problems {
         self.0.push(Problem { place: place.into(), message: message.into() });
     }
 
-    /// Parses a part of an identity; adds a problem if it is invalid.
+    /// Parses a part of an identity; `None` if it is invalid, which is reported.
     pub(crate) fn parse_identity_part(&mut self, text: &str, place: &str) -> Option<IdentityPart> {
         IdentityPart::new(text.as_bytes()).map_err(|error| self.add(place, error.to_string())).ok()
     }
@@ -60,7 +60,7 @@ impl Problems {
     /// Converts to a result: `value` if there is no problem.
     ///
     /// # Errors
-    /// These problems, if there are any.
+    /// If there are problems: all of them.
     pub fn into_result<T>(self, value: T) -> Result<T, Self> {
         if self.is_empty() { Ok(value) } else { Err(self) }
     }

@@ -127,7 +127,7 @@ impl RabbitSettings {
         })
     }
 
-    /// Returns the TLS settings for the HTTP API, if it is configured.
+    /// Returns the TLS settings for the HTTP API; `None` for a plaintext connection, or if the API is not configured.
     #[doc(hidden)]
     pub fn management_tls(&self) -> Result<Option<TlsSettings>, TlsError> {
         self.management.as_ref().map_or(Ok(None), |url| self.tls_for_url(url, "https"))

@@ -16,7 +16,7 @@ pub fn schema() -> &'static Value {
     })
 }
 
-/// Returns the schema of a value by its path, such as `consumers[0].retry.delays`.
+/// Returns the schema of a value by its path, such as `consumers[0].retry.delays`; `None` if no setting has this path.
 pub(crate) fn node_at(path: &str) -> Option<&'static Value> {
     split_path(path).into_iter().try_fold(schema(), |node, step| find_inner(node, &step))
 }
@@ -33,7 +33,7 @@ fn choices(node: &'static Value) -> std::vec::IntoIter<&'static Value> {
     all.into_iter()
 }
 
-/// Finds the schema of a table's key or a list's item.
+/// Finds the schema of a table's key or a list's item; `None` if `node` has no such key or item.
 fn find_inner(node: &'static Value, step: &str) -> Option<&'static Value> {
     choices(node).find_map(|node| {
         let of_name = node["properties"].get(step);

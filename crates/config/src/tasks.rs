@@ -175,7 +175,7 @@ pub(crate) fn process_name() -> String {
     format!("{}-{}", host_name().unwrap_or_else(|| "worker".to_owned()), std::process::id())
 }
 
-/// Returns the name of this machine.
+/// Returns the name of this machine; `None` if the operating system does not tell it.
 pub fn host_name() -> Option<String> {
     std::env::var("HOSTNAME")
         .ok()

@@ -165,8 +165,8 @@ impl TracesTable {
     }
 }
 
-/// Parses the endpoint, and adds OTLP's path of traces, as `OTEL_EXPORTER_OTLP_ENDPOINT` is read. Problems don't quote it, as it may
-/// hold a password.
+/// Parses the endpoint, and adds OTLP's path of traces, as `OTEL_EXPORTER_OTLP_ENDPOINT` is read; `None` if it is no URL. Problems don't
+/// quote it, as it may hold a password.
 fn parse_endpoint(text: &str, place: &str, problems: &mut Problems) -> Option<Url> {
     if !cfg!(feature = "otel") {
         problems.add(place, "this program is built without the feature `otel`");

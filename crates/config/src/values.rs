@@ -30,7 +30,7 @@ impl Length {
     }
 }
 
-/// As a limit in the schema.
+/// Converts a length to a limit in the schema.
 impl From<Length> for serde_json::Value {
     fn from(length: Length) -> Self {
         Self::from(length.to_string())
@@ -43,7 +43,7 @@ impl From<Length> for Duration {
     }
 }
 
-/// In the largest unit of which it is a whole number.
+/// Formats a length in the largest unit of which it is a whole number.
 impl fmt::Display for Length {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let millis = self.0.as_millis();

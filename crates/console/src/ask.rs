@@ -120,7 +120,7 @@ where
               headers: HeaderMap| async move {
             let last_event = headers.get("last-event-id").and_then(|id| id.to_str().ok()).map(str::to_owned);
             let request = PageRequest { app, viewer, parameters, last_event };
-            // In the background: neither a closed browser nor our time limit ends a query that PostgreSQL works on.
+            // In the background: neither a closed browser nor the page's time limit ends a query that PostgreSQL works on.
             let (page_task, _guard) = spawn_limited(build(request.clone()));
             let result = match tokio::time::timeout(PAGE_TIMEOUT, page_task).await {
                 Ok(Ok(Ok(result))) => result,

@@ -38,7 +38,7 @@ impl From<sqlx::Error> for PageError {
                 "PostgreSQL does not allow it to the console's login: {}",
                 pg::describe(&error)
             )),
-            // Invalid arguments: our own functions explain them.
+            // Invalid arguments: the functions of the schema `oncely` explain them.
             Some("ONC11") => Self::Wrong(pg::describe(&error)),
             _ if pg::is_outage(&error) || matches!(error, sqlx::Error::Configuration(_)) => {
                 Self::Away(pg::describe(&error))

@@ -16,7 +16,9 @@ use super::ask::{build_document_response, build_redirect_response};
 use super::assets;
 use super::connection_slots::ConnectionSlot;
 use super::html::PageLink;
-use super::page::{Nav, Page, PageViewer, document, link_sign_in_page, redirect_page, sign_in_page};
+use super::page::{
+    Nav, Page, PageViewer, build_link_sign_in_page, build_redirect_page, build_sign_in_page, document,
+};
 use super::parameters::Parameters;
 
 /// Maximum size of a form in bytes, and the time limit to receive it.
@@ -105,7 +107,7 @@ pub(super) async fn check(
 }
 
 impl GuardedRequest<'_> {
-    /// Refuses a form of another session, or of a user who may not act; a sign-out form signs the session out.
+    /// Refuses a form of another session, or of a user who may not act; a sign-out form signs the session out. `None` if the form may act.
     fn check_action(&self, form: &Parameters, session: &LoginSession) -> Option<GuardDecision> {
         if !form.get("csrf").is_some_and(|token| LoginSessions::is_csrf_token(session, token)) {
             let message =
@@ -120,7 +122,7 @@ impl GuardedRequest<'_> {
         (!may_act).then(|| self.refuse(StatusCode::FORBIDDEN, message))
     }
 
-    /// Refuses requests for another host name, or from another site's page.
+    /// Refuses requests for another host name, or from another site's page; `None` for all others.
     fn check_origin(&self, uri: &Uri) -> Option<GuardDecision> {
         let site = self.app.access.site();
         let mut hosts = self.headers.get_all(header::HOST).iter();
@@ -139,14 +141,15 @@ impl GuardedRequest<'_> {
         is_foreign.then(|| self.refuse(StatusCode::FORBIDDEN, "The request came from another site."))
     }
 
-    /// Refuses a form from another site: browsers send its origin with each form, so one without an origin is not from our pages.
+    /// Refuses a form from another site; `None` for the console's own. Browsers send its origin with each form, so one without an origin is
+    /// not from the console's pages.
     fn check_form_origin(&self) -> Option<GuardDecision> {
         let site = self.headers.get("sec-fetch-site").map(HeaderValue::as_bytes);
-        let is_ours = match site {
+        let is_own = match site {
             Some(site) => site == b"same-origin",
             None => self.headers.contains_key(header::ORIGIN),
         };
-        (!is_ours).then(|| self.refuse(StatusCode::FORBIDDEN, "The form was not sent by this console."))
+        (!is_own).then(|| self.refuse(StatusCode::FORBIDDEN, "The form was not sent by this console."))
     }
 
     /// Reads a form, within its limits of size and time.
@@ -179,7 +182,7 @@ impl GuardedRequest<'_> {
             // Only one-time links may be in a URL; permanent tokens come by a form, so that no browser history contains them.
             return match access.sign_in_choice() {
                 // A mere GET (a preview, an image on another site) does not use up the link: the page's form does.
-                SignInChoice::Link => self.respond_with_page(&link_sign_in_page(access.site(), token)),
+                SignInChoice::Link => self.respond_with_page(&build_link_sign_in_page(access.site(), token)),
                 SignInChoice::Token | SignInChoice::Proxy => self.respond_without_session(),
             };
         };
@@ -218,7 +221,7 @@ impl GuardedRequest<'_> {
     /// Responds to a sign-in: sets the cookie on a page that redirects. After a navigation from another site's link, a browser would not
     /// send it with a redirect.
     fn respond_signed_in(&self, cookie: &str, link: PageLink) -> GuardDecision {
-        let text = redirect_page(self.app.access.site(), &link).into_string();
+        let text = build_redirect_page(self.app.access.site(), &link).into_string();
         let mut response = build_document_response(StatusCode::OK, &HeaderMap::new(), text, "");
         if let Ok(cookie) = HeaderValue::from_str(cookie) {
             response.headers_mut().insert(header::SET_COOKIE, cookie);
@@ -244,7 +247,7 @@ impl GuardedRequest<'_> {
             && self.path != "/login"
         {
             let link = PageLink::new(self.requested_address());
-            let text = redirect_page(self.app.access.site(), &link).into_string();
+            let text = build_redirect_page(self.app.access.site(), &link).into_string();
             return GuardDecision::Respond(build_document_response(
                 StatusCode::OK,
                 &HeaderMap::new(),
@@ -260,7 +263,7 @@ impl GuardedRequest<'_> {
         let access = &self.app.access;
         let address = self.requested_address();
         let next = (self.path != "/login" && self.path != "/logout").then_some(address.as_str());
-        self.respond_with_page(&sign_in_page(access.site(), access.sign_in_choice(), message, next))
+        self.respond_with_page(&build_sign_in_page(access.site(), access.sign_in_choice(), message, next))
     }
 
     /// Responds with a page that explains the refusal.

@@ -119,7 +119,8 @@ impl Console {
         Ok(Self { app: Arc::new(app), listener, address })
     }
 
-    /// Serves until `stop` completes, and finishes running requests.
+    /// Serves until `stop` completes. Then finishes running requests, for up to 5 seconds, and the steps in progress of requeues and
+    /// discards, for up to 30 seconds more.
     pub async fn run(self, stop: impl Future<Output = ()> + Send + 'static) {
         let stop_guard = self.app.stop.clone().drop_guard();
         let stop_task = tokio::spawn(async move {

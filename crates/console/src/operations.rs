@@ -65,7 +65,7 @@ impl Operations {
         self.lock().iter().cloned().collect()
     }
 
-    /// Stops all operations: each completes its step in progress, within [`STOP_TIMEOUT`], and leaves its other letters unchanged.
+    /// Stops all operations: each completes its step in progress, for up to [`STOP_TIMEOUT`], and leaves its other letters unchanged.
     pub(crate) async fn shut_down(&self) {
         self.stop.cancel();
         self.tasks.close();

@@ -105,7 +105,7 @@ impl Page {
         }
     }
 
-    /// Builds a page with a single message.
+    /// Builds a page with a single message and this status.
     pub(crate) fn notice(status: StatusCode, title: &str, message: Markup) -> Self {
         let page = Self::new(Tab::Overview, title);
         Self { status, tab: None, is_subject: true, above: message, is_refreshed: false, ..page }
@@ -279,7 +279,7 @@ fn equivalent_commands(equivalents: &EquivalentCommands) -> Markup {
 }
 
 /// Builds the page of the one-time link: a form that uses it up.
-pub(crate) fn link_sign_in_page(site: &Site, token: &str) -> Page {
+pub(crate) fn build_link_sign_in_page(site: &Site, token: &str) -> Page {
     let body = html! {
         p { "This link signs you in as an operator, once." }
         form method="post" action=(site.path("/login")) {
@@ -291,7 +291,7 @@ pub(crate) fn link_sign_in_page(site: &Site, token: &str) -> Page {
 }
 
 /// Builds the sign-in page.
-pub(crate) fn sign_in_page(
+pub(crate) fn build_sign_in_page(
     site: &Site,
     choice: SignInChoice,
     message: Option<&str>,
@@ -326,7 +326,7 @@ pub(crate) fn sign_in_page(
 }
 
 /// Builds a page that redirects within the site by a new navigation: a same-site cookie is not sent if another site's page led here.
-pub(crate) fn redirect_page(site: &Site, target: &PageLink) -> Markup {
+pub(crate) fn build_redirect_page(site: &Site, target: &PageLink) -> Markup {
     html! {
         (DOCTYPE)
         html lang="en" {

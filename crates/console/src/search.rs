@@ -49,7 +49,7 @@ impl Search {
         if key.is_empty() { search } else { search.with("key", Some(&key)) }
     }
 
-    /// Returns the value of a field.
+    /// Returns the value of a field; `None` if the search lacks the field.
     pub(crate) fn get(&self, name: &str) -> Option<&str> {
         self.0.iter().find(|(known, _)| *known == name).map(|(_, value)| value.as_str())
     }
@@ -76,7 +76,7 @@ impl Search {
     /// Converts the search to a database query.
     ///
     /// # Errors
-    /// The invalid value, with valid examples.
+    /// If a value is invalid: a message that names it, with valid examples.
     pub(crate) fn to_query(&self, now: DateTime<Utc>) -> Result<SearchQuery, String> {
         let own = |name: &str| self.get(name).map(str::to_owned);
         let time = |name: &str| {

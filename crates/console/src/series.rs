@@ -88,7 +88,7 @@ impl Span {
         }
     }
 
-    /// Returns the duration in seconds that this share of the deliveries did not exceed.
+    /// Returns the duration in seconds that a `share` (0 to 1) of the deliveries did not exceed; `None` without deliveries.
     pub(crate) fn quantile(&self, share: f64) -> Option<f64> {
         quantile(&self.durations, share)
     }
@@ -130,7 +130,7 @@ impl Series {
         self.relay_values(target, |stats| stats.oldest_age)
     }
 
-    /// Returns for each span the rate of entries that arrived at a target.
+    /// Returns for each span the rate per second of entries that arrived at a target; `None` if no relay reported.
     pub(crate) fn relay_rates(&self, target: &str) -> Vec<Option<f64>> {
         #[allow(clippy::cast_precision_loss)] // counts below 2^53
         self.relay_values(target, |stats| stats.relayed as f64 / self.width as f64)
@@ -157,7 +157,7 @@ impl Series {
         usize::try_from((self.until - self.since) / self.width).unwrap_or(0)
     }
 
-    /// Returns the index of the span with a time.
+    /// Returns the index of the span with a time; `None` for a time before the first span.
     fn span_index(&self, at: DateTime<Utc>) -> Option<usize> {
         usize::try_from((at.timestamp() - self.since).div_euclid(self.width)).ok()
     }

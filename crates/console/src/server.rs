@@ -31,7 +31,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Response to a connection without a slot.
 const FULL_RESPONSE: &[u8] =
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: 5\r\nconnection: close\r\n\r\n";
-/// Serves until stopped, and finishes running requests.
+/// Serves until `stop`. Then finishes running requests, for up to [`STOP_TIMEOUT`].
 pub(super) async fn serve(app: SharedApp, router: Router, listener: TcpListener, stop: CancellationToken) {
     let slots = ConnectionSlots::new(!app.access.is_behind_proxy());
     let tasks = TaskTracker::new();
@@ -63,7 +63,7 @@ pub(super) async fn serve(app: SharedApp, router: Router, listener: TcpListener,
     }
 }
 
-/// Serves a connection until it ends, or `stop`.
+/// Serves a connection until it ends or its slot is taken away; after `stop` it ends with the current request.
 async fn serve_client(
     app: SharedApp,
     router: Router,

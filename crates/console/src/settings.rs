@@ -10,7 +10,7 @@ use oncely_handler::JsonPolicy;
 pub(crate) struct DisplayedSetting {
     pub name: &'static str,
     pub value: String,
-    /// The default, if the value differs from it.
+    /// The default; `None` if it is the value, or the setting has none.
     pub(crate) default: Option<String>,
 }
 

@@ -33,7 +33,7 @@ const MAX_STEPS: i64 = 400;
 pub(crate) struct StatusView {
     pub(crate) snapshot: StatusSnapshot,
     pub(crate) findings: Vec<StatusFinding>,
-    /// Activity of the last minutes, if PostgreSQL answers.
+    /// Activity of the last minutes; `None` if PostgreSQL does not answer.
     pub(crate) activity: Option<RecentActivity>,
 }
 
@@ -95,7 +95,7 @@ impl StatusWatch {
         view
     }
 
-    /// Returns the last view, if there is one.
+    /// Returns the last view, however old; `None` before the first query has ended.
     pub(crate) fn latest(&self) -> Option<Arc<StatusView>> {
         self.latest.read().unwrap_or_else(PoisonError::into_inner).clone()
     }

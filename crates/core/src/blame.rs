@@ -1,7 +1,7 @@
 //! Attributes a failure: to the message, to its batch, or to no cause yet. Without I/O and without a clock.
 //!
 //! A batch assumes that its messages are independent. When it fails, it is divided: a failure that other messages may have caused is run
-//! again in its own transaction, and a failure there is the message's own, unless the same may affect every other message as well. That is
+//! again in its own transaction, and a failure there is the message's own, unless it may affect every other message as well. That is
 //! decided by witnesses, messages of the same consumer that succeed meanwhile, and not by the SQLSTATE: a missing table may be an operator's
 //! mistake, or one branch of the handler that is not deployed, and a violated constraint may be one message's data, or a partition that is
 //! missing for all of them. If no other message is available, the SQLSTATE decides whether a message alone can cause such an error.

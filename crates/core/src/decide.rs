@@ -73,7 +73,7 @@ pub enum OnConflict {
 pub enum KeyDecision {
     /// It failed before and may run again.
     Retake,
-    /// It ran under a lease, so a consumer without leases must not run it: see [`leased_rejection`].
+    /// It ran under a lease, so a consumer without leases must not run it: see [`build_leased_rejection`].
     Leased,
     /// It took effect; no handler runs.
     Duplicate,
@@ -111,10 +111,10 @@ pub fn decide_on_key(
     }
 }
 
-/// Returns the rejection by a consumer without leases of a message that ran under one, after the wait for its end ([`remaining_wait`]).
+/// Builds the rejection by a consumer without leases of a message that ran under one, after the wait for its end ([`remaining_wait`]).
 /// Outside calls of that run may have happened, and this consumer can't query them.
 #[must_use]
-pub fn leased_rejection() -> Rejection {
+pub fn build_leased_rejection() -> Rejection {
     Rejection::new(
         Reason::OutcomeUnknown,
         "runs under leases (oncely.claim_lease) began this message: it runs under one only",
@@ -182,8 +182,8 @@ pub fn is_hit_confirmed(
     })
 }
 
-/// Finds for each message of a batch the first earlier one with the same identity, if there is one: only the first is claimed,
-/// and the others get its result.
+/// Finds for each message of a batch the position of the first earlier one with the same identity; `None` if there is none. Only the first
+/// is claimed, and the others get its result.
 #[must_use]
 pub fn find_leaders<'a>(identities: impl IntoIterator<Item = &'a Identity>) -> Vec<Option<usize>> {
     let mut first: HashMap<&Identity, usize> = HashMap::new();

@@ -12,7 +12,7 @@ pub const BUCKET_BOUNDS: [f64; 19] = [
 /// Number of buckets.
 pub const BUCKET_COUNT: usize = BUCKET_BOUNDS.len() + 1;
 
-/// Returns the bucket of a duration.
+/// Returns the position of the bucket that counts a duration, below [`BUCKET_COUNT`].
 #[must_use]
 pub fn bucket(duration: Duration) -> usize {
     let seconds = duration.as_secs_f64();

@@ -26,7 +26,7 @@ pub enum Source {
     JsonPointer(String),
     /// SHA-256 of the body in hexadecimal.
     BodyHash,
-    /// The same for all messages.
+    /// A fixed value, for all messages.
     Fixed(String),
 }
 
@@ -57,7 +57,7 @@ impl Property {
         }
     }
 
-    /// Returns the property's value in a message, if it is set.
+    /// Returns the property's value in a message; `None` if it is not set.
     fn read(self, message: &RawMessage) -> Option<&str> {
         let properties = &message.properties;
         match self {
@@ -96,7 +96,7 @@ pub struct UnidentifiedMessage {
 /// Finds the identity of a message.
 ///
 /// # Errors
-/// A [`Rejection`] that names the missing or malformed part, tenant before key.
+/// If tenant or key is missing or invalid: a [`Rejection`] that names that part, the tenant first.
 pub fn identify(
     message: &RawMessage,
     consumer: &IdentityPart,
@@ -134,7 +134,7 @@ pub fn read_value(message: &RawMessage, source: &Source) -> Option<IdentityPart>
 /// Parses a body as JSON.
 ///
 /// # Errors
-/// A [`Rejection`] with the position of the first error, without the text around it.
+/// If the body is not JSON: a [`Rejection`] with the position of the first error, without the text around it.
 fn parse_body(body: &[u8]) -> Result<JsonText<'_>, Rejection> {
     JsonText::parse(body).map_err(|error| {
         let position = format!("line {}, column {}", error.line(), error.column());

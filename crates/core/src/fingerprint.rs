@@ -44,7 +44,8 @@ impl Fingerprint {
         Self::new(BODY_POLICY, truncated)
     }
 
-    /// Parses a column's value; values from clients of `oncely.claim` are stored in the same form (`oncely.stored_fingerprint`).
+    /// Parses a column's value; `None` unless it has [`Self::BYTES`] bytes. Values from clients of `oncely.claim` are stored in this form,
+    /// too (`oncely.stored_fingerprint`).
     #[must_use]
     pub fn from_stored(bytes: &[u8]) -> Option<Self> {
         bytes.try_into().ok().map(Self)
@@ -106,7 +107,7 @@ impl FingerprintPolicy {
         match self {
             Self::Body => BODY_POLICY,
             Self::CanonicalJson => CANONICAL_JSON_POLICY,
-            Self::JsonPointers(_) | Self::None => policy_id(&self.name()),
+            Self::JsonPointers(_) | Self::None => compute_policy_id(&self.name()),
         }
     }
 
@@ -155,14 +156,14 @@ impl Fingerprint {
             hash.update(part);
         }
         let digest: [u8; 32] = hash.finalize().into();
-        let mut fingerprint = Self::new(policy_id(policy), [0; 12]);
+        let mut fingerprint = Self::new(compute_policy_id(policy), [0; 12]);
         fingerprint.0[4..].copy_from_slice(&digest[..12]);
         fingerprint
     }
 }
 
 /// Computes the id of a policy from its name.
-fn policy_id(name: &str) -> PolicyId {
+fn compute_policy_id(name: &str) -> PolicyId {
     let digest: [u8; 32] = Sha256::digest(format!("oncely fingerprint 1: {name}")).into();
     [digest[0], digest[1], digest[2], digest[3]]
 }
@@ -189,7 +190,7 @@ mod tests {
     #[test]
     fn a_policys_id_is_the_hash_of_its_name_for_ever() {
         for policy in [FingerprintPolicy::Body, FingerprintPolicy::CanonicalJson] {
-            assert_eq!(policy.id(), policy_id(&policy.name()));
+            assert_eq!(policy.id(), compute_policy_id(&policy.name()));
         }
         let pointers = FingerprintPolicy::JsonPointers(vec!["/a".into(), "/b\"".into()]);
         assert_eq!(pointers.name(), r#"json_pointers ["/a","/b\""]"#);
@@ -366,7 +367,7 @@ mod tests {
         }
     }
 
-    /// Changes the `nth` scalar of a value, if it has that many.
+    /// Changes the `nth` scalar of a value, counted from 0. Returns false if it has fewer; `nth` is then reduced by their number.
     fn changed(value: &mut Value, nth: &mut usize) -> bool {
         match value {
             Value::Array(values) => values.iter_mut().any(|value| changed(value, nth)),

@@ -33,7 +33,7 @@ impl IdentityPart {
     /// Creates a part of an identity from valid bytes.
     ///
     /// # Errors
-    /// See [`IdentityError`].
+    /// If the bytes are empty, more than [`MAX_BYTES`], not UTF-8, or hold NUL.
     pub fn new(bytes: &[u8]) -> Result<Self, IdentityError> {
         if bytes.is_empty() {
             return Err(IdentityError::Empty);

@@ -351,7 +351,7 @@ impl<'a> JsonText<'a> {
         None
     }
 
-    /// Returns the value at an RFC 6901 pointer.
+    /// Returns the value at an RFC 6901 pointer; `None` if there is none.
     pub(crate) fn value_at(self, pointer: &str) -> Option<Self> {
         pointer.split('/').skip(1).try_fold(self, |value, token| {
             let name = token.replace("~1", "/").replace("~0", "~");
@@ -359,7 +359,8 @@ impl<'a> JsonText<'a> {
         })
     }
 
-    /// Finds a field (of several with one name the last), or an item by its index: without a sign and leading zeros, by the RFC.
+    /// Finds a field (of several with one name the last), or an item by its index: without a sign and leading zeros, by the RFC. `None` if
+    /// the value has no such field or item.
     fn find_child(self, name: &str) -> Option<Self> {
         let mut tokens = self.tokens();
         let Some((_, Token::Open(bracket))) = tokens.next() else { return None };

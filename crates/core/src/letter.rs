@@ -18,7 +18,7 @@ pub struct Letter {
 }
 
 impl Letter {
-    /// Parses the text of the header: `<id>/<generation>`.
+    /// Parses the text of the header: `<id>/<generation>`; `None` for any other text.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let (id, generation) = text.split_once('/')?;

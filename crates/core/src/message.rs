@@ -27,7 +27,7 @@ pub struct RawMessage {
 }
 
 impl RawMessage {
-    /// Returns the message's W3C trace context, if its `traceparent` header is valid.
+    /// Returns the message's W3C trace context; `None` without a valid `traceparent` header.
     #[must_use]
     pub fn trace_parent(&self) -> Option<TraceParent<'_>> {
         let Some(HeaderValue::Text(bytes)) = self.headers.get("traceparent") else {
@@ -36,7 +36,7 @@ impl RawMessage {
         TraceParent::parse(std::str::from_utf8(bytes).ok()?)
     }
 
-    /// Returns the message's W3C trace id, if its `traceparent` header is valid.
+    /// Returns the message's W3C trace id; `None` without a valid `traceparent` header.
     #[must_use]
     pub fn trace_id(&self) -> Option<&str> {
         self.trace_parent().map(|parent| parent.trace_id)

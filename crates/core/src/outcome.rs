@@ -143,7 +143,7 @@ impl Outcome {
     /// Returns the outcome of a copy in the same batch, with the same payload: it waits as long, or is a duplicate. `None` if the key's
     /// later state decides.
     #[must_use]
-    pub fn copy_outcome(&self) -> Option<Self> {
+    pub fn outcome_for_copy(&self) -> Option<Self> {
         match self {
             Self::Retried { .. } | Self::Postponed { .. } | Self::Undecided { .. } => Some(self.clone()),
             Self::Completed { .. } | Self::Refused { .. } | Self::Duplicate(_) => {
@@ -153,7 +153,7 @@ impl Outcome {
         }
     }
 
-    /// Returns the reason code, if there is one.
+    /// Returns the reason code; `None` unless the message was dead-lettered.
     #[must_use]
     pub fn reason(&self) -> Option<Reason> {
         match self {

@@ -49,7 +49,7 @@ crate::words! {
 }
 
 impl Reason {
-    /// Returns the reason with this code.
+    /// Returns the reason with this code; `None` for an unknown code.
     #[must_use]
     pub fn from_code(code: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|reason| reason.as_str() == code)

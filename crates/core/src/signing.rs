@@ -1,8 +1,8 @@
 //! A signed identity in a retried copy, so that it keeps the identity of its original.
 //!
 //! A copy that the worker publishes for a later attempt can't carry the broker-validated `user_id` of its original (the broker checks it
-//! against *our* user), and no header of an ordinary message may replace it: any publisher could set one. So the worker signs the identity
-//! with a key that only workers know.
+//! against the worker's own user), and no header of an ordinary message may replace it: any publisher could set one. So the worker signs
+//! the identity with a key that only workers know.
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -121,12 +121,12 @@ impl SigningKey {
         format!("{VERSION}.{}.{}", self.id, mac.to_hex())
     }
 
-    fn identity_mac(&self, consumer: &IdentityPart, body: &[u8], content: &str) -> blake3::Hash {
-        keyed_hash(&self.key, &[consumer.as_str().as_bytes(), &Sha256::digest(body), content.as_bytes()])
+    fn compute_identity_mac(&self, consumer: &IdentityPart, body: &[u8], content: &str) -> blake3::Hash {
+        hash_with_key(&self.key, &[consumer.as_str().as_bytes(), &Sha256::digest(body), content.as_bytes()])
     }
 
-    fn letter_mac(&self, letter: Letter, tenant: &str, body: &[u8]) -> blake3::Hash {
-        keyed_hash(&self.key, &[letter.to_string().as_bytes(), tenant.as_bytes(), body])
+    fn compute_letter_mac(&self, letter: Letter, tenant: &str, body: &[u8]) -> blake3::Hash {
+        hash_with_key(&self.key, &[letter.to_string().as_bytes(), tenant.as_bytes(), body])
     }
 }
 
@@ -220,13 +220,16 @@ impl SigningKeys {
     fn sign_content(&self, signed: &SignedContent, consumer: &IdentityPart, body: &[u8]) -> Option<String> {
         let content = serde_json::to_string(signed).ok()?;
         let key = &self.identity.signing;
-        Some(format!("{}.{content}", key.format_signature(key.identity_mac(consumer, body, &content))))
+        Some(format!(
+            "{}.{content}",
+            key.format_signature(key.compute_identity_mac(consumer, body, &content))
+        ))
     }
 
     /// Reads the identity from the value of a header that a worker has signed for this consumer and body.
     ///
     /// # Errors
-    /// The reason why the signature is not accepted.
+    /// If the signature is not accepted: the reason.
     pub fn read_identity(
         &self,
         value: &[u8],
@@ -238,7 +241,7 @@ impl SigningKeys {
         let mut part = || parts.next().ok_or(SignatureError::Malformed);
         let (version, id, mac, content) = (part()?, part()?, part()?, part()?);
         let key = self.identity.find_key(version, id)?;
-        check_mac(mac, key.identity_mac(consumer, body, content))?;
+        check_mac(mac, key.compute_identity_mac(consumer, body, content))?;
         let signed: SignedContent = serde_json::from_str(content).map_err(|_| SignatureError::Malformed)?;
         let to_part = |text: &str| IdentityPart::new(text.as_bytes()).map_err(|_| SignatureError::Malformed);
         let identity = match (signed.tenant, signed.key) {
@@ -252,14 +255,14 @@ impl SigningKeys {
 
     /// Signs a dead letter; returns its mark, so that no publisher can make a sweep confuse one message with another.
     pub fn sign_letter(&self, letter: Letter, tenant: &str, body: &[u8]) -> String {
-        self.letter.signing.format_signature(self.letter.signing.letter_mac(letter, tenant, body))
+        self.letter.signing.format_signature(self.letter.signing.compute_letter_mac(letter, tenant, body))
     }
 
     /// Reads the letter of a message from its two headers, the letter's name and its mark. `None` without a mark: any
     /// publisher could set a name alone.
     ///
     /// # Errors
-    /// The reason why the mark is not accepted.
+    /// If the mark is not accepted: the reason.
     pub fn read_mark(
         &self,
         letter: Option<&str>,
@@ -273,7 +276,7 @@ impl SigningKeys {
         let (version, id, mac) = (part()?, part()?, part()?);
         let key = self.letter.find_key(version, id)?;
         let letter = letter.and_then(Letter::parse).ok_or(SignatureError::Mismatch)?;
-        check_mac(mac, key.letter_mac(letter, tenant, body))?;
+        check_mac(mac, key.compute_letter_mac(letter, tenant, body))?;
         Ok(Some(letter))
     }
 }
@@ -287,7 +290,7 @@ fn check_mac(mac: &str, expected: blake3::Hash) -> Result<(), SignatureError> {
 }
 
 /// Hashes parts with a key, each after its length.
-fn keyed_hash(key: &[u8; 32], parts: &[&[u8]]) -> blake3::Hash {
+fn hash_with_key(key: &[u8; 32], parts: &[&[u8]]) -> blake3::Hash {
     let mut hasher = blake3::Hasher::new_keyed(key);
     for part in parts {
         hasher.update(&(part.len() as u64).to_be_bytes());

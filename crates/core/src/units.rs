@@ -72,7 +72,7 @@ pub fn format_age(from: DateTime<Utc>, now: DateTime<Utc>) -> String {
 /// offset a date is local.
 ///
 /// # Errors
-/// A description of the valid forms.
+/// If the text has none of these forms: a description of them.
 pub fn parse_time(text: &str, now: DateTime<Utc>) -> Result<DateTime<Utc>, String> {
     let local = |naive: NaiveDateTime| {
         Local.from_local_datetime(&naive).earliest().map(|time| time.with_timezone(&Utc))

@@ -62,7 +62,7 @@ pub(super) async fn run_checks(config: &Config, limits: &Limits, session: &mut C
     session.findings.quoted.extend(names.cloned().map(QuotedText::Name));
     let (living, silent): (Vec<LiveProcess>, Vec<LiveProcess>) = rows
         .into_iter()
-        .map(to_live_process)
+        .map(into_live_process)
         .partition(|process| now - process.row.last_seen_at <= pg::SILENCE_TIME);
     for check in CHECKS {
         session
@@ -123,8 +123,8 @@ fn skip_all(findings: &mut CheckFindings) {
     }
 }
 
-/// Parses the consumers' part of a heartbeat; one that can't be parsed has none.
-fn to_live_process(row: ProcessRow) -> LiveProcess {
+/// Converts the row of a process, and parses the consumers' part of its heartbeat, which is empty if it can't be parsed.
+fn into_live_process(row: ProcessRow) -> LiveProcess {
     LiveProcess { beats: serde_json::from_value(row.consumers.clone()).unwrap_or_default(), row }
 }
 

@@ -51,7 +51,7 @@ pub(crate) async fn connect_and_check(config: &Config, findings: &mut CheckFindi
     }
 }
 
-/// Closes the connection gracefully, with a short limit for a broker that does not answer.
+/// Closes the connection gracefully; waits up to two seconds for the broker's answer.
 pub(crate) async fn close(connection: Connection) {
     match tokio::time::timeout(Duration::from_secs(2), connection.close(200, "done".into())).await {
         Ok(Ok(())) => {}

@@ -30,7 +30,7 @@ pub(super) async fn run_checks(
     check_nodes(config, findings).await;
     check_subscriptions(&reports, findings);
     check_publishing(config, limit, &reports, findings).await;
-    match Management::new(&config.rabbitmq, limit) {
+    match Management::open(&config.rabbitmq, limit) {
         Ok(management) => broker_api::run_checks(config, &management, findings).await,
         Err(error) => broker_api::skip(config, &error.to_string(), findings),
     }

@@ -33,7 +33,7 @@ impl AnswerMemory {
         Self { max_bytes, bytes: Arc::new(Semaphore::new(bytes)) }
     }
 
-    /// Returns an empty buffer for an answer's body, counted in this memory.
+    /// Begins the buffer of an answer's body, empty; its bytes are counted in this memory.
     pub(super) fn begin_body(&self) -> BufferedBody {
         BufferedBody {
             max_bytes: self.max_bytes,

@@ -34,7 +34,8 @@ struct UploadPace {
 }
 
 impl UploadPace {
-    fn new() -> Self {
+    /// Starts the pace of a body: its first bytes must arrive within [`MAX_PAUSE`].
+    fn start() -> Self {
         let began = Instant::now();
         Self { until: Box::pin(tokio::time::sleep_until(began + MAX_PAUSE)), began, bytes: 0 }
     }
@@ -71,7 +72,7 @@ impl Upload {
         if body.is_end_stream() {
             permit.finish_body(request);
         }
-        Self { body, pace: is_streamed.then(UploadPace::new), permit, request }
+        Self { body, pace: is_streamed.then(UploadPace::start), permit, request }
     }
 }
 

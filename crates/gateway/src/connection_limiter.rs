@@ -136,7 +136,7 @@ pub(super) struct ConnectionPermit {
 }
 
 impl ConnectionPermit {
-    /// Waits until another connection displaces this one.
+    /// Waits until another connection displaces the one of this permit.
     pub(super) async fn wait_until_lost(&self) {
         self.displacement.cancelled().await;
     }

@@ -135,10 +135,10 @@ impl KeyedService {
                 ServiceCallResult::Torn(why) | ServiceCallResult::Cut(why) => {
                     KeyedCallResult::Unknown { kind: GatewayProblemKind::UpstreamBroken, why }
                 }
-                ServiceCallResult::Late => self.late_result(),
+                ServiceCallResult::Late => self.build_late_result(),
             }
         });
-        let result = call.await.unwrap_or_else(|| self.late_result());
+        let result = call.await.unwrap_or_else(|| self.build_late_result());
         self.metrics.keyed.count_call(match &result {
             KeyedCallResult::Answer { .. } => ServiceCallOutcome::Answered,
             KeyedCallResult::Unsent(_) => ServiceCallOutcome::NotSent,
@@ -147,8 +147,8 @@ impl KeyedService {
         result
     }
 
-    /// Returns the result of a call without an answer in time.
-    fn late_result(&self) -> KeyedCallResult {
+    /// Builds the result of a call without an answer within `gateway.max_run`.
+    fn build_late_result(&self) -> KeyedCallResult {
         let why = format!("the service did not answer within {:?} (gateway.max_run)", self.limit);
         KeyedCallResult::Unknown { kind: GatewayProblemKind::UpstreamLate, why }
     }

@@ -53,7 +53,7 @@ pub(super) fn parse_methods(settings: &GatewaySettings) -> Result<Vec<Method>, h
     settings.methods.iter().map(|method| method.parse()).collect()
 }
 
-/// Returns the tenant of a request: the fixed one, or the value of a header; `None` if the header is not present exactly once, or invalid.
+/// Finds the tenant of a request: the fixed one, or the value of a header; `None` if the header is not present exactly once, or invalid.
 pub(super) fn find_tenant(tenant: &GatewayTenant, headers: &HeaderMap) -> Option<String> {
     match tenant {
         GatewayTenant::Fixed(tenant) => Some(tenant.clone()),

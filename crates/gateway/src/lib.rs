@@ -88,13 +88,14 @@ impl Gateway {
         let factory =
             pg::SessionFactory::new(config.postgres.clone(), config.cell.clone(), timelines.clone());
         let sessions = SessionPool::new(factory, name, MAX_SESSIONS, config.postgres.connect_timeout);
-        let metrics =
-            Arc::new(vitals.with_registry(|| GatewayMetrics::new(&config.gateway.consumer, answer_names)));
-        let upstream = Upstream::new(&config, Arc::clone(&metrics)).context("gateway.upstream")?;
+        let metrics = Arc::new(
+            vitals.with_registry(|| GatewayMetrics::register(&config.gateway.consumer, answer_names)),
+        );
+        let upstream = Upstream::load(&config, Arc::clone(&metrics)).context("gateway.upstream")?;
         let layer = build_layer(&config, sessions.clone())?;
         let handler = Arc::new(RequestHandler::new(&config.gateway, layer, upstream, metrics)?);
         let tls =
-            config.gateway.listen_tls.as_ref().map(Tls::new).transpose().context("gateway.listen_tls")?;
+            config.gateway.listen_tls.as_ref().map(Tls::load).transpose().context("gateway.listen_tls")?;
         let listener = listen(config.gateway.listen).await?;
         let _reload_task = tls
             .clone()
@@ -140,7 +141,7 @@ impl Gateway {
 /// Checks the database, if it answers. Logs the conditions under which requests with a key are refused.
 ///
 /// # Errors
-/// Required changes of the configuration.
+/// If the configuration has to be changed: all its problems.
 async fn check_database(config: &GatewayConfig) -> anyhow::Result<()> {
     let mut preflight = preflight_database(&config.postgres, &config.cell).await;
     if let Some(session) = preflight.session.take() {

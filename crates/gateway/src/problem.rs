@@ -22,7 +22,7 @@ pub(super) enum GatewayProblemKind {
     UpstreamAway,
     /// The service's answer broke off, or can't be passed on.
     UpstreamBroken,
-    /// The service did not answer in time.
+    /// The service did not answer within `gateway.max_run`.
     UpstreamLate,
 }
 
@@ -37,7 +37,7 @@ impl GatewayProblemKind {
             Self::TenantMissing => {
                 (StatusCode::BAD_REQUEST, "tenant-missing", "The request does not say whose it is")
             }
-            // The same as for a body with a key.
+            // Name and status are those of the layer's problem for a body with a key.
             Self::BodyIncomplete => {
                 (StatusCode::BAD_REQUEST, "body-incomplete", "The request did not arrive whole")
             }

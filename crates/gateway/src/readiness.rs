@@ -56,7 +56,7 @@ impl ReadinessWatch {
 
     /// Queries PostgreSQL on a session of the pool; if `is_count_due`, also sets the metric of the unknown keys.
     async fn check_postgres(&self, is_count_due: bool) -> Result<(), pg::NoSession> {
-        // If no session is available in time, requests don't get one either.
+        // If no session is available within the pool's limit, requests don't get one either.
         let mut session = self.sessions.acquire().await?;
         pg::wait_for_answer(CHECK_TIMEOUT, pg::read_backend_pid(session.connection())).await?;
         if is_count_due {

@@ -131,7 +131,7 @@ fn check_transfer_coding(headers: &HeaderMap) -> Result<(), RequestRefusal> {
     }
 }
 
-/// Returns the host that the client addresses: that of the target, or the only `Host` header. A request of HTTP/1.0 may omit it.
+/// Parses the host that the client addresses: that of the target, or the only `Host` header; `None` if a request of HTTP/1.0 omits it.
 fn parse_host(parts: &Parts) -> Result<Option<HeaderValue>, RequestRefusal> {
     let refusal = (
         GatewayProblemKind::Malformed,

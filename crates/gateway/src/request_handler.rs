@@ -72,7 +72,7 @@ impl RequestHandler {
         let is_keyed =
             self.methods.contains(&parts.method) && (self.required || parts.headers.contains_key(KEY));
         let metrics = self.metrics.requests(is_keyed);
-        let inflight = InFlightGauge::new(&self.metrics.inflight);
+        let inflight = InFlightGauge::begin(&self.metrics.inflight);
         let mut response = match refusal {
             Some((kind, detail)) => build_problem_response(kind, detail),
             None if is_keyed && find_tenant(&self.tenant, &parts.headers).is_none() => {
@@ -113,11 +113,11 @@ impl RequestHandler {
     }
 }
 
-/// A request without an answer yet, for the gauge; its client may leave.
+/// Counts a request in the gauge until it is dropped: with its answer, or when its client leaves.
 struct InFlightGauge<'a>(&'a Gauge);
 
 impl<'a> InFlightGauge<'a> {
-    fn new(gauge: &'a Gauge) -> Self {
+    fn begin(gauge: &'a Gauge) -> Self {
         gauge.increment(1.0);
         Self(gauge)
     }

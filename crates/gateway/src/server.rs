@@ -52,7 +52,8 @@ impl OpenConnections {
     }
 }
 
-/// Accepts connections until `stop`; each finishes its current request, and ends.
+/// Accepts connections until `stop`. Returns those that are open then: each finishes its current request, and ends. The caller limits the
+/// time.
 pub(super) async fn serve(
     handler: &Arc<RequestHandler>,
     listener: TcpListener,

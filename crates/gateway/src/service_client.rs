@@ -31,18 +31,19 @@ pub(super) enum ServiceCallResult {
 }
 
 impl ServiceClient {
-    /// Creates a client of the configured service. Reads the certificates; makes no connection yet.
+    /// Loads the certificates, and creates a client of the configured service. Makes no connection yet.
     ///
     /// # Errors
     /// If the certificates can't be used.
-    pub(super) fn new(config: &GatewayConfig) -> anyhow::Result<Self> {
+    pub(super) fn load(config: &GatewayConfig) -> anyhow::Result<Self> {
         let settings = &config.gateway;
         let uri: Uri = config.upstream.as_str().parse()?;
         let parts = uri.into_parts();
         let (Some(scheme), Some(authority)) = (parts.scheme, parts.authority) else {
             anyhow::bail!("the URL names no host");
         };
-        let transport = |is_kept| Transport::new(settings.tls.as_ref(), settings.max_run, is_kept, "gateway");
+        let transport =
+            |is_kept| Transport::load(settings.tls.as_ref(), settings.max_run, is_kept, "gateway");
         Ok(Self { scheme, authority, pooled: transport(true)?, single_use: transport(false)? })
     }
 

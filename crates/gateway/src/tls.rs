@@ -47,7 +47,7 @@ pub(super) async fn reload_certificates(tls: Tls, _: CancellationToken) {
 
 #[cfg(not(feature = "tls"))]
 impl Tls {
-    pub(super) fn new(_: &oncely_net::tls::TlsSettings) -> Result<Self, oncely_net::tls::TlsError> {
+    pub(super) fn load(_: &oncely_net::tls::TlsSettings) -> Result<Self, oncely_net::tls::TlsError> {
         Err(oncely_net::tls::TlsError::NotBuilt)
     }
 }

@@ -31,12 +31,12 @@ struct UpstreamInner {
 }
 
 impl Upstream {
-    /// Creates the service behind the gateway; makes no connection yet.
+    /// Loads the certificates, and creates the service behind the gateway. Makes no connection yet.
     ///
     /// # Errors
     /// If the certificates can't be used.
-    pub(super) fn new(config: &GatewayConfig, metrics: Arc<GatewayMetrics>) -> anyhow::Result<Self> {
-        let client = Arc::new(ServiceClient::new(config)?);
+    pub(super) fn load(config: &GatewayConfig, metrics: Arc<GatewayMetrics>) -> anyhow::Result<Self> {
+        let client = Arc::new(ServiceClient::load(config)?);
         let keyed = KeyedService::new(&config.gateway, Arc::clone(&client), Arc::clone(&metrics));
         Ok(Self(Arc::new(UpstreamInner { keyed, client, limit: config.gateway.max_run, metrics })))
     }

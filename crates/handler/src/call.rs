@@ -15,8 +15,8 @@ use oncely_postgres::{LockWait, classify_handler_sqlstate, enter_handler, format
 /// Rust's does not. `wait` limits its wait for locks.
 ///
 /// # Errors
-/// The first error of any message; ONC06 if a response is over the limit, ONC25 if all of them together are over 4 MiB. As a decoding
-/// error: a batch function that did not return one row per message.
+/// If PostgreSQL or the handler fails for a message: the first error. If a response is over the limit (ONC06), or all of them together are
+/// over 4 MiB (ONC25). If a batch function did not return one row per message: a decoding error.
 pub async fn call_batch(
     connection: &mut PgConnection,
     handler: &SqlHandler,
@@ -51,9 +51,8 @@ pub enum Subtransactions {
 /// caller has limited the wait for locks.
 ///
 /// # Errors
-/// An error that ends the whole statement, such as a timeout, a lost connection, a deadlock or an unavailable lock, or, if bodies are sent
-/// as jsonb, one that jsonb refuses; ONC06 and ONC25 as [`call_batch`]. As a decoding error: a batch function that did not return one
-/// row per message.
+/// If an error ends the whole statement: a timeout, a lost connection, a deadlock, an unavailable lock, or a body that is sent as jsonb and
+/// that jsonb refuses. If responses are too large, or a batch function did not return one row per message: as [`call_batch`].
 pub async fn call_in_subtransactions(
     connection: &mut PgConnection,
     handler: &SqlHandler,
@@ -174,7 +173,7 @@ pub struct BatchRecord<'a> {
     /// Time since the beginning of the batch, in microseconds.
     #[doc(hidden)]
     pub elapsed_micros: i64,
-    /// Tags of the batch, one after another, if there is a mirror.
+    /// Tags of the batch, one after another; `None` without a mirror.
     #[doc(hidden)]
     pub tags: Option<Vec<u8>>,
     #[doc(hidden)]
@@ -188,8 +187,8 @@ pub struct BatchRecord<'a> {
 /// record, and commits, in one statement. Outside of a transaction.
 ///
 /// # Errors
-/// Nothing is left of it then, or the reply is lost. As unique_violation on the table of keys if one of them is known; as ONC06 if a
-/// response is over the limit; else as [`call_batch`].
+/// If one of the keys is known (unique_violation on the table of keys), a response is over the limit (ONC06), or [`call_batch`] would fail:
+/// nothing is left of the batch then. If the reply is lost: the batch may have been committed.
 pub async fn commit_fresh_batch(
     connection: &mut PgConnection,
     handler: &SqlHandler,

@@ -37,9 +37,9 @@ impl<'c> Context<'c> {
     /// tenant and W3C trace context, unless it has its own. Returns its id.
     ///
     /// # Errors
-    /// [`HandlerError::Database`] when it is too large or can't be sent (the message is dead-lettered then), or when PostgreSQL fails;
-    /// [`HandlerError::Environment`] in a [`BatchHandler`](super::BatchHandler), which must name the message that causes it:
-    /// [`Context::emit_for`].
+    /// If the event is too large or can't be sent (the message is dead-lettered then), or PostgreSQL fails: [`HandlerError::Database`]. If
+    /// a [`BatchHandler`](super::BatchHandler) calls it: [`HandlerError::Environment`], as that must name the message that causes the event
+    /// ([`Context::emit_for`]).
     pub async fn emit(&mut self, event: &Event) -> Result<Uuid, HandlerError> {
         match self.message {
             Some(message) => self.emit_for(&message, event).await,
@@ -52,7 +52,7 @@ impl<'c> Context<'c> {
     /// Emits an event that one message of a batch causes; else like [`Context::emit`].
     ///
     /// # Errors
-    /// Like [`Context::emit`].
+    /// If the event is too large or can't be sent, or PostgreSQL fails: [`HandlerError::Database`].
     pub async fn emit_for(&mut self, message: &Message<'_>, event: &Event) -> Result<Uuid, HandlerError> {
         Ok(pg::emit_for(self.connection, event, Some((message.tenant(), message.raw))).await?)
     }

@@ -56,7 +56,7 @@ impl<'a> Message<'a> {
     /// Parses the body as JSON of a type.
     ///
     /// # Errors
-    /// [`HandlerError::Permanent`] when the body is not JSON of that type: another try would not help.
+    /// If the body is not JSON of that type: [`HandlerError::Permanent`], as another try would not help.
     pub fn json<T: serde::de::DeserializeOwned>(&self) -> Result<T, HandlerError> {
         // The error's own text may quote the body.
         serde_json::from_slice(&self.raw.body).map_err(|error| {
@@ -97,7 +97,7 @@ impl<'a> Message<'a> {
         &self.raw.headers
     }
 
-    /// Returns the trace id of the message's W3C `traceparent` header, if that is valid.
+    /// Returns the trace id of the message's W3C `traceparent` header; `None` without a valid one.
     #[must_use]
     pub fn trace_id(&self) -> Option<&'a str> {
         self.raw.trace_id()

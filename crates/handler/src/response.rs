@@ -10,7 +10,7 @@ pub trait IntoResponse: Send {
     /// Returns the value to store; `None` stores nothing.
     ///
     /// # Errors
-    /// When it can't be written as JSON: [`HandlerError::Permanent`].
+    /// If the response can't be written as JSON: [`HandlerError::Permanent`].
     fn into_response(self) -> Result<Option<Value>, HandlerError>;
 }
 
@@ -46,10 +46,10 @@ impl<T: Serialize + Send> IntoResponse for Json<T> {
 
 /// The responses of a batch: none at all, or exactly one for each message.
 pub trait IntoResponses: Send {
-    /// Returns the values to store for `count` messages, in their order.
+    /// Returns the values to store for `count` messages, in their order; `None` stores nothing for a message.
     ///
     /// # Errors
-    /// When one can't be written as JSON: [`HandlerError::Permanent`].
+    /// If a response can't be written as JSON: [`HandlerError::Permanent`].
     fn into_responses(self, count: usize) -> Result<Vec<Option<Value>>, HandlerError>;
 }
 

@@ -97,7 +97,7 @@ fn replace_nul(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// Replaces NUL in a property, if the message has it.
+/// Replaces NUL in a property; `None` if the message does not have it.
 fn replace_nul_if_any(text: &Option<String>) -> Option<Cow<'_, str>> {
     text.as_deref().map(replace_nul)
 }

@@ -38,7 +38,7 @@ pub trait Handler: Send + Sync + 'static {
     /// Does the work of one message.
     ///
     /// # Errors
-    /// The error decides about another try; see [`HandlerError`].
+    /// If the work fails: the error decides about another try; see [`HandlerError`].
     fn handle(
         &self,
         context: Context<'_>,
@@ -54,7 +54,7 @@ pub trait BatchHandler: Send + Sync + 'static {
     /// Does the work of a batch. When it fails, the batch is rolled back and each message comes again alone.
     ///
     /// # Errors
-    /// The error decides about another try; see [`HandlerError`].
+    /// If the work fails: the error decides about another try; see [`HandlerError`].
     fn handle_batch(
         &self,
         context: Context<'_>,
@@ -64,7 +64,7 @@ pub trait BatchHandler: Send + Sync + 'static {
 
 /// Object-safe form of [`Handler`].
 pub trait ErasedHandler: Send + Sync {
-    /// Calls [`Handler::handle`], and converts its response to JSON.
+    /// Calls [`Handler::handle`], and converts its response to JSON; `None` without a response.
     #[doc(hidden)]
     fn handle<'a>(
         &'a self,
@@ -85,7 +85,7 @@ impl<H: Handler> ErasedHandler for H {
 
 /// Object-safe form of [`BatchHandler`].
 pub trait ErasedBatchHandler: Send + Sync {
-    /// Calls [`BatchHandler::handle_batch`], and converts its responses to JSON, one per message.
+    /// Calls [`BatchHandler::handle_batch`], and converts its responses to JSON, one per message; `None` for a message without a response.
     #[doc(hidden)]
     fn handle_batch<'a>(
         &'a self,

@@ -180,7 +180,8 @@ fn is_final(status: StatusCode) -> bool {
         && !matches!(status.as_u16(), 401 | 403 | 405..=409 | 411..=417 | 421 | 423..=426 | 428 | 429 | 431)
 }
 
-/// Reads a body to its end or until it exceeds `max_bytes`; returns the bytes and the remainder. A body of one frame is not copied.
+/// Reads a body to its end or until it exceeds `max_bytes`. Returns the bytes and the remainder, `None` if the body was read to its end. A
+/// body of one frame is not copied.
 async fn read_body(
     mut body: Body,
     max_bytes: usize,

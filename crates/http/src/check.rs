@@ -27,7 +27,7 @@ impl Settings {
     /// Returns the settings if all of them are valid.
     ///
     /// # Errors
-    /// All problems of the settings at once.
+    /// If settings are invalid: all their problems at once.
     pub(super) fn validate(mut self) -> Result<Self, SettingsError> {
         let mut problems = std::mem::take(&mut self.problems);
         let mut require = |is_right: bool, text: &str| {

@@ -75,7 +75,7 @@ pub(super) async fn claim_in(
                     return Ok(RequestClaimOutcome::Done(answer));
                 }
             }
-            KeyDecision::Reject(rejection) => rejection_problem(&rejection),
+            KeyDecision::Reject(rejection) => build_rejection_problem(&rejection),
             // If the lease is over, a worker takes the key over soon, and its result decides.
             KeyDecision::Leased => {
                 ProblemDetails::in_flight(remaining_wait(&record, now).unwrap_or(EXPIRED_LEASE_RETRY_AFTER))
@@ -139,8 +139,8 @@ async fn retake(
     }
 }
 
-/// Returns the problem for the rejection of a key.
-fn rejection_problem(rejection: &Rejection) -> ProblemDetails {
+/// Builds the problem for the rejection of a key.
+fn build_rejection_problem(rejection: &Rejection) -> ProblemDetails {
     match rejection.reason {
         Reason::KeyConflict => ProblemDetails::key_reused(),
         reason => ProblemDetails::given_up(reason),

@@ -30,19 +30,19 @@ pub(super) fn parse_key(headers: &HeaderMap) -> Result<IdentityPart, KeyError> {
         return Err(KeyError::Invalid("the header was sent twice".to_owned()));
     }
     if value.starts_with(b"\"") {
-        let item: Item = Parser::new(value).parse().map_err(|_| malformed_key())?;
-        let BareItem::String(key) = item.bare_item else { return Err(malformed_key()) };
+        let item: Item = Parser::new(value).parse().map_err(|_| build_malformed_key_error())?;
+        let BareItem::String(key) = item.bare_item else { return Err(build_malformed_key_error()) };
         return Ok(IdentityPart::new(key.as_str().as_bytes())?);
     }
     // A comma means that a proxy has joined two headers.
     if value.iter().any(|byte| !byte.is_ascii_graphic() || matches!(byte, b',' | b'"')) {
-        return Err(malformed_key());
+        return Err(build_malformed_key_error());
     }
     Ok(IdentityPart::new(value)?)
 }
 
-/// Returns the error of a key in neither form.
-fn malformed_key() -> KeyError {
+/// Builds the error of a key that is neither a quoted string nor bare characters.
+fn build_malformed_key_error() -> KeyError {
     KeyError::Invalid(
         "the key is neither a quoted string (RFC 8941) nor visible ASCII without blanks, commas and quotes"
             .to_owned(),

@@ -38,7 +38,7 @@ pub(super) fn parse_key_time(
     Ok(Some(uuid_time.map_or(header_time, |uuid_time| uuid_time.min(header_time))))
 }
 
-/// Parses an IMF-fixdate (RFC 9110, section 5.6.7), the only form that is still generated.
+/// Parses an IMF-fixdate (RFC 9110, section 5.6.7), the only form that is still generated; `None` for any other text.
 fn parse_imf_fixdate(text: &str) -> Option<DateTime<Utc>> {
     const HTTP_DATE: &str = "%a, %d %b %Y %H:%M:%S GMT";
     let time = NaiveDateTime::parse_from_str(text, HTTP_DATE).ok()?.and_utc();

@@ -224,7 +224,7 @@ impl IdempotencyLayer {
             _ if !settings.methods.contains(request.method()) => None,
             Ok(key) => Some(key),
             Err(KeyError::Missing) if !settings.required => None,
-            Err(error) => return self.key_problem(error).into(),
+            Err(error) => return self.build_key_problem(error).into(),
         };
         let Some(key) = key else {
             return match inner.call(request.map(streaming_body)).await {
@@ -327,8 +327,8 @@ impl IdempotencyLayer {
         }));
     }
 
-    /// Returns the problem for a missing or invalid key.
-    fn key_problem(&self, error: KeyError) -> ProblemDetails {
+    /// Builds the problem for a missing or invalid key.
+    fn build_key_problem(&self, error: KeyError) -> ProblemDetails {
         let problem = match error {
             KeyError::Missing => ProblemDetails::new(
                 ProblemKind::KeyMissing,

@@ -19,7 +19,7 @@ use super::problem::{ProblemDetails, ProblemKind};
 use super::replay::build_replay_response;
 use super::request::RequestIdentity;
 use super::run::{Run, RunTakenFlag};
-use super::run_resolution::{HandlerResult, RunResolution, unfinished_problem};
+use super::run_resolution::{HandlerResult, RunResolution, build_unfinished_problem};
 use super::settings::Settings;
 use super::stored;
 use oncely_core::identity::Identity;
@@ -136,7 +136,7 @@ impl LeasedRequest {
                 tracing::error!(consumer = %request.identity.consumer, ?limit, "handler exceeded its limit or lost its lease");
                 send_response(
                     sender,
-                    unfinished_problem(ProblemKind::Late).retry_after(Duration::from_secs(1)),
+                    build_unfinished_problem(ProblemKind::Late).retry_after(Duration::from_secs(1)),
                 );
                 run.stop();
                 let result =

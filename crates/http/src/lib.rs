@@ -13,7 +13,7 @@
 //! | --- | --- | --- |
 //! | no key, if required | 400 | `key-missing` |
 //! | key empty, over 255 bytes, malformed or sent twice; its time is in the future or not a date | 400 | `key-invalid` |
-//! | the body did not arrive completely, or not in time | 400, 408 | `body-incomplete` |
+//! | the body did not arrive completely, or not within `read_limit` | 400, 408 | `body-incomplete` |
 //! | too many requests or bytes are at work (`max_at_work`, `max_bytes_at_work`) | 503, `Retry-After` | `busy` |
 //! | the request is larger than `max_request` | 413 | `too-large` |
 //! | the same key with another method, path, query, body or principal, or stored by a layer with another fingerprint policy | 422 | `key-reused` |

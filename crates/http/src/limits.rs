@@ -84,7 +84,7 @@ impl RequestLimiter {
         }
     }
 
-    /// Returns an empty count of the received bytes of a body.
+    /// Begins the count of the received bytes of a body, at zero.
     pub(super) fn begin_body(&self) -> ReceivedBytes {
         ReceivedBytes::new(Arc::clone(&self.bytes))
     }
@@ -95,7 +95,7 @@ impl RequestLimiter {
         Some(RequestPermit { _request: request, _bytes: bytes })
     }
 
-    /// Counts a refused request; returns the number since the last log line when the next one is due.
+    /// Counts a refused request. Returns the number since the last log line; `None` if [`LOG_INTERVAL`] has not passed since then.
     pub(super) fn count_refusal(&self, now: Instant) -> Option<u64> {
         // Every change leaves it consistent.
         let mut log = self.refusal_log.lock().unwrap_or_else(PoisonError::into_inner);

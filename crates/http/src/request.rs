@@ -23,7 +23,7 @@ use oncely_lease as lease;
 pub(super) struct RequestIdentity {
     pub(super) identity: Identity,
     pub(super) fingerprint: Option<Fingerprint>,
-    /// Time that the key carries, if any.
+    /// Time that the key carries; `None` if it carries none.
     pub(super) key_time: Option<DateTime<Utc>>,
     pub(super) trace_id: Option<String>,
 }

@@ -50,7 +50,7 @@ impl RunResolution {
             Some(result) => Self::from_result(settings, active_run, is_taken, result),
             None => {
                 let limit = settings.handler_limit;
-                Self::failed_run(format!("the handler exceeded its limit of {limit:?}"))
+                Self::build_failed_run(format!("the handler exceeded its limit of {limit:?}"))
             }
         };
         if is_lost && matches!(resolution.end, RunEnd::Failed(_)) {
@@ -68,8 +68,8 @@ impl RunResolution {
     ) -> Self {
         let mut answer = match result {
             Ok(Ok(answer)) => answer,
-            Ok(Err(error)) => return Self::failed_run(error.to_string()),
-            Err(_) => return Self::failed_run("the handler has panicked".to_owned()),
+            Ok(Err(error)) => return Self::build_failed_run(error.to_string()),
+            Err(_) => return Self::build_failed_run("the handler has panicked".to_owned()),
         };
         if let Some(error) = answer.take_failure() {
             return Self::from_failure(error);
@@ -107,8 +107,8 @@ impl RunResolution {
         Self { end, response: ResolvedResponse::ByOutcome }
     }
 
-    /// Returns a failed run, without details for the client.
-    fn failed_run(why: String) -> Self {
+    /// Builds the resolution of a failed run, without details for the client.
+    fn build_failed_run(why: String) -> Self {
         Self { end: RunEnd::Failed(HandlerError::transient(why)), response: ResolvedResponse::Failed }
     }
 }
@@ -124,10 +124,10 @@ impl ResolvedResponse {
             (Self::Passed(answer), _) | (Self::Stored(answer), Some(Ok(RunOutcome::Done(_)))) => {
                 answer.into_response()
             }
-            (Self::Failed, _) => unfinished_problem(ProblemKind::Failed).into(),
+            (Self::Failed, _) => build_unfinished_problem(ProblemKind::Failed).into(),
             (Self::Stored(_) | Self::ByOutcome, None) => ProblemDetails::unavailable().into(),
             (Self::Stored(_) | Self::ByOutcome, Some(Err(_))) => {
-                unfinished_problem(ProblemKind::Failed).into()
+                build_unfinished_problem(ProblemKind::Failed).into()
             }
             (Self::Stored(_) | Self::ByOutcome, Some(Ok(outcome))) => {
                 build_outcome_response(request, outcome)
@@ -147,12 +147,12 @@ fn build_outcome_response(request: &RequestIdentity, outcome: &RunOutcome) -> Re
         }
         RunOutcome::GivenUp { reason, .. } => ProblemDetails::given_up(*reason).into(),
         RunOutcome::Failed { delay, .. } => ProblemDetails::failed_before(*delay).into(),
-        _ => unfinished_problem(ProblemKind::Late).retry_after(Duration::from_secs(1)).into(),
+        _ => build_unfinished_problem(ProblemKind::Late).retry_after(Duration::from_secs(1)).into(),
     }
 }
 
-/// Returns the problem for a run that has ended without a final answer.
-pub(super) fn unfinished_problem(kind: ProblemKind) -> ProblemDetails {
+/// Builds the problem for a run that has ended without a final answer.
+pub(super) fn build_unfinished_problem(kind: ProblemKind) -> ProblemDetails {
     let detail = "What was done of it stays; the same request with the same key goes on from there";
     ProblemDetails::new(kind, detail)
 }

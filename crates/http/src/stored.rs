@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use oncely_core::encryption::{Place, open_text};
 use oncely_core::identity::Identity;
-use oncely_postgres::{HttpAnswer, StoredAnswer, headers_json, parse_headers};
+use oncely_postgres::{HttpAnswer, StoredAnswer, parse_headers, to_headers_json};
 
 /// Maximum size of a key's response in stores, in bytes of JSON.
 const MAX_RESPONSE_BYTES: usize = 65_536;
@@ -15,7 +15,7 @@ const MAX_RESPONSE_BYTES: usize = 65_536;
 /// the headers.
 pub(super) fn to_json(answer: &HttpAnswer) -> Value {
     let HttpAnswer { status, headers, body } = answer;
-    let pairs = headers_json(headers);
+    let pairs = to_headers_json(headers);
     let whole = body.as_ref().filter(|body| body.len() < MAX_RESPONSE_BYTES).map(|body| {
         let body = BASE64.encode(body);
         json!({ "http": status, "headers": pairs, "body": body })

@@ -138,7 +138,7 @@ impl TransactionalRequest {
             // The holder of the transaction rolls it back.
             let text = "handler kept its transaction beyond its answer; nothing is committed";
             tracing::error!(consumer = %request.identity.consumer, "{text}");
-            return send_response(sender, not_committed_problem());
+            return send_response(sender, build_not_committed_problem());
         };
         match result {
             Ok(Ok(answer)) if answer.is_stored(&settings, slot.is_used()) => {
@@ -153,7 +153,7 @@ impl TransactionalRequest {
                 let state = roll_back(&store, &request, transaction).await;
                 send_response(
                     sender,
-                    if state.is_ended() { misuse_problem().into() } else { answer.into_response() },
+                    if state.is_ended() { build_misuse_problem().into() } else { answer.into_response() },
                 );
             }
             Ok(Err(error)) => {
@@ -161,7 +161,7 @@ impl TransactionalRequest {
                 let state = roll_back(&store, &request, transaction).await;
                 send_response(
                     sender,
-                    if state.is_whole() { not_committed_problem() } else { misuse_problem() },
+                    if state.is_whole() { build_not_committed_problem() } else { build_misuse_problem() },
                 );
             }
             Err(_) => {
@@ -169,7 +169,7 @@ impl TransactionalRequest {
                 let state = roll_back(&store, &request, transaction).await;
                 send_response(
                     sender,
-                    if state.is_whole() { not_committed_problem() } else { misuse_problem() },
+                    if state.is_whole() { build_not_committed_problem() } else { build_misuse_problem() },
                 );
             }
         }
@@ -211,11 +211,11 @@ impl AnswerCommit<'_> {
             TransactionState::Aborted | TransactionState::Away(_) => {
                 tracing::error!(%consumer, key = %request.identity.key, "handler answered in an aborted transaction");
                 try_rollback(transaction).await;
-                return misuse_problem().into();
+                return build_misuse_problem().into();
             }
             TransactionState::Ended(error) => {
                 give_up_key(self.store, request, transaction, &error).await;
-                return misuse_problem().into();
+                return build_misuse_problem().into();
             }
         }
         let stored_answer = answer.to_stored(&settings.omitted);
@@ -238,12 +238,12 @@ impl AnswerCommit<'_> {
             Ok(false) => {
                 tracing::error!(%consumer, "the key of a request is missing from its transaction");
                 try_rollback(transaction).await;
-                return not_committed_problem().into();
+                return build_not_committed_problem().into();
             }
             Err(error) => {
                 tracing::error!(%consumer, error = pg::describe(&error), "cannot store an answer");
                 try_rollback(transaction).await;
-                return not_committed_problem().into();
+                return build_not_committed_problem().into();
             }
         }
         self.commit(transaction, answer).await
@@ -266,7 +266,7 @@ impl AnswerCommit<'_> {
             TransactionState::Away(error) => Err(error),
             TransactionState::Ended(error) => {
                 give_up_key(self.store, request, transaction, &error).await;
-                return Err(misuse_problem().into());
+                return Err(build_misuse_problem().into());
             }
         };
         Err(match outcome {
@@ -301,7 +301,7 @@ impl AnswerCommit<'_> {
             // A deferred constraint of the handler's writes has failed.
             Ok(Ok(Err(error))) if !pg::is_outage(&error) => {
                 tracing::error!(%consumer, error = pg::describe(&error), "cannot commit a request");
-                not_committed_problem().into()
+                build_not_committed_problem().into()
             }
             _ => {
                 tracing::warn!(%consumer, "reply to COMMIT lost; reading the key");
@@ -342,14 +342,14 @@ impl AnswerCommit<'_> {
     }
 }
 
-/// Returns the problem for a request of which nothing was committed: a retry is a new run.
-fn not_committed_problem() -> ProblemDetails {
+/// Builds the problem for a request of which nothing was committed: a retry is a new run.
+fn build_not_committed_problem() -> ProblemDetails {
     ProblemDetails::new(ProblemKind::Failed, "Nothing was done; the same key may be used again")
 }
 
-/// Returns the problem for a handler that misused its transaction and may have ended it. The key shows the outcome: it is free if nothing
+/// Builds the problem for a handler that misused its transaction and may have ended it. The key shows the outcome: it is free if nothing
 /// was committed, otherwise given up as `outcome_unknown`.
-fn misuse_problem() -> ProblemDetails {
+fn build_misuse_problem() -> ProblemDetails {
     ProblemDetails::new(
         ProblemKind::Failed,
         "It is not known what was done; the same request with the same key tells",

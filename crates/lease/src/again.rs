@@ -1,12 +1,12 @@
-//! Repeats a call to a store until it answers.
+//! Retries a call to a store until it is answered.
 
 use tokio_util::sync::CancellationToken;
 
 use super::error::StoreError;
 use oncely_core::backoff::Backoff;
 
-/// Repeats `call` until the store answers. Once `until` is cancelled, returns the last [`StoreError::Unavailable`]. `action` is for logs.
-pub(super) async fn repeat_until_answered<T, A>(
+/// Retries `call` until the store answers. Once `until` is cancelled, returns the last [`StoreError::Unavailable`]. `action` is for logs.
+pub(super) async fn retry_until_answered<T, A>(
     until: &CancellationToken,
     action: &str,
     call: impl Fn() -> A,

@@ -9,7 +9,7 @@ use super::check::{check_claim, check_failure, check_json, check_lease, check_st
 use super::claim::{Claim, ClaimOutcome};
 use super::error::StoreError;
 use super::lease_id::{BegunStep, FailOutcome, Failure, KeySnapshot, LeaseId, RefusedCall, RenewOutcome};
-use super::micros::micros;
+use super::micros::to_micros;
 use super::recent::RecentCells;
 use super::record::{Record, RecordTime};
 use super::step::Step;
@@ -25,7 +25,7 @@ pub trait Cells: Send + Sync + 'static {
     /// Returns the time, in microseconds since 1970.
     fn now(&self) -> impl Future<Output = Result<i64, StoreError>> + Send;
 
-    /// Reads the current cell; never returns a state older than one returned before.
+    /// Reads the current cell; `None` if the key has none. Never returns a state older than one returned before.
     fn read(&self, identity: &Identity) -> impl Future<Output = Result<Option<Cell>, StoreError>> + Send;
 
     /// Replaces the cell if it has the version `expected_version`; creates it if that is `None` and no cell exists. Must be atomic.
@@ -85,8 +85,8 @@ impl<C: Cells> CellStore<C> {
         &self.cells
     }
 
-    /// Applies `transition` to the likely cell first, and writes the record if it changes; on a mismatch reads the cell and applies it
-    /// again. A likely cell leads to nothing but such a conditional write.
+    /// Applies `transition` to the likely cell first, and writes the record that it returns, `None` if nothing changes; on a mismatch reads
+    /// the cell and applies it again, [`MAX_TRIES`] times at most. A likely cell leads to nothing but such a conditional write.
     async fn change_record<T: Send>(
         &self,
         identity: &Identity,
@@ -99,8 +99,10 @@ impl<C: Cells> CellStore<C> {
             LikelyCell::Present(cell) => (Some(cell), true),
         };
         for _ in 0..MAX_TRIES {
-            let now =
-                RecordTime { at: self.cells.now().await?, grace: micros(self.cells.facts().clock.grace()) };
+            let now = RecordTime {
+                at: self.cells.now().await?,
+                grace: to_micros(self.cells.facts().clock.grace()),
+            };
             let (record, outcome) = match transition(current.as_ref().map(|cell| &cell.record), now) {
                 Ok((Some(record), outcome)) => (record, outcome),
                 Ok((None, _)) | Err(_) if is_likely => {

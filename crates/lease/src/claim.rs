@@ -8,7 +8,7 @@ use sha2::{Digest as _, Sha256};
 use oncely_core::identity::Identity;
 use oncely_core::reason::Reason;
 
-/// Returns the fingerprint of a payload, which decides whether two payloads are the same: by default SHA-256 of the exact bytes of the
+/// Computes the fingerprint of a payload, which decides whether two payloads are the same: by default SHA-256 of the exact bytes of the
 /// body, so that a key is one key for a worker, for `oncely.claim` and for a store.
 #[must_use]
 pub fn fingerprint(body: &[u8]) -> [u8; 32] {

@@ -30,8 +30,8 @@ impl StoreError {
         Self::Unavailable(error.into())
     }
 
-    /// Classifies the fault of a statement of ours that PostgreSQL has refused. Only invalid arguments stay invalid, and the answers of the
-    /// protocol's own functions (ONC…): any other refusal would give up an innocent key.
+    /// Classifies the fault of one of Oncely's own statements that PostgreSQL has refused. Only invalid arguments stay invalid, and the
+    /// answers of the protocol's own functions (ONC…): any other refusal would give up an innocent key.
     pub(crate) fn from_fault(fault: &Fault) -> Self {
         let code = fault.code.as_deref().unwrap_or_default();
         // The server has ended a session that stood still in its transaction: nothing was committed.

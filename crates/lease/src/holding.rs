@@ -31,7 +31,7 @@ impl<S: LeaseStore> HeldKeyGuard<S> {
         self.is_over = true;
     }
 
-    /// Releases the key. If the store does not answer, a task repeats the release.
+    /// Releases the key. If the store does not answer, a task retries the release until the lease has run out.
     pub(super) async fn release(mut self) {
         match self.store.release(&self.lease_id).await {
             Err(StoreError::Unavailable(_)) => {}
@@ -52,7 +52,7 @@ impl<S: LeaseStore> Drop for HeldKeyGuard<S> {
     }
 }
 
-/// Repeats the release until it is answered or the lease has run out.
+/// Retries the release of a key until it is answered or the lease has run out.
 async fn release_until_answered<S: LeaseStore>(store: Arc<S>, lease_id: LeaseId, lease: Duration) {
     let (since, mut backoff) = (Instant::now(), Backoff::default());
     while let Err(error) = store.release(&lease_id).await {

@@ -72,13 +72,13 @@ pub use dual_instant::DualInstant;
 pub use error::StoreError;
 pub use grouped::{
     CallGroup, GroupLimits, GroupedStore, LeaseSessions, RunCompletion, RunTrail, SessionReuse, Statement,
-    StatementError, TagFn, build_statement, repeatable_error,
+    StatementError, TagFn, build_repeatable_error, build_statement,
 };
 pub use lease_id::{
     BegunStep, FailOutcome, Failure, KeySnapshot, LeaseId, RefusedCall, RenewOutcome, StepState,
 };
 pub use memory::{Memory, MemoryClock, MemoryStore};
-pub use micros::micros;
+pub use micros::to_micros;
 pub use postgres::PostgresStore;
 pub use record::Record;
 pub use run::Run;

@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::cells::{Cell, CellStore, Cells, ReplaceOutcome};
 use super::error::StoreError;
-use super::micros::micros;
+use super::micros::to_micros;
 use super::store::{Facts, Failover, StoreClock};
 use oncely_core::identity::Identity;
 
@@ -32,7 +32,7 @@ pub struct MemoryClock(Arc<AtomicI64>);
 impl MemoryClock {
     /// Sets the clock ahead.
     pub fn advance(&self, time: Duration) {
-        self.0.fetch_add(micros(time), Ordering::Relaxed);
+        self.0.fetch_add(to_micros(time), Ordering::Relaxed);
     }
 
     fn now(&self) -> i64 {

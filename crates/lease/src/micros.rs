@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-/// Converts a duration to microseconds.
+/// Converts a duration to microseconds; one that is too long to the maximum.
 #[doc(hidden)]
-pub fn micros(time: Duration) -> i64 {
+pub fn to_micros(time: Duration) -> i64 {
     i64::try_from(time.as_micros()).unwrap_or(i64::MAX)
 }
 

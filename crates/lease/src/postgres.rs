@@ -174,7 +174,8 @@ fn to_store_error(error: sqlx::Error) -> StoreError {
     }
 }
 
-fn empty_trace() -> LeaseTrace<'static> {
+/// Builds the audit fields of a run without a queue, a worker and a trace.
+fn build_empty_trace() -> LeaseTrace<'static> {
     LeaseTrace { queue: "", worker: "", trace_id: None }
 }
 
@@ -324,7 +325,7 @@ impl LeaseStore for PostgresStore {
                     response.as_ref(),
                     false,
                     false,
-                    empty_trace(),
+                    build_empty_trace(),
                 );
                 completion.await.map(drop)
             })
@@ -347,7 +348,7 @@ impl LeaseStore for PostgresStore {
                         delay,
                         is_charged: true,
                     };
-                    pg::fail_lease(connection, lease_id.as_row(), &failure, empty_trace()).await
+                    pg::fail_lease(connection, lease_id.as_row(), &failure, build_empty_trace()).await
                 })
             })
             .await?;

@@ -11,7 +11,7 @@ use super::check::{DAY, truncate_error};
 use super::claim::{Claim, ClaimOutcome, Grant};
 use super::error::StoreError;
 use super::lease_id::{BegunStep, FailOutcome, Failure, KeySnapshot, RefusedCall, RenewOutcome};
-use super::micros::{from_micros, micros};
+use super::micros::{from_micros, to_micros};
 use super::step::Step;
 use super::steps::Steps;
 use oncely_core::decide::{EARLY_TOLERANCE, KeyDecision, KeyRecord, KeyStatus, OnConflict, decide_on_key};
@@ -102,7 +102,8 @@ impl Record {
         }
     }
 
-    /// Applies a claim to the stored record, if there is one; returns the new record, if it changes, and the outcome.
+    /// Applies a claim to the stored record, `None` if the key has none. Returns the new record, `None` if it does not change, and the
+    /// outcome.
     pub(super) fn claim(
         record: Option<&Self>,
         claim: &Claim<'_>,
@@ -111,10 +112,10 @@ impl Record {
         let fingerprint = Fingerprint::from_digest(&claim.fingerprint);
         let held_state = RecordState::Held {
             owner: claim.owner.to_owned(),
-            until: now.at.saturating_add(micros(claim.lease)),
-            run_until: now.at.saturating_add(micros(claim.max_run)),
+            until: now.at.saturating_add(to_micros(claim.lease)),
+            run_until: now.at.saturating_add(to_micros(claim.max_run)),
         };
-        let retention = micros(claim.retention);
+        let retention = to_micros(claim.retention);
         let expires_at = now.at.saturating_add(retention);
         let record = match record {
             // An expired record counts as absent.
@@ -158,7 +159,7 @@ impl Record {
     }
 
     /// Takes a key that is neither completed nor given up for a claim, unless another run holds it or its delay is not over. A key with too
-    /// many crashed runs is given up.
+    /// many crashed runs is given up. Returns the new record, `None` if it does not change, and the outcome.
     fn take(
         &self,
         claim: &Claim<'_>,
@@ -168,7 +169,7 @@ impl Record {
         let was_held = match &self.state {
             // The same acquisition after a lost reply: its run has not begun, and gets its full time.
             RecordState::Held { owner, until, .. } if owner == claim.owner => {
-                let run_until = now.at.saturating_add(micros(claim.max_run));
+                let run_until = now.at.saturating_add(to_micros(claim.max_run));
                 let (owner, until) = (owner.clone(), *until);
                 let mut record =
                     Self { state: RecordState::Held { owner, until, run_until }, ..self.clone() };
@@ -178,14 +179,14 @@ impl Record {
             RecordState::Held { until, .. } => {
                 let remaining = until.saturating_add(now.grace).saturating_sub(now.at);
                 // No lease is longer than a day: a longer one was granted by a clock that was ahead.
-                if remaining > 0 && remaining <= micros(DAY).saturating_add(now.grace) {
+                if remaining > 0 && remaining <= to_micros(DAY).saturating_add(now.grace) {
                     return (None, ClaimOutcome::InFlight(from_micros(remaining)));
                 }
                 true
             }
             RecordState::Free { not_before } => {
                 let remaining = not_before.saturating_sub(now.at);
-                if remaining > micros(EARLY_TOLERANCE) {
+                if remaining > to_micros(EARLY_TOLERANCE) {
                     return (None, ClaimOutcome::Wait(from_micros(remaining)));
                 }
                 false
@@ -196,8 +197,8 @@ impl Record {
             token: now.at.max(self.token.saturating_add(1)),
             crashes: self.crashes.saturating_add(u32::from(was_held)),
             state: held_state,
-            retention: micros(claim.retention),
-            expires_at: now.at.saturating_add(micros(claim.retention)),
+            retention: to_micros(claim.retention),
+            expires_at: now.at.saturating_add(to_micros(claim.retention)),
             ..self.clone()
         };
         if was_held && record.crashes >= claim.max_crashes {
@@ -217,7 +218,7 @@ impl Record {
     /// Extends the lease, but never beyond its run.
     fn extend(&mut self, lease: Duration, at: i64) {
         if let RecordState::Held { until, run_until, .. } = &mut self.state {
-            *until = (*until).max(at.saturating_add(micros(lease))).min(*run_until);
+            *until = (*until).max(at.saturating_add(to_micros(lease))).min(*run_until);
         }
     }
 
@@ -251,7 +252,7 @@ impl Record {
         Ok(record)
     }
 
-    /// Renews the lease; returns the changed record, if the lease is held, and the time left.
+    /// Renews the lease. Returns the changed record, `None` if the lease is lost, and the outcome.
     pub(super) fn renew(&self, token: i64, lease: Duration, at: i64) -> (Option<Self>, RenewOutcome) {
         match self.renew_as_holder(token, lease, at, true) {
             Ok(record) => {
@@ -287,7 +288,7 @@ impl Record {
         }))
     }
 
-    /// Applies a failure; returns the changed record, if it changes, and the outcome.
+    /// Applies a failure. Returns the changed record, `None` if it does not change, and the outcome.
     pub(super) fn fail(&self, token: i64, failure: &Failure<'_>, at: i64) -> (Option<Self>, FailOutcome) {
         let attempts = self.attempts;
         if self.token != token {
@@ -303,14 +304,14 @@ impl Record {
         let attempts = attempts.saturating_add(1);
         let exhausted_reason = (attempts >= failure.max_attempts).then_some(Reason::AttemptsExhausted);
         let mut record = Self { attempts, error: Some(truncate_error(failure.error)), ..self.clone() };
-        record.expires_at = at.saturating_add(micros(failure.delay)).saturating_add(self.retention);
+        record.expires_at = at.saturating_add(to_micros(failure.delay)).saturating_add(self.retention);
         match failure.reason.or(exhausted_reason) {
             Some(reason) => {
                 record.state = RecordState::Failed { reason };
                 (Some(record), FailOutcome::GivenUp { attempts, reason })
             }
             None => {
-                record.state = RecordState::Free { not_before: at.saturating_add(micros(failure.delay)) };
+                record.state = RecordState::Free { not_before: at.saturating_add(to_micros(failure.delay)) };
                 // The process is alive: it reports this failure.
                 record.crashes = 0;
                 (Some(record), FailOutcome::Retry { attempts })
@@ -318,7 +319,7 @@ impl Record {
         }
     }
 
-    /// Releases the key; returns the changed record, if it changes, and whether the key is free by this lease.
+    /// Releases the key. Returns the changed record, `None` if it does not change, and whether the key is free by this lease.
     pub(super) fn release(&self, token: i64) -> (Option<Self>, bool) {
         if self.is_held(token) {
             return (Some(Self { state: RecordState::Free { not_before: 0 }, ..self.clone() }), true);
@@ -359,7 +360,7 @@ impl Record {
         Ok(has_changed.then_some(record))
     }
 
-    /// Records that a call of a step did not happen; returns the next round.
+    /// Records that a call of a step did not happen. Returns the changed record, `None` if it does not change, and the next round.
     pub(super) fn refuse_step(
         &self,
         token: i64,

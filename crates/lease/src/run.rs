@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::again::repeat_until_answered;
+use super::again::retry_until_answered;
 use super::claim::Grant;
 use super::dual_instant::DualInstant;
 use super::error::StoreError;
@@ -59,7 +59,7 @@ struct RunInner<S> {
 struct CallInProgress<'a>(&'a watch::Sender<usize>);
 
 impl<'a> CallInProgress<'a> {
-    fn new(calls: &'a watch::Sender<usize>) -> Self {
+    fn begin(calls: &'a watch::Sender<usize>) -> Self {
         calls.send_modify(|count| *count += 1);
         Self(calls)
     }
@@ -91,14 +91,14 @@ impl UnrecordedOutcome {
     }
 }
 
-/// Records the withdrawal of a step as an unrecorded outcome if its begin ends without an answer, also by being dropped: no call follows.
-/// While the begin lasts, the step must not be withdrawn: a call may follow.
-struct BeginGuard<'a> {
+/// Records the withdrawal of a step as an unrecorded outcome if its start ends without an answer, also by being dropped: no call follows.
+/// While the start lasts, the step must not be withdrawn: a call may follow.
+struct StepStartGuard<'a> {
     unrecorded_outcomes: &'a Mutex<Vec<UnrecordedOutcome>>,
     withdrawal: Option<UnrecordedOutcome>,
 }
 
-impl Drop for BeginGuard<'_> {
+impl Drop for StepStartGuard<'_> {
     fn drop(&mut self) {
         lock(self.unrecorded_outcomes).extend(self.withdrawal.take());
     }
@@ -219,8 +219,8 @@ impl<S: StepStore> Run<S> {
     /// process crashes in between, the rule of the step ([`Repeat`]) decides in the next run.
     ///
     /// # Errors
-    /// The error of the call ([`StepError`]); [`HandlerError::OutcomeUnknown`] if an earlier call may have happened and must not be
-    /// repeated; a lost lease. The work should return each of them.
+    /// If the call fails ([`StepError`]); if an earlier call may have happened and must not be repeated
+    /// ([`HandlerError::OutcomeUnknown`]); if the lease is lost. The work should return each of them.
     pub async fn step<T, F, Fut>(&self, step: &Step, call: F) -> Result<T, HandlerError>
     where
         T: Serialize + DeserializeOwned,
@@ -239,7 +239,7 @@ impl<S: StepStore> Run<S> {
     /// side. `ask` returns the result if the call happened, and `None` if it certainly did not: then the call is made, in the next round.
     ///
     /// # Errors
-    /// As for [`Run::step`]; an error of `ask` leaves the step unchanged for the next run.
+    /// If [`Run::step`] would fail, or `ask` fails: the step is then unchanged for the next run.
     pub async fn step_or_ask<T, A, AskFut, F, Fut>(
         &self,
         step: &Step,
@@ -300,8 +300,8 @@ impl<S: StepStore> Run<S> {
         }
     }
 
-    /// Marks a step as begun in the store, after outcomes of earlier tries that the store does not know yet. Fails if the result of the
-    /// call could not be encrypted.
+    /// Marks a step as begun in the store, after it has stored the outcomes of earlier tries that the store does not know yet. Fails if the
+    /// result of the call could not be encrypted, the run has to end, or the store refuses.
     async fn begin(&self, step: &Step) -> Result<BegunStep, HandlerError> {
         let inner = &*self.0;
         // No call is made if its result could not be stored.
@@ -325,14 +325,15 @@ impl<S: StepStore> Run<S> {
         let call = Uuid::now_v7();
         let withdrawal = UnrecordedOutcome::Refused(step.name(), RefusedCall::Begun(call));
         let mut guard =
-            BeginGuard { unrecorded_outcomes: &inner.unrecorded_outcomes, withdrawal: Some(withdrawal) };
-        let begun_step = self.begin_call(step, call).await?;
+            StepStartGuard { unrecorded_outcomes: &inner.unrecorded_outcomes, withdrawal: Some(withdrawal) };
+        let begun_step = self.begin_step_with_retry(step, call).await?;
         guard.withdrawal = None;
         Ok(begun_step)
     }
 
-    /// Records that a step is about to be called, repeating until this is answered in time.
-    async fn begin_call(&self, step: &Step, call: Uuid) -> Result<BegunStep, HandlerError> {
+    /// Marks a step as begun in the store, with `call` as the id of its call. Retries until an answer arrives while the lease that the
+    /// request renewed still counts as held. Fails if the run has to end, or the store refuses.
+    async fn begin_step_with_retry(&self, step: &Step, call: Uuid) -> Result<BegunStep, HandlerError> {
         let inner = &*self.0;
         loop {
             // The run is dropped soon, which would be in the middle of the call.
@@ -344,7 +345,7 @@ impl<S: StepStore> Run<S> {
                 let begun_step = inner.store.begin_step(&inner.lease_id, step, call, inner.lease).await;
                 begun_step.map(|begun_step| (begun_step, requested_at))
             };
-            let begun_step = repeat_until_answered(&inner.end_token, "begin a step", request).await;
+            let begun_step = retry_until_answered(&inner.end_token, "begin a step", request).await;
             let (begun_step, requested_at) = begun_step.map_err(|error| self.handle_store_error(error))?;
             // If this process stalled after sending the request, it asks again.
             if requested_at.holds(inner.lease) {
@@ -354,7 +355,8 @@ impl<S: StepStore> Run<S> {
         }
     }
 
-    /// Makes a call, and stores its outcome if it is certain; repeats the storing until it succeeds or the process gives up.
+    /// Makes a call, and stores its outcome if it is certain; retries the storing until the store answers or [`Self::abandon_token`] is
+    /// cancelled.
     async fn call<T, F, Fut>(&self, step: &Step, info: Call, call: F) -> Result<T, HandlerError>
     where
         T: Serialize,
@@ -363,7 +365,7 @@ impl<S: StepStore> Run<S> {
     {
         // For the next run its outcome would be unknown.
         let _in_progress = matches!(step.repeat(), Repeat::Never | Repeat::Ask)
-            .then(|| CallInProgress::new(&self.0.call_count));
+            .then(|| CallInProgress::begin(&self.0.call_count));
         at("lease.call.before");
         let result = call(info).await;
         at("lease.call.after");
@@ -393,8 +395,8 @@ impl<S: StepStore> Run<S> {
         storing.await.map_err(|error| step.to_unstored_error(error))
     }
 
-    /// Stores the outcome of a call, repeating until it is stored or the process gives up. If the run is dropped before that, the outcome
-    /// stays unrecorded, and [`Self::store_unrecorded_outcomes`] stores it.
+    /// Stores the outcome of a call. Retries until the store answers or [`Self::abandon_token`] is cancelled. If the run is dropped before
+    /// that, the outcome stays unrecorded, and [`Self::store_unrecorded_outcomes`] stores it.
     async fn store_outcome(&self, outcome: UnrecordedOutcome) -> Result<(), HandlerError> {
         let inner = &*self.0;
         {
@@ -412,7 +414,7 @@ impl<S: StepStore> Run<S> {
                 }
             }
         };
-        let result = repeat_until_answered(&inner.abandon_token, "store the result of a step", request).await;
+        let result = retry_until_answered(&inner.abandon_token, "store the result of a step", request).await;
         lock(&inner.unrecorded_outcomes).retain(|other| *other != outcome);
         result.map_err(|error| self.handle_store_error(error))
     }
@@ -490,7 +492,7 @@ impl<S: StepStore> Run<S> {
         error
     }
 
-    /// Returns the error of the first step with unknown outcome, if there is one.
+    /// Returns the error of the first step with unknown outcome; `None` if there is none.
     #[doc(hidden)]
     pub fn unknown_outcome(&self) -> Option<HandlerError> {
         self.0.unknown_error.get().map(|why| HandlerError::OutcomeUnknown(why.clone()))

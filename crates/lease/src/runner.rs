@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use uuid::Uuid;
 
-use super::again::repeat_until_answered;
+use super::again::retry_until_answered;
 use super::claim::{Claim, ClaimOutcome, Grant};
 use super::dual_instant::DualInstant;
 use super::error::StoreError;
@@ -157,8 +157,8 @@ impl<S: LeaseStore> LeaseRunner<S> {
     /// `{"refused": reason}`.
     ///
     /// If the process is killed, its lease runs out, and the next run finds the results that its steps stored. While the store does not
-    /// answer, no step begins, and the outcome of a call is repeated until it is stored or the lease is lost. The heartbeat is a task of
-    /// its own and ends with the run.
+    /// answer, no step begins, and storing the outcome of a call is retried until it is stored or the lease is lost. The heartbeat is a task
+    /// of its own and ends with the run.
     ///
     /// Cancellation: if the future is dropped, the work is dropped, and a task releases the key, so that the next run need not wait and
     /// nothing is counted; if the work was already done, its end is recorded all the same. A claim granted by a lost answer is released in
@@ -169,8 +169,7 @@ impl<S: LeaseStore> LeaseRunner<S> {
     /// ([`Repeat::Never`](super::Repeat), `Ask`) gets the time of one more lease to end.
     ///
     /// # Errors
-    /// [`StoreError`] if the key could not be claimed: nothing ran. Once the work is done, only a store that is damaged or refuses its
-    /// arguments is an error.
+    /// If the key could not be claimed: nothing ran. Once the work is done, only if the store is damaged or refuses its arguments.
     pub async fn run<F>(
         &self,
         identity: &Identity,
@@ -234,7 +233,7 @@ impl<S: LeaseStore> LeaseRunner<S> {
         Ok(Ok(ActiveRun { run, deadline, guard, heartbeat }))
     }
 
-    /// Records the end of a run in a task, repeating until it is stored or the lease is lost, even if the caller is dropped.
+    /// Records the end of a run in a task, even if the caller is dropped. Retries until the end is stored or the lease is lost.
     #[doc(hidden)]
     pub async fn end(&self, active_run: ActiveRun<S>, end: RunEnd) -> Result<RunOutcome, StoreError> {
         let ActiveRun { run, guard, heartbeat, .. } = active_run;
@@ -270,7 +269,8 @@ impl<S: LeaseStore> LeaseRunner<S> {
         Self { store: Arc::clone(&self.store), retry: self.retry.clone(), ..*self }
     }
 
-    /// Claims the key; after a lost answer the claim is repeated with the same owner. The lease counts from when the last request was sent.
+    /// Claims the key. A claim without an answer is retried with the same owner, [`MAX_CLAIMS`] times in all; the lease counts from when
+    /// the last request was sent.
     async fn claim(
         self,
         identity: Identity,
@@ -327,8 +327,8 @@ impl<S: LeaseStore> LeaseRunner<S> {
         HeldKeyGuard::new(Arc::clone(&self.store), lease_id, self.lease)
     }
 
-    /// Releases the lease of a claim that was not answered: it may have been granted, and no run uses it. The claim is repeated, and a
-    /// grant released, until the lease has run out.
+    /// Releases the lease of a claim that was not answered: it may have been granted, and no run uses it. Retries the claim until it is
+    /// answered or the lease has run out, and releases a grant.
     async fn release_unanswered_claim(self, identity: Identity, fingerprint: [u8; 32], owner: String) {
         let (since, mut backoff) = (Instant::now(), Backoff::default());
         while since.elapsed() < self.lease {
@@ -341,11 +341,11 @@ impl<S: LeaseStore> LeaseRunner<S> {
         }
     }
 
-    /// Completes the key, repeating until it is stored or the lease is lost; never records a failure or releases the key instead, unless
-    /// the store refuses the response.
+    /// Completes the key. Retries until the response is stored or the lease is lost; never records a failure or releases the key instead,
+    /// unless the store refuses the response.
     async fn complete(&self, run: &Run<S>, response: Option<Value>) -> Result<RunOutcome, StoreError> {
         let request = || self.store.complete(run.lease_id(), response.as_ref());
-        match repeat_until_answered(run.abandon_token(), "record a finished run", request).await {
+        match retry_until_answered(run.abandon_token(), "record a finished run", request).await {
             Ok(()) => Ok(RunOutcome::Done(response)),
             Err(StoreError::Lost) => {
                 // The key is another run's; the outcome of this run's call belongs to its step.
@@ -384,7 +384,7 @@ impl<S: LeaseStore> LeaseRunner<S> {
         self.record_failure(run, &fault.to_string(), unknown_reason.or(reason), delay, max_attempts).await
     }
 
-    /// Records a failed run, repeating until it is stored or the lease is lost.
+    /// Records a failed run. Retries until the failure is stored or the lease is lost.
     async fn record_failure(
         &self,
         run: &Run<S>,
@@ -395,7 +395,7 @@ impl<S: LeaseStore> LeaseRunner<S> {
     ) -> Result<RunOutcome, StoreError> {
         let failure = Failure { error, reason, max_attempts, delay };
         let request = || self.store.fail(run.lease_id(), &failure);
-        match repeat_until_answered(run.abandon_token(), "record a failed run", request).await {
+        match retry_until_answered(run.abandon_token(), "record a failed run", request).await {
             Ok(FailOutcome::Retry { .. }) => Ok(RunOutcome::Failed { error: error.to_owned(), delay }),
             Ok(FailOutcome::GivenUp { reason, .. }) => {
                 Ok(RunOutcome::GivenUp { reason, detail: error.to_owned() })

@@ -23,7 +23,7 @@ pub(super) enum TransactionSession {
 /// The reason why no session is available.
 pub(super) enum CheckoutError {
     Postgres(sqlx::Error),
-    /// No session became available in time.
+    /// No session became available before the limit of the wait.
     Timeout,
     Other(NoSession),
 }

@@ -120,7 +120,7 @@ pub enum Repeat {
 }
 
 impl Repeat {
-    /// Returns the arguments for `oncely.begin_step`.
+    /// Returns the arguments for `oncely.begin_step`: the rule, and its window, `None` unless the rule is [`Repeat::Within`].
     #[doc(hidden)]
     pub fn rule(self) -> (&'static str, Option<Duration>) {
         match self {

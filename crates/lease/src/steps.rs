@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::check::{MAX_RESULT_BYTES, MAX_STEPS};
 use super::error::StoreError;
 use super::lease_id::{BegunStep, RefusedCall, StepState};
-use super::micros::micros;
+use super::micros::to_micros;
 use super::step::{Repeat, Step};
 use oncely_core::identity::Identity;
 
@@ -71,7 +71,7 @@ impl From<Repeat> for Rule {
     fn from(repeat: Repeat) -> Self {
         match repeat {
             Repeat::Always => Self::Always,
-            Repeat::Within(window) => Self::Within(micros(window)),
+            Repeat::Within(window) => Self::Within(to_micros(window)),
             Repeat::Ask => Self::Ask,
             Repeat::Never => Self::Never,
         }
@@ -154,7 +154,7 @@ impl Steps {
         self.0.values().any(StepRecord::is_in_doubt)
     }
 
-    /// Returns whether a step is one of this lease's calls that may have happened, and the refused one, if any is refused.
+    /// Returns whether a step is a call of this lease that may have happened. With `refused`, also whether it is the refused call.
     pub(super) fn is_in_doubt(&self, token: i64, step: &str, refused: Option<RefusedCall>) -> bool {
         self.0.get(step).is_some_and(|record| {
             let is_refused = match (refused, &record.state) {
@@ -176,7 +176,7 @@ impl Steps {
         )
     }
 
-    /// Returns the next round if this lease has refused this call of a step.
+    /// Returns the next round; `None` unless this lease has refused this call of a step.
     pub(super) fn round_after_refusal(&self, token: i64, step: &str, refused: RefusedCall) -> Option<u32> {
         let record = self.0.get(step)?;
         let is_refused = record.token == token
@@ -188,7 +188,7 @@ impl Steps {
         is_refused.then_some(record.round)
     }
 
-    /// Returns the last lease for which the outcome of a step was unknown.
+    /// Returns the last lease for which the outcome of a step was unknown; `None` if there is none, or the step is no longer in doubt.
     pub(super) fn doubting_token(&self, step: &str) -> Option<i64> {
         match self.0.get(step)?.state {
             StepProgress::Started { doubted_by, .. } => doubted_by,
@@ -207,7 +207,7 @@ impl Steps {
                 record.token = token;
                 Ok(true)
             }
-            _ => Err(not_begun_error(step)),
+            _ => Err(build_not_begun_error(step)),
         }
     }
 
@@ -220,7 +220,7 @@ impl Steps {
     ) -> Result<RefusalResult, StoreError> {
         let Some(record) = self.0.get_mut(step) else {
             return match refused {
-                RefusedCall::Round(_) => Err(not_begun_error(step)),
+                RefusedCall::Round(_) => Err(build_not_begun_error(step)),
                 RefusedCall::Begun(_) => Ok(RefusalResult { round: 0, has_changed: false }),
             };
         };
@@ -241,7 +241,7 @@ impl Steps {
                 *record = StepRecord { state: StepProgress::Refused, round: next, token };
                 Ok(RefusalResult { round: next, has_changed: true })
             }
-            StepProgress::Done { .. } | StepProgress::Refused => Err(not_begun_error(step)),
+            StepProgress::Done { .. } | StepProgress::Refused => Err(build_not_begun_error(step)),
         }
     }
 }
@@ -286,7 +286,7 @@ impl StepRecord {
     }
 }
 
-/// Creates the error of an outcome that fits no call of the step.
-fn not_begun_error(step: &str) -> StoreError {
+/// Builds the error of an outcome that fits no call of the step.
+fn build_not_begun_error(step: &str) -> StoreError {
     StoreError::Refused(format!("the step {step} has not begun, or is done with another result"))
 }

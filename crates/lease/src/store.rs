@@ -88,7 +88,7 @@ pub trait LeaseStore: StepStore {
     /// Releases the key and counts nothing: the next claim may have it at once. Returns false if the lease is lost.
     fn release(&self, lease_id: &LeaseId) -> impl Future<Output = Result<bool, StoreError>> + Send;
 
-    /// Returns the stored state of a key, for operators; no run depends on it.
+    /// Returns the stored state of a key, for operators; `None` for an unknown key. No run depends on it.
     fn look_up(
         &self,
         identity: &Identity,

@@ -148,7 +148,7 @@ impl Mirror {
         None
     }
 
-    /// Returns whether the mirror is skipped because it did not answer.
+    /// Returns whether the mirror is skipped because the breaker is open.
     pub(crate) fn is_skipped(&self) -> bool {
         self.lock_state().breaker.is_open()
     }

@@ -99,7 +99,7 @@ impl Library {
     }
 
     /// Loads the functions unless they are loaded; if they are, the right to load is not needed. Functions are global to the server: a user
-    /// who may load them could put code under our name, which would be called with our rights.
+    /// who may load them could put code under the library's name, which would be called with the rights of Oncely's user.
     async fn load(&self, connection: &mut RedisConnection) -> Result<(), LibraryError> {
         if self.is_loaded(connection).await? {
             return Ok(());
@@ -114,7 +114,7 @@ impl Library {
     /// Returns whether exactly this code is loaded.
     ///
     /// # Errors
-    /// [`LibraryError::Unfit`] if other code has the library's name.
+    /// If other code has the library's name: [`LibraryError::Unfit`].
     async fn is_loaded(&self, connection: &mut RedisConnection) -> Result<bool, LibraryError> {
         let mut list = redis::cmd("FUNCTION");
         list.arg("LIST").arg("LIBRARYNAME").arg(&self.name).arg("WITHCODE");

@@ -7,7 +7,7 @@ use super::tag::TagKey;
 use oncely_config::Config;
 use oncely_postgres as pg;
 
-/// Returns the configured key, if there is one.
+/// Returns the configured key; `None` if none is configured.
 pub fn configured_tag_key(config: &Config) -> Option<TagKey> {
     let key = config.mirror.as_ref()?.key.as_ref()?;
     Some(TagKey::derive(key.expose_secret().as_bytes()))

@@ -40,7 +40,7 @@ impl MirrorWatch {
         self.is_answering.load(Ordering::Relaxed)
     }
 
-    /// Returns whether the mirror is skipped because it did not answer in time.
+    /// Returns whether the mirror is skipped because several look-ups in a row had no answer within their time.
     pub fn is_skipped(&self) -> bool {
         self.mirror.is_skipped()
     }

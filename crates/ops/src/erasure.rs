@@ -79,7 +79,7 @@ impl Receipt {
 }
 
 impl Erasure<'_> {
-    /// Erases the tenant, and returns the receipt. Records the beginning and the end as actions of the operator.
+    /// Erases the tenant, and returns the receipt. Records the start and the end as actions of the operator.
     ///
     /// # Errors
     /// If a server does not answer, or the login is not the schema's owner: rows erased before that stay erased.

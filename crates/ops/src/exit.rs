@@ -18,7 +18,7 @@ pub const DANGER: u8 = 5;
 /// `EX_CONFIG` of sysexits.h: the configuration is refused. A supervisor should not restart (RestartPreventExitStatus=78).
 pub const CONFIG: u8 = 78;
 
-/// Prints an error and its causes on one line of stderr and turns it into an exit code.
+/// Prints an error and its causes on one line of stderr, and returns its exit code.
 pub fn report_error(error: &anyhow::Error) -> ExitCode {
     use std::io::Write as _;
     // A closed stderr does not change the exit code.

@@ -77,7 +77,7 @@ pub async fn read_stories(
         let timeline: Vec<AuditRow> =
             rows.iter().filter(|r| r.tenant == tenant && r.consumer == consumer).cloned().collect();
         let retention = retentions.get(&(tenant.clone(), consumer.clone())).copied();
-        let protected_until = details.as_ref().and_then(|details| protection_end(details, retention));
+        let protected_until = details.as_ref().and_then(|details| compute_protection_end(details, retention));
         let mirrored = match &details {
             Some(details) => query_mirror(config, session, details).await,
             None => None,
@@ -127,8 +127,9 @@ async fn read_trails(
     Ok((rows, letters))
 }
 
-/// Returns the time until which a duplicate of a key is recognised: the key's own end, or that of its consumer's retention.
-fn protection_end(details: &KeyDetails, retention: Option<Duration>) -> Option<DateTime<Utc>> {
+/// Computes the time until which a duplicate of a key is recognised: the key's own end, or that of its consumer's retention. `None` if the
+/// key is not completed, or its retention is unknown.
+fn compute_protection_end(details: &KeyDetails, retention: Option<Duration>) -> Option<DateTime<Utc>> {
     match (details.completed_at, details.expires_at) {
         (Some(_), Some(at)) => Some(at),
         (completed_at, _) => {
@@ -138,7 +139,8 @@ fn protection_end(details: &KeyDetails, retention: Option<Duration>) -> Option<D
     }
 }
 
-/// Decrypts the handler's data in the details of a key. Returns the reason if that fails; the data stay encrypted then.
+/// Decrypts the handler's data in the details of a key. Data that can't be decrypted stay encrypted: returns the reason, or `None` if all
+/// are decrypted.
 fn decrypt_details(details: &mut KeyDetails, cipher: Option<&Arc<dyn Cipher>>) -> Option<String> {
     let mut contents = KeyContents {
         response: details.response.take(),
@@ -150,7 +152,7 @@ fn decrypt_details(details: &mut KeyDetails, cipher: Option<&Arc<dyn Cipher>>) -
     unreadable
 }
 
-/// Queries whether the mirror has the key now; `None` without a mirror or an answer in time.
+/// Queries whether the mirror has the key now; `None` without a mirror, or without an answer within [`MIRROR_TIMEOUT`].
 async fn query_mirror(config: &Config, session: &mut Session, details: &KeyDetails) -> Option<bool> {
     let settings = config.mirror.as_ref()?;
     let (key, _) = read_tag_keys(config, &mut session.connection).await.ok()?;

@@ -1,9 +1,9 @@
 //! Search of the trail, newest first, in bounded queries: for the console's pages and `oncely audit list`.
 //!
 //! Its index on time only knows in which parts of the table a time is, so a query for the newest fifty rows would read the whole table.
-//! Instead, the search walks back in steps, each longer than the previous one, until it has enough rows, reaches the beginning, or a time
-//! limit has passed: then a page shows how far it has searched, and a link continues from there. The number of rows in a step can't be
-//! predicted: an hour may have none, and a second ten thousand. So they are counted first, up to the limit of a step.
+//! Instead, the search walks back in steps, each longer than the previous one, until it has enough rows, reaches the start, or a time limit
+//! has passed: then a page shows how far it has searched, and a link continues from there. The number of rows in a step can't be predicted:
+//! an hour may have none, and a second ten thousand. So they are counted first, up to the limit of a step.
 
 use std::time::{Duration, Instant};
 
@@ -117,7 +117,7 @@ pub async fn search_trail(
 ///
 /// # Errors
 /// If a query fails.
-pub async fn find_beginning(connection: &mut PgConnection) -> Result<Option<DateTime<Utc>>, sqlx::Error> {
+pub async fn find_oldest_time(connection: &mut PgConnection) -> Result<Option<DateTime<Utc>>, sqlx::Error> {
     let (first, end) = (read_first_trail_week(connection).await?, DateTime::<Utc>::MAX_UTC);
     let Some(first) = first else {
         return read_oldest_trail_time(connection, None, None).await;

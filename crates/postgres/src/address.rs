@@ -51,7 +51,7 @@ impl Address {
         let requires_tls = matches!(mode, PgSslMode::Require | PgSslMode::VerifyCa | PgSslMode::VerifyFull);
         if !requires_tls && tls.is_none() {
             if !socket && !tls::is_local(&host) && !settings.allow_plaintext {
-                return refused(tls::plaintext_refusal(
+                return refused(tls::describe_plaintext_refusal(
                     &host,
                     "?sslmode=verify-full behind the URL",
                     "postgres",
@@ -113,7 +113,7 @@ pub fn parse_url_files(url: &SecretString) -> TlsSettings {
     files
 }
 
-/// Merges the TLS files of a URL and of the settings; the settings take precedence.
+/// Merges the TLS files of a URL and of the settings; the settings take precedence. `None` if neither names any.
 fn merge_files(url: &SecretString, settings: Option<&TlsSettings>) -> Option<TlsSettings> {
     let url_files = parse_url_files(url);
     match settings {

@@ -74,7 +74,8 @@ pub async fn append(
     Ok(result.rows_affected())
 }
 
-/// Splits a column's values: if all are equal, as in nearly every batch, returns that value and no array.
+/// Splits a column's values: if all are equal, as in nearly every batch, returns an empty array and that value; otherwise the array and
+/// `None`.
 fn split_column<T: PartialEq>(values: impl Iterator<Item = T> + Clone) -> (Vec<T>, Option<T>) {
     let mut copy = values.clone();
     match copy.next() {

@@ -32,7 +32,7 @@ pub struct Seal {
     pub place: i64,
     /// `rows`, `erased` or `dropped`.
     pub kind: String,
-    /// The beginning of the span.
+    /// The start of the span.
     pub from_time: DateTime<Utc>,
     /// The end of the span, exclusive.
     pub until_time: DateTime<Utc>,
@@ -48,7 +48,7 @@ pub struct Seal {
     pub is_whole: bool,
     /// Whether it names the hash of the previous seal, at the previous position.
     pub is_linked: bool,
-    /// Whether it was made after the span that it seals.
+    /// Whether the seal was made after the end of its span.
     pub is_in_time: bool,
     /// Whether the dropped span was older than the lowest possible `oncely.cell.audit_floor`.
     pub is_past_floor: bool,

@@ -17,7 +17,7 @@ pub struct Backlog {
     pub keys: i64,
     pub keys_in_progress: i64,
     pub keys_failed: i64,
-    /// The beginning of the last week that has an audit partition.
+    /// The start of the last week that has an audit partition.
     pub last_partition: Option<DateTime<Utc>>,
     /// The start of the oldest transaction that holds back vacuum, as far as the login may see other users' (`pg_read_all_stats`).
     pub oldest_transaction: Option<DateTime<Utc>>,

@@ -45,7 +45,7 @@ fn index_positions<'a>(
 /// that hold one of the keys in an open transaction, for as long as [`begin`](super::begin) allows.
 ///
 /// # Errors
-/// A key that another process holds is not an error, but [`FreshClaim::Taken`].
+/// If the statement fails. A key that another process holds is not an error, but [`FreshClaim::Taken`].
 pub async fn claim_fresh(
     connection: &mut PgConnection,
     consumer: &IdentityPart,
@@ -77,8 +77,8 @@ pub fn is_locked(error: &sqlx::Error) -> bool {
     error.as_database_error().and_then(|error| error.code()).as_deref() == Some("55P03")
 }
 
-/// Returns whether a key of an all-or-nothing claim is taken. A unique constraint of the handler is something else; a cluster's part of our
-/// table has a number after the name, or no name is given.
+/// Returns whether a key of an all-or-nothing claim is taken. A unique constraint of the handler is something else; a cluster's part of
+/// Oncely's table has a number after the name, or no name is given.
 pub fn is_taken(error: &sqlx::Error) -> bool {
     let of_keys = |name: &str| name.starts_with("idempotency_keys_pkey");
     is_unique_violation(error)

@@ -1,4 +1,4 @@
-//! Describes SQLSTATEs in our own words: PostgreSQL's text may contain data of the message.
+//! Describes SQLSTATEs in Oncely's own words: PostgreSQL's text may contain data of the message.
 
 /// Describes the condition of a SQLSTATE, or that of its class if the code has no text of its own here. Source: PostgreSQL's Appendix A.
 pub(super) fn describe_condition(code: &str) -> &'static str {
@@ -84,7 +84,7 @@ fn describe_class(class: &str) -> &'static str {
 }
 
 /// Returns whether an application raised this code, so that a person wrote its text and not PostgreSQL: `raise exception` (P0001) and
-/// `assert` (P0004), ours (`ONC…`, `oncely.reject` among them), and every code of a class that PostgreSQL does not use.
+/// `assert` (P0004), Oncely's (`ONC…`, `oncely.reject` among them), and every code of a class that PostgreSQL does not use.
 pub(super) fn is_application_code(code: &str) -> bool {
     const SERVERS: [&str; 43] = [
         "00", "01", "02", "03", "08", "09", "0A", "0B", "0F", "0L", "0P", "0Z", "10", "20", "21", "22", "23",

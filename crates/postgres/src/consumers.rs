@@ -228,7 +228,7 @@ async fn register(
 /// Registers the lifetime of a relay's mirror entries, before it writes any. Idempotent.
 ///
 /// # Errors
-/// If the query fails; `42501` if the login is not a relay.
+/// If the login is not a relay (`42501`), or the query fails.
 pub async fn register_mirror_ttl(connection: &mut PgConnection, ttl: Duration) -> sqlx::Result<()> {
     sqlx::query!("select oncely.register_mirror_ttl($1)", to_interval(ttl)).fetch_one(connection).await?;
     Ok(())

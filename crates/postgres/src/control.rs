@@ -33,7 +33,7 @@ pub async fn list_pauses(connection: &mut PgConnection) -> sqlx::Result<Vec<Paus
 /// Pauses a consumer; recorded in the same transaction. Workers follow within a few seconds.
 ///
 /// # Errors
-/// `ONC11` if no worker of the consumer has started here, the reason is empty, or the end is in the past.
+/// If no worker of the consumer has started here, the reason is empty, or the end is in the past (`ONC11`).
 pub async fn pause_consumer(
     connection: &mut PgConnection,
     consumer: &str,

@@ -59,7 +59,7 @@ pub async fn store_letters(
     let fingerprints: Vec<Option<Vec<u8>>> = letters.iter().map(|l| l.fingerprint.clone()).collect();
     let properties: Vec<Value> = letters.iter().map(|l| l.properties.clone()).collect();
     let headers: Vec<Option<Value>> = letters.iter().map(|l| l.headers.clone()).collect();
-    let stored = letters.iter().map(|l| match l.body.clone().map(StoredValue::columns) {
+    let stored = letters.iter().map(|l| match l.body.clone().map(StoredValue::into_columns) {
         Some((key, bytes)) => (key, Some(bytes)),
         None => (None, None),
     });

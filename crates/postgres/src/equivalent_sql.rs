@@ -48,7 +48,7 @@ fn format_equality(column: &str, value: Option<&str>) -> Option<String> {
     value.map(|value| format!("{column} = {}", format_literal(value)))
 }
 
-/// Formats the comparison of a key, by the index on its hash.
+/// Formats the comparison of a key, by the index on its hash; `None` without a key.
 fn format_key_condition(key: Option<&str>) -> Option<String> {
     let key = format_literal(key?);
     Some(format!("hashtextextended(key, 0) = hashtextextended({key}, 0)\n  and key = {key}"))
@@ -137,8 +137,8 @@ pub fn key(tenant: &str, consumer: &str, key: &str) -> [String; 3] {
     ]
 }
 
-/// Returns the conditions of a filter of dead letters.
-fn letter_conditions(filter: &LetterFilter) -> Vec<Option<String>> {
+/// Builds the conditions of a filter of dead letters; `None` for a field that matches any.
+fn build_letter_conditions(filter: &LetterFilter) -> Vec<Option<String>> {
     let states = filter.states.as_ref().map(|states| {
         let states: Vec<String> = states.iter().map(|state| format_literal(state)).collect();
         format!("state in ({})", states.join(", "))
@@ -158,7 +158,7 @@ fn letter_conditions(filter: &LetterFilter) -> Vec<Option<String>> {
 
 /// Returns the statement for dead letters by failure group.
 pub fn letter_groups(filter: &LetterFilter) -> String {
-    let conditions = format_where(letter_conditions(filter));
+    let conditions = format_where(build_letter_conditions(filter));
     format!(
         "select consumer, failure_group, max(detail) as detail, count(*) filter (where state = 'waiting') as waiting,\n    \
          count(*) filter (where generation > 1) as came_back, min(dead_lettered_at) as first_at, max(dead_lettered_at) as last_at\n\
@@ -168,7 +168,7 @@ pub fn letter_groups(filter: &LetterFilter) -> String {
 
 /// Returns the statement for dead letters.
 pub fn letters(filter: &LetterFilter) -> String {
-    let conditions = format_where(letter_conditions(filter));
+    let conditions = format_where(build_letter_conditions(filter));
     format!(
         "select id, dead_lettered_at, tenant, consumer, key, reason, state, detail\nfrom oncely.dead_letters{conditions}\n\
          order by dead_lettered_at desc\nlimit 50;"

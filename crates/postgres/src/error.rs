@@ -38,7 +38,7 @@ pub enum PgFault {
     Fault(Fault),
 }
 
-/// Classifies an error of a statement of our own.
+/// Classifies an error of one of Oncely's own statements.
 ///
 /// | SQLSTATE | class |
 /// | --- | --- |
@@ -68,7 +68,7 @@ pub fn classify(error: sqlx::Error) -> PgFault {
 }
 
 /// Classifies an error of a statement that runs a handler. A service that the handler calls (such as a foreign server) may be unavailable
-/// while our own connection is intact: only the end of the session is an outage.
+/// while the session is intact: only its end is an outage.
 #[must_use]
 pub fn classify_handler(error: sqlx::Error) -> PgFault {
     match classify_handler_error(&error) {
@@ -111,7 +111,7 @@ pub fn affects_all_sessions(error: &sqlx::Error) -> bool {
     })
 }
 
-/// Returns whether a statement of our own that failed may succeed later: the server or another session caused the failure.
+/// Returns whether one of Oncely's own statements that failed may succeed later: the server or another session caused the failure.
 pub fn is_temporary(fault: &Fault) -> bool {
     match fault.class {
         FaultClass::Environment | FaultClass::Contention | FaultClass::Session => true,
@@ -184,7 +184,7 @@ fn classify_error(error: &sqlx::Error) -> Option<Fault> {
         sqlx::Error::ColumnDecode { index, .. } if !SERVER_TEXTS.load(Ordering::Relaxed) => {
             Some(Fault::new(FaultClass::Transient, None, format!("column {index} could not be decoded")))
         }
-        // Decoding of our own or of a handler, not a problem of the connection.
+        // Decoding by Oncely or by a handler, not a problem of the connection.
         sqlx::Error::RowNotFound
         | sqlx::Error::ColumnNotFound(_)
         | sqlx::Error::ColumnDecode { .. }

@@ -10,7 +10,7 @@ use oncely_core::message::{HeaderValue, RawMessage};
 /// Writes an event in the caller's transaction; it is published after the commit. Returns the id of the event.
 ///
 /// # Errors
-/// SQLSTATE `ONC04`: too large; `ONC05`: can't be published in this form. And any error that prevents the insert.
+/// If the event is too large (SQLSTATE `ONC04`), can't be published in this form (`ONC05`), or can't be inserted.
 pub async fn emit(connection: &mut PgConnection, event: &Event) -> sqlx::Result<Uuid> {
     emit_for(connection, event, None).await
 }

@@ -98,7 +98,7 @@ pub async fn take_ordered(
     let ready = heads.into_iter().filter(|head| head.ready);
     let (tenants, keys): (Vec<String>, Vec<String>) =
         ready.map(|head| (head.tenant, head.ordering_key)).unzip();
-    let Some(per_key) = events_per_key(limits, keys.len()) else { return Ok(Vec::new()) };
+    let Some(per_key) = compute_events_per_key(limits, keys.len()) else { return Ok(Vec::new()) };
     let mut events: Vec<TakenEvent> = sqlx::query_file_as!(
         TakenEvent,
         "src/events_take_ordered.sql",
@@ -117,8 +117,8 @@ pub async fn take_ordered(
     Ok(events)
 }
 
-/// Returns the number of events per ordering key that fill the batch; more would be read in vain. `None` without a key.
-fn events_per_key(limits: TakeLimits, keys: usize) -> Option<i64> {
+/// Computes the number of events per ordering key that fill the batch; more would be read in vain. `None` without a key.
+fn compute_events_per_key(limits: TakeLimits, keys: usize) -> Option<i64> {
     let events = u64::try_from(limits.events).unwrap_or(1);
     let share = (keys > 0).then(|| events.div_ceil(keys as u64))?;
     Some(limits.per_key.min(i64::try_from(share).unwrap_or(i64::MAX)).max(1))
@@ -226,7 +226,8 @@ mod tests {
     #[test]
     fn no_more_is_read_of_an_ordering_key_than_fills_the_batch() {
         let limits = TakeLimits { events: 500, bytes: 1, keys: 5_000, per_key: 50 };
-        let shares: Vec<_> = [0, 1, 10, 300, 500, 900].map(|keys| events_per_key(limits, keys)).into();
+        let shares: Vec<_> =
+            [0, 1, 10, 300, 500, 900].map(|keys| compute_events_per_key(limits, keys)).into();
         assert_eq!(shares, [None, Some(50), Some(50), Some(2), Some(1), Some(1)]);
     }
 

@@ -64,12 +64,12 @@ fn choose_weightier(first: Option<HostRejection>, second: HostRejection) -> Host
 }
 
 impl PgSettings {
-    /// Opens a connection with an application name and server-side limits that looks names up in pg_catalog alone: our statements, and
+    /// Opens a connection with an application name and server-side limits that looks names up in pg_catalog alone: Oncely's statements, and
     /// those of migrations, qualify all other names.
     ///
     /// # Errors
-    /// If the URL is malformed, or the server does not answer in time or can't be trusted. With several hosts, if none of them takes
-    /// writes.
+    /// If the URL is malformed, or the server does not answer within `connect_timeout` or can't be trusted. With several hosts, if none of
+    /// them takes writes.
     pub async fn connect(&self, application: &str) -> sqlx::Result<PgConnection> {
         self.connect_with(application, Some(PINNED_PATH)).await
     }
@@ -149,7 +149,7 @@ async fn wait_with_index<T>((index, connecting): (usize, impl Future<Output = T>
     (index, connecting.await)
 }
 
-/// Connects to a host if it takes writes; also returns its server and timeline, the beginning of `oncely.epoch()`.
+/// Connects to a host if it takes writes; also returns its server and timeline, the first part of `oncely.epoch()`.
 async fn connect_to_primary(
     host: &PgSettings,
     application: &str,

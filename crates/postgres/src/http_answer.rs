@@ -58,7 +58,7 @@ pub async fn store_http_answer(
         identity.key.as_str(),
         claimed_at,
         i16::try_from(answer.status).unwrap_or(i16::MAX),
-        headers_json(&answer.headers),
+        to_headers_json(&answer.headers),
         answer.body.as_deref(),
         trace.is_response,
         trace.is_refused,
@@ -73,7 +73,7 @@ pub async fn store_http_answer(
 }
 
 /// Converts headers to the stored form: one character per byte, because a header's value need not be UTF-8.
-pub fn headers_json(headers: &[(String, Vec<u8>)]) -> Value {
+pub fn to_headers_json(headers: &[(String, Vec<u8>)]) -> Value {
     let pair = |(name, value): &(String, Vec<u8>)| {
         let value: String = value.iter().map(|&byte| char::from(byte)).collect();
         Value::from(vec![name.clone(), value])

@@ -181,7 +181,7 @@ pub struct TableStatistics {
     pub audit_bytes: i64,
     /// Number of keys that were given up, counted up to 10,000.
     pub failed: i64,
-    /// The beginning of the last week that has an audit partition.
+    /// The start of the last week that has an audit partition.
     pub last_partition: Option<String>,
     /// The time up to which the trail is sealed, ten minutes less, once all transactions of that time have ended.
     pub sealing_since: Option<DateTime<Utc>>,

@@ -16,7 +16,8 @@ pub struct KeyContents {
 }
 
 impl KeyContents {
-    /// Decrypts the encrypted parts. Parts that can't be decrypted stay unchanged; returns the reason.
+    /// Decrypts the encrypted parts. Parts that can't be decrypted stay unchanged: returns the reason for the first of them, or `None` if
+    /// all were decrypted.
     pub fn decrypt(
         &mut self,
         cipher: Option<&Arc<dyn Cipher>>,

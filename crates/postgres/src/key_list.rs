@@ -32,8 +32,8 @@ pub struct KeyRow {
 pub enum KeyWalk {
     /// A tenant's keys, in the order of consumer and key, after this consumer and key.
     ByIdentity { tenant: String, consumer: Option<String>, after: Option<(String, String)> },
-    /// A consumer's keys of one status, newest first: completed and failed ones by their end, those in progress by their beginning; after
-    /// this time, tenant and key.
+    /// A consumer's keys of one status, newest first: completed and failed ones by their end, those in progress by their start; after this
+    /// time, tenant and key.
     ByTime {
         consumer: String,
         status: KeyStatus,

@@ -1,4 +1,4 @@
-//! Calls the functions of `oncely`'s lease protocol for a worker. Each statement commits by itself and may be repeated after a lost reply.
+//! Calls the functions of `oncely`'s lease protocol for a worker. Each statement commits by itself and may be retried after a lost reply.
 //! Claims, renewals and completions handle many keys at once.
 
 use std::time::Duration;
@@ -68,7 +68,7 @@ pub(super) fn to_interval(time: Duration) -> PgInterval {
     PgInterval { months: 0, days: 0, microseconds: i64::try_from(time.as_micros()).unwrap_or(i64::MAX) }
 }
 
-/// Converts an interval to a duration, with months of 30 days: our intervals contain none. Negative ones become zero.
+/// Converts an interval to a duration, with months of 30 days: Oncely's intervals contain none. Negative ones become zero.
 pub(super) fn to_duration(interval: PgInterval) -> Duration {
     let days = i64::from(interval.days).saturating_add(i64::from(interval.months).saturating_mul(30));
     let micros = interval.microseconds.saturating_add(days.saturating_mul(86_400_000_000));
@@ -252,7 +252,7 @@ pub struct BegunStep {
 pub enum RefusedCall {
     /// The call of this round.
     Round(u32),
-    /// The call for which the step was begun with this id, if it was: the reply was lost, so no call was made.
+    /// The call with this id, for which the step may have begun: the reply was lost, so no call was made.
     Begun(Uuid),
 }
 

@@ -99,7 +99,7 @@ pub struct KnownLease {
     pub response: Option<Value>,
 }
 
-/// Reads the stored state of a key. For logins that may read keys.
+/// Reads the stored state of a key; `None` if the key is unknown. For logins that may read keys.
 pub async fn read_lease_state(
     connection: &mut PgConnection,
     identity: &Identity,

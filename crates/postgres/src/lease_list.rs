@@ -22,7 +22,7 @@ pub struct LeaseStep {
 }
 
 impl LeaseStep {
-    /// Parses the steps of a key's row, and sorts them by their beginning; empty if they can't be parsed.
+    /// Parses the steps of a key's row, and sorts them by their start; empty if they can't be parsed.
     pub fn parse_steps(steps: &str) -> Vec<Self> {
         let steps_by_name: BTreeMap<String, Self> = serde_json::from_str(steps).unwrap_or_default();
         let mut steps: Vec<Self> =

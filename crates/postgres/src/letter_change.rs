@@ -33,7 +33,7 @@ pub struct PlannedLetter {
     /// Stored by a client of the SQL protocol: no known dead-letter queue has a copy.
     pub from_client: bool,
     pub key_status: Option<String>,
-    /// The reason why its key was given up, if it was.
+    /// The reason why its key was given up; `None` if it was not.
     pub key_reason: Option<String>,
     pub same_payload: bool,
     /// See [`LetterKeyState::from_column`].
@@ -49,7 +49,7 @@ impl PlannedLetter {
 }
 
 /// Lists letters in one of `states`, oldest first, with the state of their keys at `now`.
-pub async fn plan(
+pub async fn list_planned_letters(
     connection: &mut PgConnection,
     now: DateTime<Utc>,
     filter: &LetterFilter,
@@ -76,7 +76,7 @@ pub async fn plan(
     .await
 }
 
-/// Counts the letters that [`plan`] would find.
+/// Counts the letters that [`list_planned_letters`] would find.
 pub async fn count(
     connection: &mut PgConnection,
     filter: &LetterFilter,
@@ -372,7 +372,7 @@ pub struct LetterState {
     pub queue: String,
     pub key: String,
     pub routing_key: String,
-    /// The user id that the publisher set, if any.
+    /// The user id that the publisher set; `None` if it set none.
     pub user_id: Option<String>,
     /// See [`LetterKeyState::from_column`].
     pub memory: String,

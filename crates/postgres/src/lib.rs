@@ -124,7 +124,7 @@ pub use event_relay::{
 };
 pub use first_run::read_first_runs;
 pub use http_answer::{
-    AnswerTrace, HttpAnswer, StoredAnswer, headers_json, parse_headers, store_http_answer,
+    AnswerTrace, HttpAnswer, StoredAnswer, parse_headers, store_http_answer, to_headers_json,
 };
 pub use identity_sample::{IdentitySample, sample_identities};
 pub use inspect::{
@@ -152,9 +152,9 @@ pub use lease_list::{
 pub use letter_change::{
     KeyUse, LetterDecision, LetterState, PlannedLetter, RequeueDecision, StoredMessage, TenantLetter,
     announce_requeue, begin_requeue, count as count_letters, count_returned as count_returned_letters,
-    decide_letters, finish_requeue, is_requeue_under_way, list_keys_in_use,
+    decide_letters, finish_requeue, is_requeue_under_way, list_keys_in_use, list_planned_letters,
     lock_free_requeueing as lock_free_requeueing_letters, lock_requeueing as lock_requeueing_letters,
-    mark_swept, plan as plan_letters, read_letter_states, read_messages,
+    mark_swept, read_letter_states, read_messages,
 };
 pub use letter_list::{LetterFilter, LetterGroup, LetterRow, list_letter_groups, list_letters};
 pub use letter_list::{LetterTrend, count_letter_trends, count_open_letters};
@@ -177,7 +177,7 @@ pub use observed::{ConflictingKey, ObservedCount, count_observed, list_conflicti
 pub use operator_action::{Action, ActionRow, list_recent_actions, record_action};
 pub use ordering_key::collect_ordering_keys;
 pub use park::{ParkOutcome, park};
-pub use partition::{drop_oldest as drop_partition, make as make_partition, read_audit_floor};
+pub use partition::{create as create_partition, drop_oldest as drop_partition, read_audit_floor};
 pub use process::{
     Process, ProcessRow, Readiness, SILENCE_TIME, delete_processes_before, disable_synchronous_commit,
     forget as forget_processes, list_processes, record_end, record_heartbeat,

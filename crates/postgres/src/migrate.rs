@@ -15,11 +15,11 @@ pub static MIGRATOR: Migrator = sqlx::migrate!();
 pub struct MigrationState {
     /// Version and description of the migrations not applied yet.
     pub pending: Vec<(i64, String)>,
-    /// Versions applied from a file other than ours.
+    /// Versions applied from a file other than the embedded one.
     pub changed: Vec<i64>,
     /// Versions in the database that this program does not know: a newer Oncely has migrated it.
     pub unknown: Vec<i64>,
-    /// The one of these that has removed something this program still uses, if any.
+    /// The first unknown version that has removed something this program still uses; `None` without one.
     pub contracted: Option<i64>,
 }
 
@@ -85,7 +85,7 @@ struct AppliedMigration {
 pub enum MigrationTry {
     /// The migration is applied.
     Applied,
-    /// A lock was not granted in time. Nothing is applied.
+    /// A lock was not granted within the migration's lock wait. Nothing is applied.
     Locked,
 }
 
@@ -106,7 +106,7 @@ fn lock_wait(migration: &Migration) -> Duration {
 /// Applies the pending migrations up to one, which is the next.
 ///
 /// # Errors
-/// Any error except a lock held by another session.
+/// If the migration fails for another reason than a lock that another session holds ([`MigrationTry::Locked`]).
 pub async fn try_migration(
     connection: &mut PgConnection,
     version: i64,

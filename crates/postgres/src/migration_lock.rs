@@ -93,7 +93,7 @@ impl std::fmt::Display for TableLock {
 /// Parses the declarations of the tables that a migration locks.
 ///
 /// # Errors
-/// A declaration that can't be parsed.
+/// If a declaration can't be parsed.
 pub fn parse_migration_locks(migration: &Migration) -> Result<Vec<TableLock>, UnclearLock> {
     let lines = migration.sql.as_str().lines().filter(|line| line.starts_with(LINE_PREFIX));
     lines

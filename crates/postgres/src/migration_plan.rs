@@ -47,7 +47,7 @@ impl PlannedLock {
 /// Lists the locks of the pending migrations, in their order, without table sizes.
 ///
 /// # Errors
-/// A migration with a declaration that can't be parsed.
+/// If a declaration of a migration can't be parsed.
 pub fn list_pending_locks(state: &MigrationState) -> Result<Vec<PlannedLock>, UnclearLock> {
     let mut planned = Vec::new();
     let pending = MIGRATOR.iter().filter(|migration| {

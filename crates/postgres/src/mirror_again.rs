@@ -18,7 +18,7 @@ pub struct KeyPosition {
 /// number of records and the position where it ended; `None` if no key was left. Idempotent.
 ///
 /// # Errors
-/// `42501` if the login is not an operator, `ONC11` if no worker of the consumer has started here.
+/// If the login is not an operator (`42501`), or no worker of the consumer has started here (`ONC11`).
 pub async fn queue_mirror_again(
     connection: &mut PgConnection,
     consumer: &str,

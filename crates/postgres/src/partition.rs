@@ -7,12 +7,12 @@ use sqlx::PgConnection;
 
 use super::consumers::to_duration;
 
-/// Creates the partition of the week that a time belongs to, in a transaction of its own; `None` if it exists.
-pub async fn make(connection: &mut PgConnection, day: DateTime<Utc>) -> sqlx::Result<Option<String>> {
+/// Creates the partition of the week that a time belongs to, in a transaction of its own, and returns its name; `None` if it exists.
+pub async fn create(connection: &mut PgConnection, day: DateTime<Utc>) -> sqlx::Result<Option<String>> {
     sqlx::query_scalar!("select oncely.make_audit_partition($1)", day).fetch_one(connection).await
 }
 
-/// Drops the oldest partition that ends before `before`, in a transaction of its own; `None` if no such partition is left.
+/// Drops the oldest partition that ends before `before`, in a transaction of its own, and returns its name; `None` if none is left.
 pub async fn drop_oldest(
     connection: &mut PgConnection,
     before: DateTime<Utc>,

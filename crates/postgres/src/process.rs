@@ -42,7 +42,7 @@ impl Readiness {
         }
     }
 
-    /// Returns the reason why the process is not ready.
+    /// Returns the reason why the process is not ready; `None` if it is ready or stopping.
     pub fn reason(&self) -> Option<&str> {
         match self {
             Self::Starting(reason) | Self::Unready(reason) => Some(reason),

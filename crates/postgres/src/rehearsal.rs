@@ -77,7 +77,7 @@ pub async fn run_deferred(connection: &mut PgConnection) -> sqlx::Result<()> {
     connection.execute("set constraints all immediate").await.map(drop)
 }
 
-/// Restores the transaction after [`run_deferred`]: our own search_path, and constraints deferred as at its beginning.
+/// Restores the transaction after [`run_deferred`]: Oncely's own search_path, and constraints deferred as at its start.
 pub async fn defer_again(connection: &mut PgConnection) -> sqlx::Result<()> {
     connection.execute("set local search_path = pg_catalog, pg_temp").await?;
     connection.execute(include_str!("defer_again.sql")).await.map(drop)

@@ -11,7 +11,7 @@ use oncely_core::identity::{Identity, IdentityPart};
 #[derive(Clone, Debug)]
 pub struct Reply<'a> {
     pub identity: &'a Identity,
-    /// The same for the same request.
+    /// Its `message_id`: equal for equal requests.
     pub message_id: String,
     pub reply_to: &'a str,
     pub correlation_id: Option<&'a str>,

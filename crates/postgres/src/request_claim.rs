@@ -24,7 +24,7 @@ pub enum RequestClaim {
 /// transaction that holds the key. If the key took effect, COMMIT waits until a standby has it.
 ///
 /// # Errors
-/// `lock_not_available` ([`is_locked`](super::is_locked)) if another transaction holds it for longer.
+/// If another transaction holds the key for longer: `lock_not_available` ([`is_locked`](super::is_locked)).
 pub async fn claim_request(
     connection: &mut PgConnection,
     identity: &Identity,
@@ -76,7 +76,7 @@ pub async fn claim_request(
 /// was faster.
 ///
 /// # Errors
-/// As [`claim_request`].
+/// If another transaction holds the key for longer than a moment, as for [`claim_request`].
 pub async fn retake_request(
     connection: &mut PgConnection,
     identity: &Identity,

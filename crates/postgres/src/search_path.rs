@@ -1,9 +1,10 @@
 //! The search_path of sessions. If types don't match exactly, an object of any schema on the path may win over pg_catalog's, and some
-//! databases let all users create objects in one. So our statements see pg_catalog alone, and handlers the path of their role and database.
+//! databases let all users create objects in one. So Oncely's statements see pg_catalog alone, and handlers the path of their role and
+//! database.
 //!
-//! Sessions without handlers have our path from their start ([`super::PgSettings::connect`]). Those of lanes keep the handlers' path, so
-//! that a transaction of one statement needs no other; each of our transactions begins by setting our own ([`begin`]), calls of handlers
-//! leave it temporarily, and statements outside of transactions qualify each name.
+//! Sessions without handlers have Oncely's path from their start ([`super::PgSettings::connect`]). Those of lanes keep the handlers' path,
+//! so that a transaction of one statement needs no other; each of Oncely's transactions begins by setting Oncely's path ([`begin`]), calls
+//! of handlers leave it temporarily, and statements outside of transactions qualify each name.
 
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use sqlx::{Connection as _, Executor as _, PgConnection, PgPool, Postgres, Trans
 
 use super::error::describe;
 
-/// Our search_path. `pg_temp` is last: otherwise it would come first.
+/// Oncely's search_path. `pg_temp` is last: otherwise it would come first.
 pub(super) const PINNED_PATH: &str = "pg_catalog, pg_temp";
 
 /// Maximum wait of a claim for another transaction: a held key is claimed again later. The claiming functions of the SQL protocol wait as
@@ -31,12 +32,13 @@ const BEGIN_REQUEST: &str = concat!(
     "', true)"
 );
 
-/// Begins a transaction of our own, in one round trip.
+/// Begins a transaction with Oncely's search_path, in one round trip.
 pub async fn begin(connection: &mut PgConnection) -> sqlx::Result<Transaction<'_, Postgres>> {
     connection.begin_with("begin; set local search_path = pg_catalog, pg_temp").await
 }
 
-/// Like [`begin`], for claims: held keys are left for later, so lock waits are short until [`enter_handler`].
+/// Begins a transaction like [`begin`], for claims: held keys are left for later, so lock waits are limited to 100 ms until
+/// [`enter_handler`].
 pub async fn begin_to_claim(connection: &mut PgConnection) -> sqlx::Result<Transaction<'_, Postgres>> {
     connection
         .begin_with(concat!(
@@ -47,7 +49,8 @@ pub async fn begin_to_claim(connection: &mut PgConnection) -> sqlx::Result<Trans
         .await
 }
 
-/// Begins a transaction of our own in an application's session. Its lock waits are short: held keys are claimed again later.
+/// Begins a transaction with Oncely's search_path in an application's session. Its lock waits are limited to 100 ms: held keys are claimed
+/// again later.
 pub async fn begin_on_pool(pool: &PgPool) -> sqlx::Result<Transaction<'static, Postgres>> {
     pool.begin_with(concat!(
         "begin isolation level read committed;
@@ -70,10 +73,10 @@ pub async fn begin_request_anew(connection: &mut PgConnection) -> sqlx::Result<(
     connection.execute(BEGIN_REQUEST).await.map(drop)
 }
 
-/// Begins a transaction of our own in an application's session. If that was returned inside a transaction, ours would be part of it and
-/// committed with it, if at all: only a transaction without statements accepts another isolation level, so beginning fails. Such a session
-/// must not be used again, nor one that can't begin. A program that stalls holds the transaction's locks for two seconds: then the server
-/// ends the session, and its statements are repeated.
+/// Begins a transaction with Oncely's search_path in an application's session. If the session was returned inside a transaction, Oncely's
+/// would be part of that and committed with it, if at all: only a transaction without statements accepts another isolation level, so
+/// beginning fails. Such a session must not be used again, nor one that can't begin. A program that stalls holds the transaction's locks
+/// for two seconds: then the server ends the session, and its statements are retried.
 pub async fn begin_anew(connection: &mut PgConnection) -> sqlx::Result<Transaction<'_, Postgres>> {
     let transaction = connection.begin_with(
         "begin isolation level repeatable read;
@@ -147,7 +150,7 @@ pub async fn backdate_session(connection: &mut PgConnection) -> sqlx::Result<()>
     connection.execute("set oncely.asking_since = '0'").await.map(drop)
 }
 
-/// Sets our own search_path in a session, before any other statement runs in it.
+/// Sets Oncely's search_path in a session, before any other statement runs in it.
 pub(super) async fn pin_search_path(connection: &mut PgConnection) -> sqlx::Result<()> {
     connection.execute("set search_path = pg_catalog, pg_temp").await.map(drop)
 }

@@ -118,7 +118,7 @@ pub async fn forget_secrets(connection: &mut PgConnection) -> sqlx::Result<()> {
 /// Creates a new key of a purpose; recorded in the same transaction.
 ///
 /// # Errors
-/// `ONC11` if a time is out of bounds.
+/// If a time is out of bounds (`ONC11`).
 pub async fn rotate_secret(
     connection: &mut PgConnection,
     purpose: &str,

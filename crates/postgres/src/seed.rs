@@ -46,7 +46,7 @@ pub const MAX_SEEDS: usize = 10_000;
 /// Records keys as completed, all of them or none; known keys stay unchanged. With a `retention` they have an expiry of their own.
 ///
 /// # Errors
-/// `42501` if the login is not an operator; `ONC11` if an argument is invalid; `ONC14` if a key was collected in the meantime.
+/// If the login is not an operator (`42501`), an argument is invalid (`ONC11`), or a key was collected in the meantime (`ONC14`).
 pub async fn seed_keys(
     connection: &mut PgConnection,
     consumer: &IdentityPart,

@@ -55,7 +55,7 @@ pub struct DatabaseCell {
 }
 
 /// A connection with the epoch that was read through it. The epoch can't change while the connection lives, because a primary keeps its
-/// timeline as long as it runs and a standby refuses our writes.
+/// timeline as long as it runs and a standby refuses its writes.
 #[derive(Debug)]
 pub struct Session {
     /// The connection.
@@ -117,7 +117,7 @@ impl Session {
         let mut connection = settings.connect_with(application, None).await?;
         wait_for_answer(settings.client_timeout(), pin_search_path(&mut connection)).await?;
         let mut session = Self::identify(settings, connection).await?;
-        // The driver looks our type up by a statement of its own, once: here, and not in the handler's path.
+        // The driver looks Oncely's type up by a statement of its own, once: here, and not in the handler's path.
         let query = sqlx::query("select $1::oncely.message[]").bind(NoMessages);
         wait_for_answer(settings.client_timeout(), query.fetch_one(&mut session.connection)).await?;
         wait_for_answer(settings.client_timeout(), unpin_search_path(&mut session.connection)).await?;
@@ -157,7 +157,7 @@ impl Session {
         })
     }
 
-    /// Closes the connection properly. Errors don't matter: the connection is not used again.
+    /// Closes the connection properly; waits up to two seconds for the server. Errors don't matter: the connection is not used again.
     pub async fn close(self) {
         // A peer that vanished silently does not answer this either.
         match tokio::time::timeout(Duration::from_secs(2), self.connection.close()).await {
@@ -169,7 +169,7 @@ impl Session {
 }
 
 /// Waits until all visible commits have reached a synchronous standby. A commit with an interrupted wait for the standby is visible, and
-/// would still be lost by a failover; the log is replayed in order, so a later commit of our own proves it.
+/// would still be lost by a failover; the log is replayed in order, so a later commit of this session proves it.
 ///
 /// An empty transaction would not wait: PostgreSQL waits only for one that has written to its log. Without a synchronous standby nothing is
 /// written; the setting can change during a session, so it is checked each time.

@@ -127,7 +127,7 @@ impl<O: SessionOpener> SessionPool<O> {
     /// Waits for the right to one of the sessions. May be dropped at any time.
     ///
     /// # Errors
-    /// If all sessions stay in use.
+    /// If all sessions stay in use for longer than [`PoolLimits::wait`].
     pub async fn wait_for_permit(&self) -> Result<PoolPermit, NoSession> {
         let permit = Arc::clone(&self.0.permits).acquire_owned();
         let permit = match self.0.limits.wait {
@@ -172,8 +172,8 @@ impl<O: SessionOpener> SessionPool<O> {
 }
 
 impl<O: SessionOpener> PoolInner<O> {
-    /// Takes an idle session that answers, if its last use is long ago, and is on the newest known timeline. Drops all others if one does
-    /// not answer.
+    /// Takes an idle session on the newest known timeline, which has to answer if its last use is long ago. Returns `None` if there is
+    /// none; drops all idle sessions if one does not answer.
     async fn take_idle(&self) -> Option<(Session, O::Facts)> {
         loop {
             let (mut session, facts, since) = self.lock().pop()?;

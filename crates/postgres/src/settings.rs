@@ -84,7 +84,7 @@ impl PgSettings {
         self.connect_timeout * u32::try_from(self.urls().count() * 2).unwrap_or(u32::MAX)
     }
 
-    /// Reads the URLs from their file again, if there is one; returns the settings with them.
+    /// Reads the URLs from their file again, and returns the settings with them; the settings unchanged without a file.
     pub(crate) fn reread_urls(&self) -> Result<Cow<'_, Self>, UrlFileError> {
         let Some(file) = &self.url_file else { return Ok(Cow::Borrowed(self)) };
         let mut urls = split_urls(url_file::read(file)?.expose_secret()).into_iter();

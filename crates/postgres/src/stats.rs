@@ -13,7 +13,7 @@ use super::consumers::to_interval;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ConsumerStats {
     pub consumer: String,
-    /// The beginning of the span.
+    /// The start of the span.
     pub at: DateTime<Utc>,
     pub delivered: i64,
     pub completed: i64,
@@ -33,7 +33,7 @@ pub struct ConsumerStats {
 pub struct RelayStats {
     /// `redis` or `rabbitmq`.
     pub target: String,
-    /// The beginning of the span.
+    /// The start of the span.
     pub at: DateTime<Utc>,
     pub relayed: i64,
     pub failed: i64,
@@ -45,7 +45,7 @@ pub struct RelayStats {
 }
 
 /// Writes the numbers of a process's consumers in the span of ten seconds that begins at `at`. The last write for a span counts, so one
-/// with a lost reply is repeated.
+/// with a lost reply is retried.
 pub async fn record_stats(
     connection: &mut PgConnection,
     process: Uuid,

@@ -18,7 +18,7 @@ pub struct Position {
 }
 
 impl Position {
-    /// Parses a position in the trail, as displayed.
+    /// Parses a position in the trail, as displayed; `None` if the text is malformed.
     pub fn parse(text: &str) -> Option<Self> {
         let mut parts = text.splitn(4, '.');
         let at = DateTime::from_timestamp_micros(parts.next()?.parse().ok()?)?;
@@ -46,7 +46,8 @@ pub struct TrailFilter {
     pub worker: Option<String>,
 }
 
-/// Reads the newest rows of a span, from `since` on and before `until`; only those after `after`, if it is given.
+/// Reads up to `limit` rows of a span, from `since` on and before `until`, newest first. `after`: only rows behind this position; `None`
+/// for all.
 pub async fn read_trail_page(
     connection: &mut PgConnection,
     filter: &TrailFilter,
@@ -118,7 +119,7 @@ pub async fn summarize_trail(
     sqlx::query_scalar!("select oncely.summarize_audit($1, $2)", anew, skip).fetch_one(connection).await
 }
 
-/// Reads the time of the oldest row of a span; callers choose spans with few rows.
+/// Reads the time of the oldest row of a span; `None` if the span is empty. Callers choose spans with few rows.
 pub async fn read_oldest_trail_time(
     connection: &mut PgConnection,
     since: Option<DateTime<Utc>>,
@@ -127,7 +128,7 @@ pub async fn read_oldest_trail_time(
     sqlx::query_scalar!("select oncely.oldest_audit($1, $2)", since, until).fetch_one(connection).await
 }
 
-/// Reads the beginning of the first week that has a partition.
+/// Reads the start of the first week that has a partition; `None` without partitions.
 pub async fn read_first_trail_week(connection: &mut PgConnection) -> sqlx::Result<Option<DateTime<Utc>>> {
     sqlx::query_scalar!(
         "select to_date(min(right(c.relname, 8)), 'YYYYMMDD')::timestamp at time zone 'UTC'

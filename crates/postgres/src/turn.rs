@@ -2,11 +2,11 @@
 
 use sqlx::PgConnection;
 
-/// Makes the transaction the only batch of its consumer that takes turns, until its end. Returns false if another one has had the turn for
+/// Makes the transaction the only batch of its consumer that takes turns, until its end. Returns false if another one keeps the turn for
 /// two seconds.
 ///
 /// # Errors
-/// When the query fails.
+/// If the query fails.
 pub async fn take_turn(connection: &mut PgConnection, consumer: &str) -> sqlx::Result<bool> {
     sqlx::query_scalar!(r#"select oncely.take_turn($1) as "taken!""#, consumer).fetch_one(connection).await
 }

@@ -55,7 +55,7 @@ pub async fn read_login_without_activity(connection: &mut PgConnection) -> sqlx:
     .map(Option::flatten)
 }
 
-/// Row counts of one of our tables, as autovacuum sees them.
+/// Row counts of one of Oncely's tables, as autovacuum sees them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeadRows {
     pub relation: String,
@@ -110,7 +110,8 @@ pub async fn list_replication_slots(connection: &mut PgConnection) -> sqlx::Resu
     .await
 }
 
-/// Lists our indexes that PostgreSQL does not use because their creation was interrupted.
+/// Lists the names of Oncely's indexes that are invalid, in the order of their names: a `create`, `drop` or `reindex index concurrently`
+/// was interrupted, or is still running.
 pub async fn list_invalid_indexes(connection: &mut PgConnection) -> sqlx::Result<Vec<String>> {
     sqlx::query_scalar!(
         r#"select c.relname::text as "index!"

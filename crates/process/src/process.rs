@@ -52,11 +52,11 @@ impl Lifecycle {
         Ok(ControlFlow::Continue(Self { stop, vitals, _waiting: waiting, _watchdog: watchdog }))
     }
 
-    /// Repeats an attempt to start, with growing pauses, until it is ready; sets the readiness to the reason of each wait. Returns `None`
+    /// Retries an attempt to start, with growing pauses, until it is ready; sets the readiness to the reason of each wait. Returns `None`
     /// if the process must stop before.
     ///
     /// # Errors
-    /// The first error of an attempt, at once.
+    /// If an attempt fails, with its error: it is not retried.
     pub async fn wait_until_ready<T, E, F>(&self, mut attempt: impl FnMut() -> F) -> Result<Option<T>, E>
     where
         F: Future<Output = Result<Attempt<T>, E>>,

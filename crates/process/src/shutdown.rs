@@ -4,7 +4,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
-/// `EX_SOFTWARE` of sysexits.h: work was not finished in time, or an internal error occurred.
+/// `EX_SOFTWARE` of sysexits.h: work was not finished within `worker.shutdown`, or an internal error occurred.
 pub const SOFTWARE_ERROR_CODE: u8 = 70;
 /// Exit code after a second signal: 128 and SIGINT's number, as in shells.
 const SECOND_SIGNAL_CODE: i32 = 130;

@@ -39,9 +39,9 @@ pub struct Witnesses<K> {
 
 #[derive(Debug)]
 struct WitnessState<K> {
-    /// Number of the last begin or failure.
+    /// Number of the last start or failure.
     clock: u64,
-    /// Begin of the try that began last, of those that have succeeded.
+    /// Number of the start of the try that started last, of those that have succeeded.
     witness: u64,
     /// Time of the last success.
     succeeded: Option<Instant>,
@@ -75,7 +75,7 @@ struct LockedTries {
     /// Time of the first one.
     since: Instant,
     tries: u32,
-    /// Number of the begin of the last one, which may be recorded twice.
+    /// Number of the start of the last one, which may be recorded twice.
     last: u64,
 }
 
@@ -100,7 +100,7 @@ struct FirstFailure {
     is_witnessed: bool,
 }
 
-/// Begin of a try, among the begins and failures of its consumer.
+/// Start of a try, among the starts and failures of its consumer.
 #[derive(Clone, Copy, Debug)]
 pub struct Began {
     number: u64,
@@ -156,7 +156,7 @@ impl<K> Default for Witnesses<K> {
 }
 
 impl<K: Clone + Eq + Hash> Witnesses<K> {
-    /// Begins a try, and returns its begin, by which its failures are attributed. A transaction of several messages is one try.
+    /// Begins a try, and returns its start, by which its failures are attributed. A transaction of several messages is one try.
     pub fn begin(&self) -> Began {
         let mut state = self.lock();
         state.clock += 1;
@@ -238,7 +238,7 @@ impl<K: Clone + Eq + Hash> Witnesses<K> {
 
     /// Returns whether another message's try began after this message's first failure, and had succeeded when its present try (`began`)
     /// began. If a fault of all begins or ends once meanwhile, it does not explain both failures. A success that began before the first
-    /// failure, or ended after the begin of the present try, proves nothing.
+    /// failure, or ended after the start of the present try, proves nothing.
     pub fn has_witness(&self, key: &K, began: Began, now: Instant) -> bool {
         let state = self.lock();
         let one = state.undecided.get(key).filter(|one| !one.is_forgotten(now));
@@ -369,7 +369,7 @@ impl<K: Clone + Eq + Hash> WitnessState<K> {
         one
     }
 
-    /// Records a message's failure, if it is the first one.
+    /// Records a message's first failure; keeps an earlier one.
     fn record_first_failure(&mut self, key: &K, now: Instant) {
         self.clock += 1;
         let number = self.clock;

@@ -7,7 +7,7 @@ use opentelemetry::KeyValue;
 use opentelemetry::trace::{Event, Link, SpanContext, SpanKind};
 
 use super::consumer_spans::{ConsumerSpans, destination};
-use super::span::{Clocks, new_context, new_link, new_span, sender_context, set_error, to_i64};
+use super::span::{Clocks, find_sender_context, new_context, new_link, new_span, set_error, to_i64};
 use oncely_core::fault::Fault;
 use oncely_core::identity::IdentityPart;
 use oncely_core::message::RawMessage;
@@ -75,7 +75,7 @@ impl TracedBatch {
 }
 
 impl BatchTrace {
-    pub(super) fn new(consumer: Option<&Arc<ConsumerSpans>>, messages: usize) -> Self {
+    pub(super) fn begin(consumer: Option<&Arc<ConsumerSpans>>, messages: usize) -> Self {
         Self(consumer.map(|consumer| {
             Arc::new(TracedBatch {
                 consumer: Arc::clone(consumer),
@@ -130,7 +130,7 @@ impl BatchTrace {
         traced_batch.update_notes(|notes| {
             notes.sampled_count += 1;
             if notes.links.len() < MAX_LINKS
-                && let Some(sender) = sender_context(message)
+                && let Some(sender) = find_sender_context(message)
             {
                 notes.links.push(new_link(sender, "producer"));
             }

@@ -31,6 +31,6 @@ impl ConsumerTraces {
 
     /// Begins a batch with this number of messages.
     pub fn begin_batch(&self, messages: usize) -> BatchTrace {
-        BatchTrace::new(self.0.as_ref(), messages)
+        BatchTrace::begin(self.0.as_ref(), messages)
     }
 }

@@ -8,7 +8,7 @@ use opentelemetry::trace::{SpanContext, SpanKind};
 use opentelemetry_sdk::trace::SpanData;
 
 use super::first_run::FirstRuns;
-use super::span::{new_span, sender_context, set_error, to_i64};
+use super::span::{find_sender_context, new_span, set_error, to_i64};
 use super::tracer::Tracer;
 use oncely_config::{SpanAttributes, SpanParent};
 use oncely_core::identity::IdentityPart;
@@ -51,7 +51,7 @@ impl ConsumerSpans {
         batch: &SpanContext,
     ) -> (Option<SpanContext>, Vec<(SpanContext, &'static str)>) {
         let batch = batch.clone();
-        match (self.tracer.settings.parent, sender_context(message)) {
+        match (self.tracer.settings.parent, find_sender_context(message)) {
             (SpanParent::Link, sender) => {
                 (Some(batch), sender.map(|sender| (sender, "producer")).into_iter().collect())
             }

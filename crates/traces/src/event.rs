@@ -8,7 +8,7 @@ use opentelemetry::KeyValue;
 use opentelemetry::trace::SpanKind;
 use serde::Deserialize;
 
-use super::span::{Clocks, new_context, new_link, new_span, remote_context, set_error, to_i64};
+use super::span::{Clocks, new_context, new_link, new_span, set_error, to_i64, to_span_context};
 use super::tracer::Tracer;
 use oncely_config::SpanParent;
 use oncely_core::trace_parent::TraceParent;
@@ -28,8 +28,8 @@ struct Creation<'a> {
 }
 
 impl EventTraces {
-    /// Exports the span of an event that was published, or failed for this reason, in a wave, if the event gets one. `taken_at`: time at
-    /// which its batch was taken, by the database's clock.
+    /// Exports the span of an event, unless the event gets none. `failure`: reason why it was not published, `None` if it was. `began`:
+    /// time at which its publishing began; `taken_at`: time at which its batch was taken, by the database's clock.
     pub fn record_publish(
         &self,
         event: &TakenEvent,
@@ -48,7 +48,7 @@ impl EventTraces {
         if !tracer.select(parent.map(|parent| parent.sampled), || failure.is_some()) {
             return;
         }
-        let creator = parent.and_then(|parent| remote_context(parent, creation.tracestate));
+        let creator = parent.and_then(|parent| to_span_context(parent, creation.tracestate));
         let clocks = Clocks::now();
         let times = (clocks.wall(began), clocks.wall(clocks.began()));
         let exchange = match event.exchange.as_str() {

@@ -9,7 +9,7 @@ use opentelemetry_sdk::trace::SpanData;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::span::{new_link, trace_context};
+use super::span::{build_trace_context, new_link};
 use super::tracer::Tracer;
 use oncely_core::identity::IdentityPart;
 use oncely_postgres::{self as pg, Session, SessionFactory};
@@ -109,7 +109,7 @@ impl FirstRunLookup {
         }
     }
 
-    /// Queries the first runs, and adds links to them. Duplicates get none if PostgreSQL does not answer in time.
+    /// Queries the first runs, and adds links to them. Duplicates get none if PostgreSQL does not answer within [`QUERY_TIMEOUT`].
     async fn add_links(&mut self, duplicates: &mut [Duplicate]) {
         if duplicates.is_empty() {
             return;
@@ -142,7 +142,7 @@ impl FirstRunLookup {
                 && let Ok(trace) = TraceId::from_hex(&trace_id)
                 && trace != TraceId::INVALID
             {
-                duplicate.span.links.links.push(new_link(trace_context(trace), "first_run"));
+                duplicate.span.links.links.push(new_link(build_trace_context(trace), "first_run"));
                 duplicate.span.attributes.push(KeyValue::new("oncely.duplicate_of", trace_id));
             }
         }

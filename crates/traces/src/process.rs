@@ -40,7 +40,7 @@ struct TraceTasks {
 }
 
 impl Traces {
-    /// Starts the export, if there is an endpoint.
+    /// Starts the export of spans; without an endpoint the traces are empty.
     ///
     /// # Errors
     /// If the settings can't be used.
@@ -54,7 +54,7 @@ impl Traces {
         })?;
         let close_token = CancellationToken::new();
         let (queue, sender) = SpanSender::new(exporter, settings.endpoint.clone(), close_token.clone());
-        let tracer = Arc::new(Tracer::new(settings.clone(), queue));
+        let tracer = Arc::new(Tracer::start(settings.clone(), queue));
         tracing::info!(endpoint = settings.endpoint, "trace export started");
         Ok(Self {
             tasks: Some(TraceTasks {

@@ -48,17 +48,17 @@ pub(super) fn new_context(parent: Option<&SpanContext>) -> SpanContext {
     SpanContext::new(trace_id, ids.new_span_id(), TraceFlags::SAMPLED, false, state)
 }
 
-/// Returns the context of the span that sent a message, if its headers name one.
-pub(super) fn sender_context(message: &RawMessage) -> Option<SpanContext> {
+/// Finds the context of the span that sent a message; `None` if its headers name none.
+pub(super) fn find_sender_context(message: &RawMessage) -> Option<SpanContext> {
     let state = match message.headers.get("tracestate") {
         Some(HeaderValue::Text(bytes)) => std::str::from_utf8(bytes).ok(),
         _ => None,
     };
-    remote_context(message.trace_parent()?, state)
+    to_span_context(message.trace_parent()?, state)
 }
 
-/// Returns the context of a span of another process.
-pub(super) fn remote_context(parent: TraceParent<'_>, state: Option<&str>) -> Option<SpanContext> {
+/// Converts the trace context of another process to a span context; `None` if an id is not hexadecimal.
+pub(super) fn to_span_context(parent: TraceParent<'_>, state: Option<&str>) -> Option<SpanContext> {
     let state = state.filter(|text| text.len() <= MAX_STATE_BYTES);
     let flags = if parent.sampled { TraceFlags::SAMPLED } else { TraceFlags::NOT_SAMPLED };
     Some(SpanContext::new(
@@ -70,8 +70,8 @@ pub(super) fn remote_context(parent: TraceParent<'_>, state: Option<&str>) -> Op
     ))
 }
 
-/// Returns the context of a trace without a known span: a link to it has a zero span id.
-pub(super) fn trace_context(trace_id: TraceId) -> SpanContext {
+/// Builds the context of a trace without a known span: a link to it has a zero span id.
+pub(super) fn build_trace_context(trace_id: TraceId) -> SpanContext {
     SpanContext::new(trace_id, SpanId::INVALID, TraceFlags::NOT_SAMPLED, true, TraceState::NONE)
 }
 
@@ -136,7 +136,7 @@ mod tests {
     #[test]
     fn a_trace_state_that_is_too_long_is_left_out() {
         let parent = TraceParent::parse("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01").unwrap();
-        let state = |text: &str| remote_context(parent, Some(text)).unwrap().trace_state().header();
+        let state = |text: &str| to_span_context(parent, Some(text)).unwrap().trace_state().header();
         assert_eq!(state("vendor=value"), "vendor=value");
         assert_eq!(state(&format!("vendor={}", "x".repeat(MAX_STATE_BYTES))), "");
     }

@@ -41,7 +41,8 @@ impl UnrequestedSpans {
 }
 
 impl Tracer {
-    pub(super) fn new(settings: TraceSettings, queue: SpanQueue) -> Self {
+    /// Starts the count of spans that no sender requested; spans go to `queue`.
+    pub(super) fn start(settings: TraceSettings, queue: SpanQueue) -> Self {
         let unrequested = UnrequestedSpans {
             began: Instant::now(),
             second: AtomicU64::default(),

@@ -17,7 +17,7 @@ use oncely_core::reason::Reason;
 use oncely_lease::{
     BegunStep, Claim, ClaimOutcome, Facts, FailOutcome, Failover, Failure, Grant, KeySnapshot, LeaseId,
     LeaseStore, RefusedCall, RenewOutcome, Step, StepState, StepStore, StoreClock, StoreError, check_claim,
-    check_failure, check_json, check_lease, check_step, check_step_name, micros, step_key, truncate_error,
+    check_failure, check_json, check_lease, check_step, check_step_name, step_key, to_micros, truncate_error,
 };
 use oncely_mirror::{Library, LibraryError, ReplyPart};
 
@@ -89,7 +89,7 @@ impl ReplyParts {
     }
 }
 
-fn store_error(error: LibraryError) -> StoreError {
+fn to_store_error(error: LibraryError) -> StoreError {
     match error {
         LibraryError::Unfit(why) => StoreError::Refused(why),
         LibraryError::OtherType => StoreError::Damaged("the key is of another type".to_owned()),
@@ -124,12 +124,12 @@ impl RedisStore {
     /// `+function|load`; otherwise an administrator loads [`RedisStore::library`].
     ///
     /// # Errors
-    /// [`StoreError::Refused`] if the server's configuration must be changed first; the error names the change. [`StoreError::Unavailable`]
-    /// if the server can't be reached.
+    /// If the server's configuration must be changed first: [`StoreError::Refused`], which names the change. If the server can't be
+    /// reached: [`StoreError::Unavailable`].
     pub async fn open(settings: RedisSettings) -> Result<Self, StoreError> {
         let prefix = settings.prefix.clone();
         let library = Library::new(settings.into_mirror_settings(), library_name(), Self::library());
-        library.open().await.map_err(store_error)?;
+        library.open().await.map_err(to_store_error)?;
         Ok(Self { library, prefix })
     }
 
@@ -161,7 +161,7 @@ impl RedisStore {
         arguments: &[&[u8]],
     ) -> Result<(String, ReplyParts), StoreError> {
         let parts =
-            self.library.call(function, &self.place(identity), arguments).await.map_err(store_error)?;
+            self.library.call(function, &self.place(identity), arguments).await.map_err(to_store_error)?;
         let mut answer = ReplyParts(parts.into_iter());
         let said = answer.take_text()?;
         match said.as_str() {
@@ -180,7 +180,7 @@ fn unexpected_answer(said: &str) -> StoreError {
 impl StepStore for RedisStore {
     async fn renew(&self, held: &[LeaseId], lease: Duration) -> Result<Vec<RenewOutcome>, StoreError> {
         check_lease(lease)?;
-        let lease = to_argument(micros(lease));
+        let lease = to_argument(to_micros(lease));
         let each = held.iter().map(async |held| {
             match self.call("renew", &held.identity, &[&to_argument(held.token), &lease]).await {
                 Ok((_, mut answer)) => Ok(RenewOutcome::Until(answer.take_time()?)),
@@ -202,8 +202,9 @@ impl StepStore for RedisStore {
         check_step(step)?;
         check_lease(lease)?;
         let (rule, window) = step.repeat().rule();
-        let window = window.map(|window| to_argument(micros(window))).unwrap_or_default();
-        let (token, lease, call) = (to_argument(held.token), to_argument(micros(lease)), to_argument(call));
+        let window = window.map(|window| to_argument(to_micros(window))).unwrap_or_default();
+        let (token, lease, call) =
+            (to_argument(held.token), to_argument(to_micros(lease)), to_argument(call));
         let arguments: [&[u8]; 6] = [&token, &lease, step.name().as_bytes(), rule.as_bytes(), &window, &call];
         let (said, mut answer) = self.call("begin_step", &held.identity, &arguments).await?;
         let round = answer.take_number()?;
@@ -228,7 +229,7 @@ impl StepStore for RedisStore {
         check_lease(lease)?;
         let result = check_json("result", result)?;
         let arguments: [&[u8]; 4] =
-            [&to_argument(held.token), &to_argument(micros(lease)), step.as_bytes(), result.as_bytes()];
+            [&to_argument(held.token), &to_argument(to_micros(lease)), step.as_bytes(), result.as_bytes()];
         self.call("checkpoint", &held.identity, &arguments).await.map(drop)
     }
 
@@ -246,7 +247,7 @@ impl StepStore for RedisStore {
             RefusedCall::Begun(call) => (Vec::new(), to_argument(call)),
         };
         let arguments: [&[u8]; 5] =
-            [&to_argument(held.token), &to_argument(micros(lease)), step.as_bytes(), &round, &call];
+            [&to_argument(held.token), &to_argument(to_micros(lease)), step.as_bytes(), &round, &call];
         let (_, mut answer) = self.call("refuse_step", &held.identity, &arguments).await?;
         answer.take_number()
     }
@@ -260,7 +261,7 @@ impl LeaseStore for RedisStore {
     async fn claim(&self, claim: &Claim<'_>) -> Result<ClaimOutcome, StoreError> {
         check_claim(claim)?;
         let print = Fingerprint::from_digest(&claim.fingerprint);
-        let times = [claim.lease, claim.max_run, claim.retention].map(|time| to_argument(micros(time)));
+        let times = [claim.lease, claim.max_run, claim.retention].map(|time| to_argument(to_micros(time)));
         let crashes = to_argument(claim.max_crashes);
         let arguments: [&[u8]; 6] =
             [&print.0, claim.owner.as_bytes(), &times[0], &times[1], &times[2], &crashes];
@@ -298,7 +299,7 @@ impl LeaseStore for RedisStore {
         let arguments: [&[u8]; 5] = [
             &to_argument(held.token),
             &to_argument(failure.max_attempts),
-            &to_argument(micros(failure.delay)),
+            &to_argument(to_micros(failure.delay)),
             failure.reason.map_or("", Reason::as_str).as_bytes(),
             error.as_bytes(),
         ];

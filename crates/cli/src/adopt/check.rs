@@ -73,7 +73,7 @@ pub(super) async fn run(file: &Path, arguments: AdoptCheckArguments, times: Time
                 continue;
             };
             queue.check_depth(depth.ready, depth.subscriptions);
-            let facts = match Management::new(&config.rabbitmq, limit) {
+            let facts = match Management::open(&config.rabbitmq, limit) {
                 Ok(management) => query_queue_facts(&management, queue.name).await,
                 Err(error) => Err(error),
             };
@@ -110,16 +110,16 @@ pub(super) async fn run(file: &Path, arguments: AdoptCheckArguments, times: Time
     })
 }
 
-/// Queries a queue's facts and bindings from RabbitMQ's HTTP API. Unless our dead-letter exchange is set, it queries again for up to six
-/// seconds.
+/// Queries a queue's facts and bindings from RabbitMQ's HTTP API. Unless Oncely's dead-letter exchange is set, it queries again for up to
+/// [`MAX_FACT_AGE`].
 async fn query_queue_facts(
     management: &Management,
     queue: &str,
 ) -> Result<(QueueFacts, Vec<BindingFacts>), ManagementError> {
     let mut facts = management.query_queue(queue).await?.unwrap_or_default();
-    let ours = Topology::dead_letter_exchange(queue);
+    let own_exchange = Topology::dead_letter_exchange(queue);
     let until = Instant::now() + MAX_FACT_AGE;
-    while facts.setting("dead-letter-exchange").and_then(Value::as_str) != Some(&ours)
+    while facts.setting("dead-letter-exchange").and_then(Value::as_str) != Some(&own_exchange)
         && Instant::now() < until
     {
         tokio::time::sleep(Duration::from_millis(500)).await;
@@ -135,7 +135,7 @@ const MAX_FACT_AGE: Duration = Duration::from_secs(6);
 /// Queries the types of the exchanges that a queue is bound to; exchanges without an answer are left out.
 async fn query_exchange_types(config: &Config, bindings: &[BindingFacts]) -> Vec<(String, String)> {
     let mut types = Vec::new();
-    if let Ok(management) = Management::new(&config.rabbitmq, config.rabbitmq.timeout) {
+    if let Ok(management) = Management::open(&config.rabbitmq, config.rabbitmq.timeout) {
         let sources: BTreeSet<&str> =
             bindings.iter().map(|one| one.source.as_str()).filter(|source| !source.is_empty()).collect();
         for source in sources {
@@ -204,26 +204,26 @@ impl QueueRemarks<'_> {
 
     /// Checks the dead-letter exchange of the queue.
     fn check_dead_letters(&mut self, facts: &QueueFacts) {
-        let ours = Topology::dead_letter_exchange(self.name);
+        let own_exchange = Topology::dead_letter_exchange(self.name);
         let text = |value: Option<&Value>| value.and_then(Value::as_str).map(str::to_owned);
         let (set, by_policy) =
             (text(facts.setting("dead-letter-exchange")), text(facts.policy_setting("dead-letter-exchange")));
         match set {
-            Some(set) if set == ours => {
-                self.add(FINE, format!("what it drops goes to {ours}"), "");
+            Some(set) if set == own_exchange => {
+                self.add(FINE, format!("what it drops goes to {own_exchange}"), "");
             }
             None => self.add(
                 MUST,
                 "what the broker drops from it is gone: no dead-letter exchange",
                 format!(
                     "when the old consumer has stopped: a policy (the guide has the command), or add to its policy: \
-                     \"dead-letter-exchange\": \"{ours}\""
+                     \"dead-letter-exchange\": \"{own_exchange}\""
                 ),
             ),
             Some(other) if by_policy.as_ref() == Some(&other) => self.add(
                 MUST,
                 format!("its policy sends what it drops to {other:?}"),
-                format!("when the old consumer has stopped, and not before, change that policy to {ours}"),
+                format!("when the old consumer has stopped, and not before, change that policy to {own_exchange}"),
             ),
             Some(other) => self.add(
                 MUST,

@@ -124,7 +124,7 @@ async fn query_sections(config: &Config, mask: &Mask) -> Vec<(&'static str, Valu
     entries
 }
 
-/// Returns the value that was read, otherwise the reason for its absence.
+/// Returns the value that was read, otherwise an object with the error.
 fn value_or_error(result: Result<Value, sqlx::Error>) -> Value {
     result.unwrap_or_else(|error| json!({ "skipped": pg::describe(&error) }))
 }

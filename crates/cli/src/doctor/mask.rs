@@ -125,7 +125,7 @@ impl Mask {
             Value::String(text) => Value::String(self.mask_text(&text)),
             Value::Array(values) => values.into_iter().map(|value| self.apply(value)).collect(),
             Value::Object(fields) => {
-                // Names of fields are ours.
+                // Names of fields are Oncely's.
                 fields.into_iter().map(|(name, value)| (name, self.apply(value))).collect()
             }
             other => other,

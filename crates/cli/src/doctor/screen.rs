@@ -58,7 +58,7 @@ fn push_check(result: &CheckResult, verbose: bool, lines: &mut Vec<String>) {
     }
 }
 
-/// Formats the text of a finding with its subject, if it has one.
+/// Formats the text of a finding, after its subject unless that is empty.
 fn format_finding(about: &str, text: &str) -> String {
     match about {
         "" => escape(text),

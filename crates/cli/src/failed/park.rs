@@ -108,7 +108,7 @@ pub(super) async fn run(file: &Path, arguments: ParkArguments, _times: Times) ->
     Ok(code)
 }
 
-/// Finds the named consumer, or the only one that is configured.
+/// Finds the named consumer, or without a name the only configured one; `None` if there is none, or without a name several.
 fn find_consumer(config: &Config, name: Option<&str>) -> Option<IdentityPart> {
     let mut names = config.consumers.iter().map(|consumer| &consumer.name);
     match name {

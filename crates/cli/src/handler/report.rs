@@ -139,7 +139,8 @@ fn describe_known_key(key: &KnownKey) -> String {
     }
 }
 
-/// Describes the result of a call with several messages; of a call with one only its failure, since the message has its own line.
+/// Describes the result of a call with several messages; of a call with one only its failure, since the message has its own line. `None` if
+/// there is nothing to describe.
 fn describe_batch(numbers: &[usize], batch: &TriedBatch) -> Option<String> {
     let line = |position: &usize| numbers.get(*position).copied().unwrap_or_default();
     let lines = match &batch.messages[..] {
@@ -196,7 +197,7 @@ fn message_to_json(number: usize, one: &TriedMessage, line: impl Fn(&usize) -> O
         _ => None,
     };
     let response = match &one.outcome {
-        // PostgreSQL's JSON holds numbers that ours can't: then it is a text.
+        // PostgreSQL's JSON holds numbers that Rust's can't: then it is a text.
         Outcome::Completed { response: Some(response), .. } => {
             serde_json::from_str(response).unwrap_or_else(|_| Value::from(response.as_str()))
         }

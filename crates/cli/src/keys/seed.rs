@@ -99,7 +99,7 @@ pub(super) async fn run(file: &Path, arguments: KeySeedArguments) -> crate::Verb
         name: &name,
         consumer: &consumer,
         retention: arguments.retention,
-        bar: progress_bar(),
+        bar: build_progress_bar(),
         counts: SeedCounts::default(),
         refused: Vec::new(),
         conflicts: Vec::new(),
@@ -317,7 +317,7 @@ fn is_transient(error: &sqlx::Error) -> bool {
 }
 
 /// Creates a progress bar; without a terminal it draws nothing.
-fn progress_bar() -> ProgressBar {
+fn build_progress_bar() -> ProgressBar {
     let style = ProgressStyle::with_template("{spinner} {human_pos} lines, {per_sec}, {elapsed}");
     ProgressBar::new_spinner().with_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()))
 }

@@ -89,8 +89,14 @@ pub(super) async fn run(file: &Path, arguments: MirrorRebuildArguments, times: T
     // Recorded before the first record is written, so that the start is known however the run ends.
     let recorded = pg::record_action(&mut session.connection, &action).await;
     recorded.context("recording it (role oncely_operator)")?;
-    let mut rebuild_run =
-        RebuildRun { since, until, queued: 0, rate: arguments.rate, bar: progress_bar(), position: None };
+    let mut rebuild_run = RebuildRun {
+        since,
+        until,
+        queued: 0,
+        rate: arguments.rate,
+        bar: build_progress_bar(),
+        position: None,
+    };
     let result = rebuild_run.rebuild_all(&mut session, &names, after, || stop.is_cancelled()).await;
     rebuild_run.bar.finish_and_clear();
     let is_finished = matches!(result, Ok(true));
@@ -200,7 +206,7 @@ impl RebuildRun {
 }
 
 /// Creates a progress bar; without a terminal it draws nothing.
-fn progress_bar() -> ProgressBar {
+fn build_progress_bar() -> ProgressBar {
     let style = ProgressStyle::with_template("{msg} {bar:40} {pos} %");
     ProgressBar::new(100).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }

@@ -111,7 +111,7 @@ fn format_queues(snapshot: &StatusSnapshot, queues: &[QueueState], now: DateTime
     table.to_string()
 }
 
-/// Returns the open dead letters of a queue, if PostgreSQL answers.
+/// Returns the number of open dead letters of a queue; `None` if PostgreSQL does not answer.
 fn open_letters(snapshot: &StatusSnapshot, state: &QueueState) -> Option<u64> {
     snapshot.postgres.as_ref().ok().map(|database| database.dead_letters(&state.queue))
 }

@@ -107,7 +107,8 @@ pub(super) async fn run(file: &Path, arguments: TenantEraseArguments, times: Tim
     Ok(if receipt.is_complete() { ExitCode::SUCCESS } else { ExitCode::from(exit::NO) })
 }
 
-/// Describes why the erasure is refused, if it is: after the deletion of a key within its retention, a copy of its message runs again.
+/// Describes why the erasure is refused; `None` if it is not. It is refused if keys are within their retention and `--forget-keys` is not
+/// given: a late copy of such a message would run again.
 fn describe_refusal(counts: &TenantCounts, arguments: &TenantEraseArguments, times: Times) -> Option<String> {
     (counts.young_keys > 0 && !arguments.forget_keys).then(|| {
         let until = match counts.young_until {
@@ -117,13 +118,13 @@ fn describe_refusal(counts: &TenantCounts, arguments: &TenantEraseArguments, tim
         format!(
             "refused: {} not past their retention yet{until}. A copy of such a message that still comes would run again. Wait until then, or \
              accept it with --forget-keys where nothing of this tenant comes any more",
-            count_phrase(counts.young_keys, "key")
+            format_count_phrase(counts.young_keys, "key")
         )
     })
 }
 
 /// Formats a count with its noun and "is" or "are".
-fn count_phrase(count: i64, noun: &str) -> String {
+fn format_count_phrase(count: i64, noun: &str) -> String {
     format!("{} {}", format_count(count, noun), if count == 1 { "is" } else { "are" })
 }
 

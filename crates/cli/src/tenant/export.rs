@@ -271,7 +271,7 @@ fn mask_headers(masks: &Masks, pairs: &str) -> Value {
             }
             mask_json(masks, &json!(by_name).to_string())
         }
-        // Not in our format.
+        // Not in the format of stored pairs.
         Err(_) => mask_json(masks, pairs),
     }
 }

@@ -34,7 +34,7 @@ pub(super) fn format_percent(part: i64, whole: i64) -> String {
     if whole <= 0 { UNKNOWN_VALUE.to_owned() } else { format!("{:.1}", part as f64 * 100.0 / whole as f64) }
 }
 
-/// Formats a duration in seconds, if it is known.
+/// Formats a duration in seconds; an unknown one as [`UNKNOWN_VALUE`].
 pub(super) fn format_duration(seconds: Option<f64>) -> String {
     seconds.map_or_else(|| UNKNOWN_VALUE.to_owned(), format_seconds)
 }

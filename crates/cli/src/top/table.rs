@@ -165,7 +165,7 @@ fn state_style(state: ConsumerState) -> Style {
     }
 }
 
-/// Describes the cause of a consumer's state, or its recent failure while it runs.
+/// Describes the cause of a consumer's state, or its recent failure while it runs; `None` if it runs without one.
 fn describe_state(row: &ConsumerRow, now: DateTime<Utc>) -> Option<String> {
     let one = &row.overview;
     let since = one.since.map(|since| format!(" for {}", format_age(since, now))).unwrap_or_default();

@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use super::frame::{ScreenContent, format_bottom_line};
 use super::view::ScreenState;
 
-/// Returns the terminal's width if stdout is one.
+/// Returns the terminal's width in columns; `None` if stdout is no terminal.
 pub(super) fn width() -> Option<usize> {
     let is_terminal = std::io::stdout().is_terminal();
     is_terminal.then(terminal::size).and_then(Result::ok).map(|(width, _)| usize::from(width))

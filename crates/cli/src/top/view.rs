@@ -152,7 +152,7 @@ impl ScreenState {
         }
     }
 
-    /// Returns the index of the selected row; of the first one if none is selected.
+    /// Returns the index of the selected row; of the first one if none is selected; `None` without rows.
     pub(super) fn selected_index(&self, rows: &[ConsumerRow]) -> Option<usize> {
         let selected = self.selected.as_deref();
         let found = rows.iter().position(|row| Some(row.overview.consumer.as_str()) == selected);

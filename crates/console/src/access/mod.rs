@@ -106,7 +106,7 @@ pub(crate) fn check_listen_address(
 
 impl Access {
     /// Sets up the configured sign-in method. `listen`: the listening address. `user`: the owner of the one-time link. Also returns the
-    /// link's first token, if links are used.
+    /// link's first token, `None` unless links are used.
     ///
     /// # Errors
     /// If a file of secrets is invalid.
@@ -163,7 +163,7 @@ impl Access {
         matches!(self.method, SignInMethod::Proxy(..))
     }
 
-    /// Authenticates a request by its cookie, or by the headers of a trusted proxy; returns its session.
+    /// Authenticates a request by its cookie, or by the headers of a trusted proxy. Returns its session; `None` if it has no valid one.
     pub(crate) fn authenticate(&self, headers: &HeaderMap, now: DateTime<Utc>) -> Option<LoginSession> {
         if let SignInMethod::Proxy(proxy, secret) = &self.method {
             if let Some((header, expected_hash)) = secret {
@@ -197,7 +197,7 @@ impl Access {
                 .is_none_or(|cookie| self.find_user(cookie).as_ref() == Some(&session.user))
     }
 
-    /// Finds the owner of a cookie, with the current role.
+    /// Finds the owner of a cookie, with the current role; `None` if its credential is no longer valid, or a proxy names the users.
     fn find_user(&self, cookie: &session::SessionCookie) -> Option<User> {
         match &self.method {
             SignInMethod::Link(_, user) => {
@@ -211,7 +211,7 @@ impl Access {
         }
     }
 
-    /// Signs in by a one-time link or a token; returns the `Set-Cookie` value.
+    /// Signs in by a one-time link or a token. Returns the `Set-Cookie` value; `None` if the token is invalid.
     pub(crate) fn sign_in(&self, token: &str, now: DateTime<Utc>) -> Option<String> {
         let value = match &self.method {
             SignInMethod::Link(link, _) => {
@@ -231,7 +231,7 @@ impl Access {
         self.cookie_header("", 0)
     }
 
-    /// Creates another link, if links are used and the last one is old enough; returns its token.
+    /// Creates another link, and returns its token; `None` if no links are used, or within five seconds of the last one.
     pub(crate) fn renew_link(&self) -> Option<String> {
         match &self.method {
             SignInMethod::Link(link, _) => link.renew(Instant::now()),
@@ -255,7 +255,7 @@ impl Access {
     }
 }
 
-/// Returns a header that occurs once: of two, one may be the client's own.
+/// Returns a header that occurs once; `None` if it occurs never or more often: of two, one may be the client's own.
 fn single_header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a HeaderValue> {
     let mut values = headers.get_all(name).iter();
     match (values.next(), values.next()) {
@@ -264,7 +264,7 @@ fn single_header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a HeaderVal
     }
 }
 
-/// Reads the file of the proxy's secret; returns the secret's header and hash.
+/// Reads the file of the proxy's secret, and returns the secret's header and hash; `None` if no secret is configured.
 fn read_secret(proxy: &ProxySettings) -> Result<Option<(String, blake3::Hash)>, Problems> {
     let Some(secret) = &proxy.secret else { return Ok(None) };
     let mut problems = Problems::default();

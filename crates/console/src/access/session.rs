@@ -70,7 +70,7 @@ impl LoginSessions {
         format!("{payload}.{}", self.mac("cookie", payload.as_bytes()).to_hex())
     }
 
-    /// Verifies the signature and the end of a cookie; returns its content if it is valid.
+    /// Verifies the signature and the end of a cookie, and returns its content; `None` if it is invalid, expired or signed out.
     pub(crate) fn verify_cookie(&self, cookie: &str, now: DateTime<Utc>) -> Option<SessionCookie> {
         let (payload, mac) = cookie.rsplit_once('.')?;
         // In constant time.

@@ -39,14 +39,14 @@ impl Site {
         format!("{origin}{}/", self.base)
     }
 
-    /// Returns whether this is one of our host names. A foreign name server can point another name here (DNS rebinding), and then its pages
-    /// would have the same origin as ours.
+    /// Returns whether a host name is one of the console's own. A foreign name server can point another name here (DNS rebinding), and then
+    /// its pages would have the same origin as the console's.
     pub(crate) fn is_host(&self, host: &str) -> bool {
         let authorities = self.origins.iter().filter_map(|origin| Some(origin.split_once("://")?.1));
         authorities.into_iter().any(|authority| authority.eq_ignore_ascii_case(host))
     }
 
-    /// Returns whether this is one of our origins.
+    /// Returns whether an origin is one of the console's own.
     pub(crate) fn is_origin(&self, origin: &str) -> bool {
         self.origins.iter().any(|own| own.eq_ignore_ascii_case(origin))
     }

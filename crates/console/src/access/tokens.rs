@@ -100,18 +100,18 @@ impl AccessTokens {
         tokens
     }
 
-    /// Finds the owner of a token, in constant time for all unknown tokens.
+    /// Finds the owner of a token, in constant time for all unknown tokens; `None` for those.
     pub(crate) fn find_user(&self, token: &str) -> Option<&User> {
         self.find_entry(token).map(|(_, user)| user)
     }
 
-    /// Finds the owner of a token, with the token's hash.
+    /// Finds the owner of a token, with the token's hash; `None` for an unknown token.
     pub(crate) fn find_entry(&self, token: &str) -> Option<&(blake3::Hash, User)> {
         let hash = blake3::hash(token.as_bytes());
         self.0.iter().find(|(known, _)| *known == hash)
     }
 
-    /// Finds the owner of the first token with a hash that satisfies the predicate.
+    /// Finds the owner of the first token with a hash that satisfies the predicate; `None` if none does.
     pub(crate) fn find_by_hash(&self, predicate: impl Fn(&blake3::Hash) -> bool) -> Option<&User> {
         self.0.iter().find(|(known, _)| predicate(known)).map(|(_, user)| user)
     }

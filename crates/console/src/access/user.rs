@@ -15,7 +15,7 @@ oncely_core::words! {
 }
 
 impl ConsoleRole {
-    /// Parses the role of a token file.
+    /// Parses the role of a token file; `None` for any other word.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|role| role.as_str() == text)
     }

@@ -13,7 +13,7 @@ use super::super::settings::list_settings;
 use super::super::watch::{RecentActivity, StatusView};
 use super::consumer_state::{pause_details, state_sign};
 use super::leases;
-use super::overview::unavailable_error;
+use super::overview::build_unavailable_error;
 use super::plots::{self, PlotQuery};
 use oncely_config::Config;
 use oncely_core::shown;
@@ -34,7 +34,7 @@ pub(super) async fn page(request: PageRequest) -> PageResult {
     let name = request.parameters.get("name").unwrap_or_default().to_owned();
     let view = request.app.query_status().await;
     let (Ok(database), Some(activity)) = (&view.snapshot.postgres, &view.activity) else {
-        return Err(unavailable_error(&view));
+        return Err(build_unavailable_error(&view));
     };
     let query = PlotQuery::from_request(&request);
     let series = request.app.plots.query_series(&request.app.pool, query.range).await?;
@@ -249,7 +249,7 @@ fn configuration(config: &Config, name: &str) -> Markup {
     }
 }
 
-/// Renders the form that pauses or resumes the consumer, if the user and the console's login may do it.
+/// Renders the form that pauses or resumes the consumer; nothing for a viewer, and a note if the console's login may not do it.
 fn pause_form(
     request: &PageRequest,
     name: &str,

@@ -21,7 +21,7 @@ pub(super) fn state_sign(state: ConsumerState) -> Markup {
     html! { span class=(format!("state {style}")) { span aria-hidden="true" { (sign) } " " (word) } }
 }
 
-/// Renders a consumer's pause, if it is paused: its author, time, reason and end.
+/// Renders a consumer's pause: its author, time, reason and end; nothing if it is not paused.
 pub(super) fn pause_details(database: &DatabaseSnapshot, consumer: &str) -> Markup {
     html! {
         @if let Some(pause) = database.pause(consumer) {

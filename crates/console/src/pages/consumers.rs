@@ -5,7 +5,7 @@ use maud::{Markup, html};
 use super::super::ask::{PageRequest, PageResult};
 use super::super::html::{ago, code, format_number, text};
 use super::super::page::{EquivalentCommands, Page, Tab};
-use super::overview::unavailable_error;
+use super::overview::build_unavailable_error;
 use super::table::consumers;
 use oncely_ops::overview::ProcessOverview;
 use oncely_ops::status::DatabaseSnapshot;
@@ -18,7 +18,7 @@ use oncely_postgres as pg;
 pub(super) async fn page(request: PageRequest) -> PageResult {
     let view = request.app.query_status().await;
     let (Ok(database), Some(activity)) = (&view.snapshot.postgres, &view.activity) else {
-        return Err(unavailable_error(&view));
+        return Err(build_unavailable_error(&view));
     };
     let mut page = Page::new(Tab::Consumers, "Consumers");
     page.live = html! {

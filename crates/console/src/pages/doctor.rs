@@ -9,7 +9,7 @@ use super::super::html::{
 use super::super::page::{EquivalentCommands, Page, Tab};
 use super::super::watch::StatusView;
 use super::checks;
-use super::overview::{finding_item, unavailable_error};
+use super::overview::{build_unavailable_error, finding_item};
 use oncely_config::{Config, MirrorSettings};
 use oncely_core::units::format_count;
 use oncely_ops::status::{DatabaseSnapshot, Severity, StatusFinding};
@@ -21,7 +21,7 @@ use oncely_postgres as pg;
 /// If PostgreSQL does not answer, or a query fails.
 pub(super) async fn page(request: PageRequest) -> PageResult {
     let view = request.app.query_status().await;
-    let Ok(database) = &view.snapshot.postgres else { return Err(unavailable_error(&view)) };
+    let Ok(database) = &view.snapshot.postgres else { return Err(build_unavailable_error(&view)) };
     let mut page = Page::new(Tab::Doctor, "Doctor");
     page.live = html! {
         (findings(&view.findings))

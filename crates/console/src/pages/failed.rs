@@ -66,7 +66,7 @@ impl LetterQuery {
     /// Converts the filter to that of a database query.
     ///
     /// # Errors
-    /// The invalid value, in a message for the user.
+    /// If a value is invalid: a message for the user that names it.
     pub(super) fn to_filter(&self, now: DateTime<Utc>, limit: i64) -> Result<LetterFilter, PageError> {
         let since = units::parse_time(self.since.as_deref().unwrap_or(DEFAULT_RANGE), now)
             .map_err(PageError::Wrong)?;

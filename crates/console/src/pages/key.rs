@@ -53,8 +53,11 @@ async fn build_page(request: &PageRequest, visibility: Visibility) -> Result<Pag
     let (tenant, consumer) = (request.parameters.get("tenant"), request.parameters.get("consumer"));
     let mut pooled = request.app.pool.acquire().await?;
     let stories = read_stories(&request.app.config, &mut pooled.session, key, tenant, consumer).await?;
-    let since =
-        if stories.is_empty() { trail::find_beginning(&mut pooled.session.connection).await? } else { None };
+    let since = if stories.is_empty() {
+        trail::find_oldest_time(&mut pooled.session.connection).await?
+    } else {
+        None
+    };
     let key_page = KeyPage {
         request,
         key,

@@ -160,13 +160,13 @@ async fn find_lease(request: &PageRequest) -> Result<(Option<HeldLease>, pg::Abi
 pub(super) async fn release_form(request: PageRequest) -> PageResult {
     let (lease, abilities) = find_lease(&request).await?;
     Ok(match lease {
-        Some(lease) => release_page(&request, &lease, &abilities, None).into(),
-        None => no_holder_page(&request).into(),
+        Some(lease) => build_release_page(&request, &lease, &abilities, None).into(),
+        None => build_no_holder_page(&request).into(),
     })
 }
 
 /// Builds the page for a key that no run holds.
-fn no_holder_page(request: &PageRequest) -> Page {
+fn build_no_holder_page(request: &PageRequest) -> Page {
     let mut page = Page::new(Tab::Keys, "Release a key");
     page.above = html! {
         p.lead { "No run holds this key by a lease." }
@@ -182,7 +182,7 @@ fn no_holder_page(request: &PageRequest) -> Page {
 
 /// Builds the page that releases a key: its lease, the consequences, and the form. `message`: the reason why the last attempt changed
 /// nothing.
-fn release_page(
+fn build_release_page(
     request: &PageRequest,
     lease: &HeldLease,
     abilities: &pg::Abilities,
@@ -243,9 +243,11 @@ pub(super) async fn release(request: PageRequest) -> PageResult {
     if !abilities.release_leases {
         return Err(PageError::Refused(describe_refusal(&abilities.login, NO_ABILITY)));
     }
-    let Some(lease) = lease else { return Ok(PageReply::from_rejected_action(no_holder_page(&request))) };
+    let Some(lease) = lease else {
+        return Ok(PageReply::from_rejected_action(build_no_holder_page(&request)));
+    };
     let reject = |message: &str| {
-        Ok(PageReply::from_rejected_action(release_page(&request, &lease, &abilities, Some(message))))
+        Ok(PageReply::from_rejected_action(build_release_page(&request, &lease, &abilities, Some(message))))
     };
     let Some(note) = request.parameters.get_trimmed("note") else { return reject("A reason is required.") };
     if request.parameters.get_trimmed("typed") != Some("1") {

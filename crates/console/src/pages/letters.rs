@@ -68,7 +68,7 @@ fn format_state_flag(query: &LetterQuery) -> String {
     }
 }
 
-/// Parses a row's position in the list: its time and its id.
+/// Parses a row's position in the list: its time and its id; `None` for any other text.
 fn parse_position(text: &str) -> Option<(DateTime<Utc>, Uuid)> {
     let (at, id) = text.split_once('.')?;
     Some((DateTime::from_timestamp_micros(at.parse().ok()?)?, Uuid::try_parse(id).ok()?))

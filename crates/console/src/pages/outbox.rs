@@ -13,7 +13,7 @@ use super::super::html::{
 };
 use super::super::page::{EquivalentCommands, Page, Tab, csrf_field};
 use super::super::watch::StatusView;
-use super::overview::unavailable_error;
+use super::overview::build_unavailable_error;
 use super::plots::{self, PlotQuery};
 use oncely_core::decide::PrecheckMode;
 use oncely_core::shown;
@@ -53,7 +53,7 @@ fn parse_filter(request: &PageRequest, limit: i64) -> Result<EventFilter, PageEr
 /// If the filter is invalid, or PostgreSQL does not answer.
 pub(super) async fn page(request: PageRequest) -> PageResult {
     let view = request.app.query_status().await;
-    let Ok(database) = &view.snapshot.postgres else { return Err(unavailable_error(&view)) };
+    let Ok(database) = &view.snapshot.postgres else { return Err(build_unavailable_error(&view)) };
     let query = PlotQuery::from_request(&request);
     let series = request.app.plots.query_series(&request.app.pool, query.range).await?;
     let filter = parse_filter(&request, ROWS)?;

@@ -28,7 +28,7 @@ const MAX_FINDINGS: usize = 6;
 pub(super) async fn page(request: PageRequest) -> PageResult {
     let view = request.app.query_status().await;
     let (Ok(database), Some(activity)) = (&view.snapshot.postgres, &view.activity) else {
-        return Err(unavailable_error(&view));
+        return Err(build_unavailable_error(&view));
     };
     let query = PlotQuery::from_request(&request);
     let series = request.app.plots.query_series(&request.app.pool, query.range).await?;
@@ -52,8 +52,8 @@ pub(super) async fn page(request: PageRequest) -> PageResult {
     Ok(page.into())
 }
 
-/// Returns the error of a view without a database: PostgreSQL does not answer, or a query failed.
-pub(super) fn unavailable_error(view: &StatusView) -> PageError {
+/// Builds the error of a view without a database: PostgreSQL does not answer, or a query failed.
+pub(super) fn build_unavailable_error(view: &StatusView) -> PageError {
     match view.snapshot.postgres.as_ref().err() {
         Some(failure) if !failure.is_away => PageError::Failed(failure.text.clone()),
         failure => PageError::Away(failure.map(|failure| failure.text.clone()).unwrap_or_default()),

@@ -144,14 +144,14 @@ async fn make_requested_plan(
 pub(super) async fn page(request: PageRequest) -> PageResult {
     let (change_request, plan) = make_requested_plan(&request).await?;
     Ok(match plan {
-        Some(plan) => plan_page(&request, &change_request, &plan, None),
-        None => too_many_page(&request, &change_request),
+        Some(plan) => build_plan_page(&request, &change_request, &plan, None),
+        None => build_too_many_page(&request, &change_request),
     }
     .into())
 }
 
 /// Builds the page for more letters than one operation takes.
-fn too_many_page(request: &PageRequest, change_request: &ChangeRequest) -> Page {
+fn build_too_many_page(request: &PageRequest, change_request: &ChangeRequest) -> Page {
     let mut page = Page::new(Tab::Failed, change_request.title());
     page.is_refreshed = false;
     page.above = html! {
@@ -163,7 +163,7 @@ fn too_many_page(request: &PageRequest, change_request: &ChangeRequest) -> Page 
 }
 
 /// Builds the page of a plan with its form. `message`: the reason why the last attempt changed nothing.
-fn plan_page(
+fn build_plan_page(
     request: &PageRequest,
     change_request: &ChangeRequest,
     plan: &LetterChangePlan,
@@ -248,11 +248,11 @@ fn confirm_form(request: &PageRequest, change_request: &ChangeRequest, plan: &Le
 pub(super) async fn begin_operation(request: PageRequest) -> PageResult {
     let (change_request, plan) = make_requested_plan(&request).await?;
     let Some(plan) = plan else {
-        return Ok(PageReply::from_rejected_action(too_many_page(&request, &change_request)));
+        return Ok(PageReply::from_rejected_action(build_too_many_page(&request, &change_request)));
     };
     let number = plan.letters.len();
     let reject = |message: &str| {
-        Ok(PageReply::from_rejected_action(plan_page(&request, &change_request, &plan, Some(message))))
+        Ok(PageReply::from_rejected_action(build_plan_page(&request, &change_request, &plan, Some(message))))
     };
     let Some(reason) = request.parameters.get_trimmed("note") else { return reject("A reason is required.") };
     if number == 0 {

@@ -39,13 +39,13 @@ async fn find_key(request: &PageRequest) -> Result<(Option<KeyDetails>, Abilitie
 pub(super) async fn settle_form(request: PageRequest) -> PageResult {
     let (key, abilities) = find_key(&request).await?;
     Ok(match key {
-        Some(key) => settle_page(&request, &key, &abilities, None).into(),
-        None => no_settlement_page().into(),
+        Some(key) => build_settle_page(&request, &key, &abilities, None).into(),
+        None => build_no_settlement_page().into(),
     })
 }
 
 /// Builds the page for a key that no operator can settle.
-fn no_settlement_page() -> Page {
+fn build_no_settlement_page() -> Page {
     let mut page = Page::new(Tab::Keys, "Settle a key");
     page.above = html! {
         p.lead { "There is nothing to settle: it is known whether this key took effect, a run holds it, or it is tried again." }
@@ -57,7 +57,7 @@ fn no_settlement_page() -> Page {
 }
 
 /// Builds the page that settles a key: its state, and the form. `message`: the reason why the last attempt changed nothing.
-fn settle_page(
+fn build_settle_page(
     request: &PageRequest,
     key: &KeyDetails,
     abilities: &Abilities,
@@ -127,9 +127,9 @@ pub(super) async fn settle(request: PageRequest) -> PageResult {
     if !abilities.settle {
         return Err(PageError::Refused(describe_refusal(&abilities.login, NO_ABILITY)));
     }
-    let Some(key) = key else { return Ok(PageReply::from_rejected_action(no_settlement_page())) };
+    let Some(key) = key else { return Ok(PageReply::from_rejected_action(build_no_settlement_page())) };
     let reject = |message: &str| {
-        Ok(PageReply::from_rejected_action(settle_page(&request, &key, &abilities, Some(message))))
+        Ok(PageReply::from_rejected_action(build_settle_page(&request, &key, &abilities, Some(message))))
     };
     let took_effect = match request.parameters.get_trimmed("took_effect") {
         Some("yes") => true,

@@ -49,7 +49,8 @@ pub(super) async fn page(request: PageRequest) -> PageResult {
         ));
     };
     let mut pooled = request.app.pool.acquire().await?;
-    // The server's current time, not our estimate, which is ahead by the latency of an answer: a row between the two would never be sent.
+    // The server's current time, not the console's estimate, which is ahead by the latency of an answer: a row between the two would never
+    // be sent.
     let now = pg::read_database_time(&mut pooled.session.connection).await?;
     pooled.give_back();
     let query = Search::parse(request.parameters.get("q").unwrap_or_default()).to_query(now);
@@ -73,7 +74,8 @@ pub(super) async fn page(request: PageRequest) -> PageResult {
     Ok(PageReply::Other(response))
 }
 
-fn timeout_error() -> PageError {
+/// Builds the error of a query that PostgreSQL does not answer within [`TASK_TIMEOUT`].
+fn build_timeout_error() -> PageError {
     PageError::Away(format!("no answer within {TASK_TIMEOUT:?}"))
 }
 
@@ -98,7 +100,7 @@ impl TailStream {
         }
         match tokio::time::timeout(TASK_TIMEOUT, self.query_new_rows())
             .await
-            .unwrap_or_else(|_| Err(timeout_error()))
+            .unwrap_or_else(|_| Err(build_timeout_error()))
         {
             Ok(events) if events.is_empty() => Some(": nothing new\n\n".to_owned()),
             Ok(events) => Some(events),

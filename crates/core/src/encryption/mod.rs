@@ -173,13 +173,16 @@ impl fmt::Debug for StoredValue {
 }
 
 impl StoredValue {
-    /// Creates a value from the two columns of a row.
+    /// Creates a value from the columns of a row: its bytes, and the id of the key that encrypted them, `None` for a plain value.
     #[doc(hidden)]
     pub fn from_columns(bytes: Vec<u8>, key: Option<String>) -> Self {
         Self { key, bytes }
     }
 
     /// Prepares a value for storing; encrypts it if there is a cipher.
+    ///
+    /// # Errors
+    /// If encryption fails.
     #[doc(hidden)]
     pub fn seal(
         cipher: Option<&Arc<dyn Cipher>>,
@@ -191,20 +194,23 @@ impl StoredValue {
         Ok(Self { key: Some(sealed.key), bytes: [ENVELOPE, &sealed.bytes].concat() })
     }
 
-    /// Returns the key's id if the value is encrypted. Both column and prefix must indicate it: a program without encryption overwrites the
-    /// body and leaves the key's id unchanged.
+    /// Returns the key's id; `None` if the value is not encrypted. Both column and prefix must indicate encryption: a program without it
+    /// overwrites the body and leaves the key's id unchanged.
     #[doc(hidden)]
     pub fn key(&self) -> Option<&str> {
         self.key.as_deref().filter(|_| self.bytes.starts_with(ENVELOPE))
     }
 
-    /// Returns the values of the two columns: the key's id, and the bytes.
+    /// Converts the value into the columns of a row: the id of the key that encrypted it, `None` for a plain value, and its bytes.
     #[doc(hidden)]
-    pub fn columns(self) -> (Option<String>, Vec<u8>) {
+    pub fn into_columns(self) -> (Option<String>, Vec<u8>) {
         (self.key, self.bytes)
     }
 
     /// Returns the plain value; decrypts it if it is encrypted.
+    ///
+    /// # Errors
+    /// If the value is encrypted, and its key is missing or does not decrypt it at this place.
     #[doc(hidden)]
     pub fn open(
         &self,

@@ -51,7 +51,7 @@ impl KeyRing {
     /// ```
     ///
     /// # Errors
-    /// All errors of the text at once.
+    /// If the text is invalid: all its errors at once.
     pub fn parse(text: &str) -> Result<Self, KeyRingError> {
         // The parser's error quotes the line, which may hold a key.
         let Ok(file) = toml::from_str::<KeyFile>(text) else {
@@ -107,8 +107,8 @@ fn parse_key(digits: &str) -> Option<[u8; KEY_DIGITS / 2]> {
     Some(bytes)
 }
 
-/// Returns the place followed by the key's id: a row with a changed id does not decrypt either.
-fn associated_data(place: &Place<'_>, key: &str) -> Vec<u8> {
+/// Builds the associated data of a value: its place, followed by the key's id, so that a row with a changed id does not decrypt either.
+fn build_associated_data(place: &Place<'_>, key: &str) -> Vec<u8> {
     [place.to_bytes().as_slice(), key.as_bytes()].concat()
 }
 
@@ -117,7 +117,7 @@ impl Cipher for KeyRing {
         let to_error = |text: &str| CipherError::Other(text.to_owned());
         let (id, cipher) = self.keys.first().ok_or_else(|| to_error("no key"))?;
         let nonce = XNonce::try_generate().map_err(|_| to_error("the system gives no random bytes"))?;
-        let aad = associated_data(place, id);
+        let aad = build_associated_data(place, id);
         let sealed = cipher
             .encrypt(&nonce, Payload { msg: plain, aad: &aad })
             .map_err(|_| to_error("too long to be encrypted"))?;
@@ -131,7 +131,7 @@ impl Cipher for KeyRing {
         let broken = || CipherError::DoesNotOpen { key: id.clone() };
         let (nonce, ciphertext) = sealed.bytes.split_at_checked(NONCE_BYTES).ok_or_else(broken)?;
         let nonce = <[u8; NONCE_BYTES]>::try_from(nonce).map_err(|_| broken())?;
-        let aad = associated_data(place, id);
+        let aad = build_associated_data(place, id);
         cipher.decrypt(&XNonce::from(nonce), Payload { msg: ciphertext, aad: &aad }).map_err(|_| broken())
     }
 }

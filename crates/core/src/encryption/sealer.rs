@@ -24,7 +24,8 @@ enum WrappedText {
 }
 
 impl WrappedText {
-    /// Parses a stored text that is a wrapper, without parsing a handler's own JSON: it may hold numbers that Rust can't represent.
+    /// Parses a stored text that is a wrapper; `None` for any other text. A handler's own JSON is not parsed: it may hold numbers that Rust
+    /// can't represent.
     fn parse(json: &str) -> Option<Self> {
         // The beginning of such an object, as Rust and PostgreSQL write it.
         if !json.starts_with("{\"oncely_") {

@@ -32,10 +32,10 @@ type EndpointBody = Full<Bytes>;
 pub(super) struct EndpointClient(Transport<EndpointBody>);
 
 impl EndpointClient {
-    /// Creates the client of an endpoint. Reads the endpoint's certificates, and opens no connection.
-    pub(super) fn new(endpoint: &HttpEndpoint) -> Result<Self, TlsError> {
+    /// Loads the endpoint's certificates, and creates its client. Opens no connection.
+    pub(super) fn load(endpoint: &HttpEndpoint) -> Result<Self, TlsError> {
         let is_kept = endpoint.repeat != Repeat::Never;
-        Transport::new(endpoint.tls.as_ref(), endpoint.timeout, is_kept, "consumers.handler").map(Self)
+        Transport::load(endpoint.tls.as_ref(), endpoint.timeout, is_kept, "consumers.handler").map(Self)
     }
 
     /// Sends a request, and reads the answer. Without an answer within `limit` the result is unknown.

@@ -40,10 +40,10 @@ mod post {
     pub struct HttpHandlerError(#[from] oncely_net::tls::TlsError);
 
     impl HttpHandler {
-        /// Reads the certificates. Makes no connection yet.
+        /// Loads the certificates, and creates the handler. Makes no connection yet.
         #[doc(hidden)]
-        pub fn new(endpoint: HttpEndpoint) -> Result<Self, HttpHandlerError> {
-            let client = EndpointClient::new(&endpoint)?;
+        pub fn load(endpoint: HttpEndpoint) -> Result<Self, HttpHandlerError> {
+            let client = EndpointClient::load(&endpoint)?;
             Ok(Self { endpoint, client })
         }
 

@@ -18,8 +18,8 @@ const ESCAPED: &AsciiSet = &CONTROLS.add(b'%').add(b' ');
 /// Headers of the sender's trace context, passed on.
 const TRACE_HEADERS: [&str; 2] = ["traceparent", "tracestate"];
 
-/// Creates the error of a request that can't be sent: the environment's fault, since nothing was sent and every message fails alike.
-fn unsent_error(text: impl Into<String>) -> StepError {
+/// Builds the error of a request that can't be sent: the environment's fault, since nothing was sent and every message fails alike.
+fn build_unsent_error(text: impl Into<String>) -> StepError {
     StepError::Refused(HandlerError::environment(text))
 }
 
@@ -33,7 +33,7 @@ pub(super) async fn build_request(
         .url
         .as_str()
         .parse()
-        .map_err(|_| unsent_error("handler.http is not a URL that can be called"))?;
+        .map_err(|_| build_unsent_error("handler.http is not a URL that can be called"))?;
     let mut request = Request::new(Full::new(message.raw.body.clone()));
     *request.method_mut() = Method::POST;
     *request.uri_mut() = uri;
@@ -66,14 +66,15 @@ pub(super) async fn build_request(
         }
     }
     for (name, value) in &endpoint.headers {
-        let name = HeaderName::from_bytes(name.as_bytes())
-            .map_err(|_| unsent_error(format!("handler.headers: {name:?} can't be the name of a header")))?;
+        let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| {
+            build_unsent_error(format!("handler.headers: {name:?} can't be the name of a header"))
+        })?;
         headers.insert(name, to_secret_value(value.expose_secret())?);
     }
     if let Some(file) = &endpoint.token_file {
         let token = tokio::fs::read_to_string(file).await;
         let token = token.map_err(|error| {
-            unsent_error(format!("handler.token_file {} can't be read: {error}", file.display()))
+            build_unsent_error(format!("handler.token_file {} can't be read: {error}", file.display()))
         })?;
         headers.insert(AUTHORIZATION, to_secret_value(&format!("Bearer {}", token.trim()))?);
     }
@@ -85,13 +86,13 @@ fn escape(part: &str) -> String {
 }
 
 fn to_header_value(value: &str) -> Result<HeaderValue, StepError> {
-    HeaderValue::from_str(value).map_err(|_| unsent_error("a header can't be sent"))
+    HeaderValue::from_str(value).map_err(|_| build_unsent_error("a header can't be sent"))
 }
 
 /// Converts a secret to a header's value that is left out of printed requests.
 fn to_secret_value(value: &str) -> Result<HeaderValue, StepError> {
     let mut value = HeaderValue::from_str(value).map_err(|_| {
-        unsent_error("a secret of handler.headers or handler.token_file can't be a header's value")
+        build_unsent_error("a secret of handler.headers or handler.token_file can't be a header's value")
     })?;
     value.set_sensitive(true);
     Ok(value)

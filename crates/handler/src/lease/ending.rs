@@ -49,8 +49,9 @@ pub enum RunEndResult<T> {
 }
 
 impl Lease {
-    /// Completes the key, with the run's own writes: tried until it is done, or lost. An error of the writes is the run's failure: its
-    /// calls of other systems are recorded by its steps, and the next run only writes again. `fingerprint`: of the payload.
+    /// Completes the key, with the run's own writes. Retries until it is done, the lease is lost, or the process no longer waits for it. An
+    /// error of the writes is the run's failure: its calls of other systems are recorded by its steps, and the next run only writes again.
+    /// `fingerprint`: of the payload.
     #[doc(hidden)]
     pub async fn complete(
         &self,
@@ -124,7 +125,8 @@ impl Lease {
     }
 
     /// Converts the response to its stored form: encrypted if that is configured, but not the reason of a refusal, which is in the trail
-    /// unencrypted as well. A response that is too large is the run's failure. One that can't be encrypted is logged and left out.
+    /// unencrypted as well. A response that is too large is the run's failure. Returns `None` without a response, or if it can't be
+    /// encrypted, which is logged.
     fn seal_response(&self, finish: &Finish, is_refused: bool) -> Result<Option<Value>, Fault> {
         let Some(response) = finish.response.clone() else { return Ok(None) };
         let bytes = pg::to_json_text(&response).len();
@@ -145,7 +147,7 @@ impl Lease {
         })
     }
 
-    /// Records that the run failed, repeating until it is recorded, the lease is lost or the process ends.
+    /// Records that the run failed. Retries until the failure is recorded, the lease is lost, or the process no longer waits for it.
     #[doc(hidden)]
     pub async fn fail(&self, failure: RunFailure) -> RunEndResult<LeaseFailOutcome> {
         self.run().store_unrecorded_outcomes().await;
@@ -201,7 +203,7 @@ impl Lease {
         }
     }
 
-    /// Repeats a statement until it is answered, or the process no longer waits for it. `action` is for the log.
+    /// Retries a statement until it is answered, or the process no longer waits for it. `action` is for logs.
     async fn run_until_answered<T: Send + 'static>(
         &self,
         action: &str,
@@ -239,7 +241,7 @@ async fn complete_with_writes(
     }
     let transaction_id = pg::wait_for_answer(limit, pg::read_transaction_id(&mut transaction)).await?;
     pg::wait_for_answer(limit, pg::enter_handler(&mut transaction, pg::LockWait::Session)).await?;
-    lease.run_in_time(write(&mut transaction)).await?;
+    lease.run_within_max_run(write(&mut transaction)).await?;
     check_transaction(&mut transaction, &transaction_id).await?;
     at("lease.commit.before");
     // Includes the writes' deferred work: a timeout there is an error of the writes.

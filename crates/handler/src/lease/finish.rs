@@ -31,7 +31,7 @@ impl Finish {
     /// Creates the end of a run with a response that duplicates get: 64 KiB of JSON at most.
     ///
     /// # Errors
-    /// When it can't be written as JSON.
+    /// If the response can't be written as JSON.
     pub fn response(response: impl Serialize) -> Result<Self, HandlerError> {
         let response =
             serde_json::to_value(response).map_err(|error| HandlerError::permanent(error.to_string()))?;

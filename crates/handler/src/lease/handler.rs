@@ -39,7 +39,7 @@ pub trait LeasedHandler: Send + Sync + 'static {
     /// Does the work of one message.
     ///
     /// # Errors
-    /// The error decides about another try; see [`HandlerError`].
+    /// If the work fails: the error decides about another try; see [`HandlerError`].
     fn handle(
         &self,
         lease: &Lease,

@@ -70,7 +70,7 @@ impl Lease {
     /// Calls another system, unless an earlier run has done it, as [`Run::step`] does.
     ///
     /// # Errors
-    /// As [`Run::step`]. The handler must return all of them.
+    /// If [`Run::step`] fails, or the call is made in a [transaction](Self::transaction) of this lease. The handler must return the error.
     pub async fn step<T, F, Fut>(&self, step: &Step, call: F) -> Result<T, HandlerError>
     where
         T: Serialize + DeserializeOwned,
@@ -84,7 +84,8 @@ impl Lease {
     /// Calls another system, or asks it whether an earlier call has happened, as [`Run::step_or_ask`] does.
     ///
     /// # Errors
-    /// As [`Run::step_or_ask`]. The handler must return all of them.
+    /// If [`Run::step_or_ask`] fails, or the call is made in a [transaction](Self::transaction) of this lease. The handler must return the
+    /// error.
     pub async fn step_or_ask<T, A, AskFut, F, Fut>(
         &self,
         step: &Step,
@@ -106,7 +107,8 @@ impl Lease {
     /// result is returned, and nothing is written. `name` is the step's, 1 to 255 bytes.
     ///
     /// # Errors
-    /// Errors of `work`; a lost lease. If the answer to COMMIT is lost, the run fails, and the next one finds the result.
+    /// If `work` fails or exceeds `max_run`, PostgreSQL fails, or the lease is lost. If the answer to COMMIT is lost, the run fails, and
+    /// the next one finds the result.
     pub async fn transaction<T, W>(&self, name: &'static str, work: W) -> Result<T, HandlerError>
     where
         T: Serialize + DeserializeOwned + Send + 'static,
@@ -128,7 +130,7 @@ impl Lease {
                     pg::wait_for_answer(limit, pg::read_transaction_id(&mut transaction)).await?;
                 pg::wait_for_answer(limit, pg::enter_handler(&mut transaction, pg::LockWait::Session))
                     .await?;
-                let value = lease.run_in_time(work(&mut transaction)).await?;
+                let value = lease.run_within_max_run(work(&mut transaction)).await?;
                 let result = run.encode_result(&step, &value)?;
                 check_transaction(&mut transaction, &transaction_id).await?;
                 let lease_id = run.lease_id().as_row();
@@ -168,7 +170,7 @@ impl Lease {
     }
 
     /// Runs a handler's work in its transaction, for `max_run` at most.
-    pub(super) async fn run_in_time<T>(
+    pub(super) async fn run_within_max_run<T>(
         &self,
         work: impl Future<Output = Result<T, HandlerError>>,
     ) -> Result<T, HandlerError> {

@@ -188,7 +188,7 @@ impl<S: LeaseStore> ComparedStore<'_, S> {
 /// store in memory. The same seed gives the same histories.
 ///
 /// # Errors
-/// The history up to the differing answer, and both answers.
+/// If answers differ: the history up to the first one that does, and both answers.
 pub async fn histories<S: LeaseStore, C: Clock>(
     store: &S,
     clock: &C,

@@ -8,7 +8,7 @@ mod trail;
 
 pub use group::{CallGroup, GroupLimits};
 pub use sessions::{
-    LeaseSessions, SessionReuse, Statement, StatementError, build_statement, repeatable_error,
+    LeaseSessions, SessionReuse, Statement, StatementError, build_repeatable_error, build_statement,
 };
 pub use store::{GroupedStore, RunCompletion, TagFn};
 pub use trail::RunTrail;

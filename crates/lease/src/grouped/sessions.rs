@@ -1,7 +1,7 @@
 //! Sessions for the short transactions of leases: a few, shared by many runs.
 //!
 //! Each statement runs in a task of its own, to its end: dropping a run cancels no statement half-way. Statements are idempotent, so after
-//! a lost answer a statement is repeated until it is answered.
+//! a lost answer a statement is retried until it is answered.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -91,15 +91,15 @@ impl SessionOpener for LeaseOpener {
 #[error("{0}")]
 struct RepeatableFault(Fault);
 
-/// Creates the error of a statement that is repeated after this fault, regardless of its class, and is no outage. It is reported as a stall
+/// Builds the error of a statement that is retried after this fault, regardless of its class, and is no outage. It is reported as a stall
 /// unless it is another transaction's lock.
 #[doc(hidden)]
-pub fn repeatable_error(fault: Fault) -> sqlx::Error {
+pub fn build_repeatable_error(fault: Fault) -> sqlx::Error {
     sqlx::Error::Configuration(Box::new(RepeatableFault(fault)))
 }
 
-/// Returns the fault of an error that [`repeatable_error`] created.
-fn repeatable_fault(error: &sqlx::Error) -> Option<&Fault> {
+/// Finds the fault of an error that [`build_repeatable_error`] has built; `None` for any other error.
+fn find_repeatable_fault(error: &sqlx::Error) -> Option<&Fault> {
     match error {
         sqlx::Error::Configuration(inner) => inner.downcast_ref::<RepeatableFault>().map(|fault| &fault.0),
         _ => None,
@@ -213,7 +213,8 @@ impl LeaseSessions {
         })
     }
 
-    /// Repeats a statement until it is answered or `until` is cancelled. `build` builds it for each try; `action` is for the log.
+    /// Retries a statement until it is answered. Once `until` is cancelled, returns the last [`StatementError::Unavailable`]. `build`
+    /// builds the statement for each try; `action` is for logs.
     #[doc(hidden)]
     pub async fn run_until_answered<T: Send + 'static>(
         self: &Arc<Self>,
@@ -225,13 +226,13 @@ impl LeaseSessions {
             let (sessions, statement) = (Arc::clone(self), build());
             Box::pin(async move { sessions.run_once(statement).await })
         };
-        self.repeat_until_answered(until, action, call).await
+        self.retry_until_answered(until, action, call).await
     }
 
-    /// Repeats `call` until it is answered; `action` is for logs. Once `until` is cancelled, returns the last
+    /// Retries `call` until it is answered; `action` is for logs. Once `until` is cancelled, returns the last
     /// [`StatementError::Unavailable`].
     #[doc(hidden)]
-    pub async fn repeat_until_answered<T>(
+    pub async fn retry_until_answered<T>(
         &self,
         until: &CancellationToken,
         action: &str,
@@ -260,7 +261,7 @@ impl LeaseSessions {
         if is_lease_lost(&error) {
             return StatementError::Lost;
         }
-        let (fault, is_outage) = match (repeatable_fault(&error).cloned(), classify(error)) {
+        let (fault, is_outage) = match (find_repeatable_fault(&error).cloned(), classify(error)) {
             (Some(fault), _) => (fault, false),
             (None, PgFault::Outage(outage)) => {
                 (Fault::new(FaultClass::Environment, None, outage.to_string()), true)

@@ -40,8 +40,8 @@ const MAX_HEADERS: usize = 1_000;
 /// that read its sockets.
 const CATCH_UP_TIME: Duration = Duration::from_millis(250);
 
-/// Waits for an answer for up to `limit`, and for `CATCH_UP_TIME` longer, so that an answer that has arrived in time is not counted as
-/// missing. Returns `None` if no answer arrives. Dropped, it drops the answer.
+/// Waits for an answer for up to `limit`, and for `CATCH_UP_TIME` longer, so that an answer that has arrived within `limit` is not counted
+/// as missing. Returns `None` if no answer arrives. Dropped, it drops the answer.
 pub async fn wait_for_answer<T>(limit: Duration, answer: impl Future<Output = T>) -> Option<T> {
     tokio::pin!(answer);
     match tokio::time::timeout(limit, &mut answer).await {
@@ -93,10 +93,10 @@ where
     B::Data: Buf + Send,
     B::Error: Into<Box<dyn StdError + Send + Sync>>,
 {
-    /// Creates a transport, and reads the certificates. `limit`: time limit of a request; half of it, and five seconds at most, for a
+    /// Loads the certificates, and creates a transport. `limit`: time limit of a request; half of it, and five seconds at most, for a
     /// connection. `is_kept`: a connection is used again, unless a body was sent on it; false keeps requests that may not be repeated off a
     /// connection that the server may be about to close.
-    pub fn new(
+    pub fn load(
         tls: Option<&TlsSettings>,
         limit: Duration,
         is_kept: bool,
@@ -136,12 +136,12 @@ where
         };
         result.map_err(|error| {
             let fault = classify_fault(&error, self.has_certificate);
-            // With TLS 1.3 a server reports only after the handshake that it does not trust us, and reads nothing then.
+            // With TLS 1.3 a server reports only after the handshake that it does not trust this program, and reads nothing then.
             let is_refused = matches!(
                 fault,
                 Some(TlsFault::ClientCertificateMissing | TlsFault::ClientCertificateRefused)
             );
-            let cause = error_chain_text(&error);
+            let cause = format_error_chain(&error);
             let text = fault.map_or_else(|| cause.clone(), |fault| fault.explanation(self.section));
             let is_unsent = error.is_connect() || is_refused || has_cause(&error, hyper::Error::is_canceled);
             TransportError { is_unsent, is_cut: has_cause(&error, hyper::Error::is_user), fault, cause, text }
@@ -178,7 +178,7 @@ fn has_cause(error: &Error, is_match: fn(&hyper::Error) -> bool) -> bool {
 }
 
 /// Formats an error with its causes, which hold addresses and no secrets.
-fn error_chain_text(error: &Error) -> String {
+fn format_error_chain(error: &Error) -> String {
     let mut text = error.to_string();
     let mut cause = StdError::source(error);
     while let Some(one) = cause {

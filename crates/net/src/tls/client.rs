@@ -33,7 +33,7 @@ impl TlsClient {
     /// Makes the handshake with the server `host`, or with the configured server name.
     ///
     /// # Errors
-    /// rustls's error as the inner error; [`TlsError`] if the server does not answer.
+    /// If the handshake fails: rustls's error as the inner error. If the server does not answer within `limit`: [`TlsError`].
     pub async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(
         &self,
         host: &str,

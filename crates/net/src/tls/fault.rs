@@ -113,7 +113,7 @@ impl TlsFault {
     }
 }
 
-/// Finds the first error of a type in a chain of causes.
+/// Finds the first error of a type in a chain of causes; `None` if the chain has none.
 fn find_cause<'a, T: Error + 'static>(error: &'a (dyn Error + 'static)) -> Option<&'a T> {
     let mut next = Some(error);
     while let Some(error) = next {
@@ -122,7 +122,7 @@ fn find_cause<'a, T: Error + 'static>(error: &'a (dyn Error + 'static)) -> Optio
         }
         // The content of an I/O error is not its source: its source is the content's.
         let content = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
-        // The same applies to a shared error.
+        // Nor is the content of a shared error its source.
         let shared = error.downcast_ref::<Arc<dyn Error + Send + Sync>>().map(AsRef::as_ref);
         next = match (content, shared) {
             (Some(content), _) => Some(content as &(dyn Error + 'static)),

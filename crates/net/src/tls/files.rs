@@ -35,7 +35,7 @@ impl TlsFiles {
     /// Reads the files. Blocks: they are small.
     ///
     /// # Errors
-    /// All problems of the files.
+    /// If files are missing or invalid: all their problems.
     pub fn read(settings: &TlsSettings) -> Result<Self, Vec<FileError>> {
         let mut errors = Vec::new();
         let ca = read_valid("ca", settings.ca.as_deref(), read_ca, &mut errors);
@@ -53,7 +53,7 @@ impl TlsFiles {
     }
 }
 
-/// Reads a file, if it is configured; adds the problem of an invalid one.
+/// Reads a file; `None` if it is not configured, or is invalid, which adds an error.
 fn read_valid<T>(
     setting: &'static str,
     path: Option<&Path>,
@@ -96,7 +96,7 @@ fn read_certificates(path: &Path) -> Result<(Vec<u8>, Vec<CertificateDer<'static
     let pem = read_bytes(path)?;
     let certificates: Vec<_> = CertificateDer::pem_slice_iter(&pem)
         .collect::<Result<_, _>>()
-        .map_err(|error| pem_error_text(&error).to_owned())?;
+        .map_err(|error| describe_pem_error(&error).to_owned())?;
     match certificates.is_empty() {
         true => Err("holds no certificate (a block BEGIN CERTIFICATE of PEM)".to_owned()),
         false => Ok((pem, certificates)),
@@ -111,12 +111,12 @@ fn read_key(path: &Path) -> Result<(Vec<u8>, PrivateKeyDer<'static>), String> {
         Err(pem::Error::NoItemsFound) => {
             Err("holds no private key (a block BEGIN PRIVATE KEY of PEM, not encrypted)".to_owned())
         }
-        Err(error) => Err(pem_error_text(&error).to_owned()),
+        Err(error) => Err(describe_pem_error(&error).to_owned()),
     }
 }
 
 /// Describes an error of PEM, in place of the library's text, which quotes lines of the file.
-fn pem_error_text(error: &pem::Error) -> &'static str {
+fn describe_pem_error(error: &pem::Error) -> &'static str {
     match error {
         pem::Error::MissingSectionEnd { .. } => "is cut off: a block of PEM has no end",
         pem::Error::SectionTooLarge => "has a block of PEM that is too large",

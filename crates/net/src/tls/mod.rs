@@ -20,7 +20,7 @@ pub use fault::TlsFault;
 pub use fault::classify_fault;
 #[cfg(feature = "tls")]
 pub use files::TlsFiles;
-pub use plaintext::{is_local, plaintext_refusal, tls_for_scheme};
+pub use plaintext::{describe_plaintext_refusal, is_local, tls_for_scheme};
 #[cfg(feature = "tls")]
 pub use provider::provider;
 #[cfg(feature = "tls")]

@@ -26,7 +26,7 @@ pub fn tls_for_scheme(
     if is_local(host) || allow_plaintext {
         return Ok(None);
     }
-    Err(TlsError::Refused(plaintext_refusal(host, &format!("{tls_scheme}://"), section)))
+    Err(TlsError::Refused(describe_plaintext_refusal(host, &format!("{tls_scheme}://"), section)))
 }
 
 /// Returns whether the host is this machine, so that no data leaves it.
@@ -35,9 +35,9 @@ pub fn is_local(host: &str) -> bool {
     host.eq_ignore_ascii_case("localhost") || bare.parse().is_ok_and(|address: IpAddr| address.is_loopback())
 }
 
-/// Returns the text of the error that a plaintext connection to this host is refused, with both remedies: `remedy` to use TLS, or
-/// `allow_plaintext` in its section.
-pub fn plaintext_refusal(host: &str, remedy: &str, section: &str) -> String {
+/// Describes that a plaintext connection to this host is refused, with both remedies: `remedy` to use TLS, or `allow_plaintext` in its
+/// section.
+pub fn describe_plaintext_refusal(host: &str, remedy: &str, section: &str) -> String {
     format!(
         "goes to {host} in plaintext, password and messages among it: write {remedy}, or allow_plaintext = true in [{section}] if \
          nobody else is on the way there"

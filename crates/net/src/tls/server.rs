@@ -33,11 +33,11 @@ impl ResolvesServerCert for CurrentCertificate {
 }
 
 impl TlsServer {
-    /// Reads the files of `cert` and `key`. Blocks: they are small.
+    /// Loads the files of `cert` and `key`. Blocks: they are small.
     ///
     /// # Errors
     /// If they can't be used.
-    pub fn new(settings: &TlsSettings) -> Result<Self, TlsError> {
+    pub fn load(settings: &TlsSettings) -> Result<Self, TlsError> {
         let certificate = Arc::new(CurrentCertificate(Mutex::new(read_certificate(settings)?)));
         let builder = ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();
         // The provider supports all default versions.
@@ -64,7 +64,7 @@ impl TlsServer {
     /// Makes the handshake with a client.
     ///
     /// # Errors
-    /// rustls's error as the inner error; [`TlsError`] if the client does not answer.
+    /// If the handshake fails: rustls's error as the inner error. If the client does not answer within `limit`: [`TlsError`].
     pub async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(
         &self,
         socket: S,

@@ -73,7 +73,7 @@ impl LetterChangePlan {
         refuse: impl Fn(&PlannedLetter) -> Option<&'static str>,
     ) -> Result<Self, sqlx::Error> {
         let states: Vec<String> = change.open_states().iter().map(|state| (*state).to_owned()).collect();
-        let letters = pg::plan_letters(connection, now, &filter, &states, filter.limit).await?;
+        let letters = pg::list_planned_letters(connection, now, &filter, &states, filter.limit).await?;
         let mut plan = Self {
             change,
             filter,

@@ -26,8 +26,8 @@ pub struct Overrides {
     pub repeat_unknown: bool,
 }
 
-/// Returns the reason why a letter can't run again unchanged, or not in a bulk requeue. `is_named`: the letters are selected by id,
-/// failure or key, and not only by origin and time.
+/// Returns the reason why a letter can't run again unchanged, or not in a bulk requeue; `None` if it may. `is_named`: the letters are
+/// selected by id, failure or key, and not only by origin and time.
 pub fn requeue_refusal(letter: &PlannedLetter, is_named: bool, overrides: Overrides) -> Option<&'static str> {
     if letter.reason == Reason::KeyConflict.as_str() {
         return Some(

@@ -80,7 +80,7 @@ pub async fn sweep(
 /// tenant's if its mark proves it: a header alone could be any publisher's.
 ///
 /// # Errors
-/// Like [`sweep`].
+/// If a server does not answer: the other messages stay in their queue, and the next sweep finds them.
 pub async fn sweep_tenant(
     config: &Config,
     session: &mut Session,

@@ -86,7 +86,7 @@ pub struct ConsumerOverview {
     pub p99: Option<f64>,
     /// `done` of the last six spans of ten seconds, the oldest first.
     pub done_by_span: Vec<i64>,
-    /// The last message that failed, if it did within the last minute.
+    /// The last message that failed; `None` if none did within the last minute.
     pub failed: Option<FailureNotice>,
     /// When the last message took effect, as far as a live worker knows.
     pub completed_at: Option<DateTime<Utc>>,

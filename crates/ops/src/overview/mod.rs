@@ -33,7 +33,7 @@ pub struct Overview {
 }
 
 impl Overview {
-    /// Reads the state. `configured`: the consumers of the given configuration, if there is one. For every role that can read
+    /// Reads the state. `configured`: the consumers of the given configuration; `None` without one. For every role that can read
     /// `oncely.stats`: operators and auditors.
     ///
     /// # Errors

@@ -25,11 +25,11 @@ pub(super) async fn read_processes(
     now: DateTime<Utc>,
 ) -> Result<Vec<ProcessOverview>, sqlx::Error> {
     let rows = pg::list_processes(connection, now - MAX_LISTED_SILENCE).await?;
-    Ok(rows.into_iter().map(|row| to_overview(row, now)).collect())
+    Ok(rows.into_iter().map(|row| into_overview(row, now)).collect())
 }
 
-/// Converts the row of a process; reports that can't be parsed are left out.
-fn to_overview(row: ProcessRow, now: DateTime<Utc>) -> ProcessOverview {
+/// Converts the row of a process; its reports are empty if they can't be parsed.
+fn into_overview(row: ProcessRow, now: DateTime<Utc>) -> ProcessOverview {
     // Another build may have another format: then the state of its consumers is unknown.
     let reports = serde_json::from_value(row.consumers.clone()).unwrap_or_default();
     ProcessOverview { silent: now - row.last_seen_at > pg::SILENCE_TIME, row, reports }

@@ -30,7 +30,7 @@ pub(super) struct RecentCounts {
 }
 
 impl RecentCounts {
-    /// Returns the duration in seconds that this share of all deliveries did not exceed.
+    /// Returns the duration in seconds that this share of all deliveries did not exceed; `None` without deliveries.
     pub(crate) fn quantile(&self, share: f64) -> Option<f64> {
         quantile(&self.durations, share)
     }

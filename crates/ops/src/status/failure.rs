@@ -14,7 +14,7 @@ impl ServerFailure {
     /// Returns the reason why a server is not used.
     ///
     /// # Errors
-    /// The error itself, if the database does not match the configuration.
+    /// If the database does not match the configuration: `error` itself.
     pub fn from_error(error: anyhow::Error) -> anyhow::Result<Self> {
         match exit::code(&error) {
             exit::CONFIG => Err(error),

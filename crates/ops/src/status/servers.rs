@@ -75,7 +75,7 @@ impl Servers {
         }
     }
 
-    /// Closes the connection to RabbitMQ.
+    /// Closes the connection to RabbitMQ. A failure is logged.
     pub async fn close(&self) {
         if let Some(connection) = self.broker.lock().await.take()
             && let Err(error) = connection.close(200, "done".into()).await

@@ -118,6 +118,7 @@ impl StatusSnapshot {
     }
 
     /// Returns the time at which the last message of a consumer took effect: from the keys, or from a worker, which may remember longer.
+    /// `None` if neither knows one.
     pub fn completed_at(&self, consumer: &str) -> Option<DateTime<Utc>> {
         let states = self.postgres.as_ref().map_or(&[][..], |database| &database.consumers);
         let from_keys =
@@ -177,7 +178,7 @@ impl DatabaseSnapshot {
         letters.map_or(0, |letters| u64::try_from(letters.waiting).unwrap_or_default())
     }
 
-    /// Returns the pause of a consumer, if it is paused.
+    /// Returns the pause of a consumer; `None` if it is not paused.
     pub fn pause(&self, consumer: &str) -> Option<&Pause> {
         self.overview.pauses.iter().find(|pause| pause.consumer == consumer)
     }

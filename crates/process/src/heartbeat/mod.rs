@@ -103,8 +103,8 @@ impl Heartbeat {
         Self { stop: stop.drop_guard(), task }
     }
 
-    /// Ends the heartbeat of a process that exits normally: writes the last statistics, and removes the process's row. Waits for up to four
-    /// seconds for a server that does not answer.
+    /// Ends the heartbeat of a process that exits normally: writes the last statistics, and removes the process's row. Waits up to
+    /// `ANSWER_TIMEOUT` (four seconds) for a server that does not answer.
     pub async fn end(self) {
         drop(self.stop);
         if tokio::time::timeout(ANSWER_TIMEOUT, self.task).await.is_err() {

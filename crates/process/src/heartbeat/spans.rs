@@ -17,7 +17,7 @@ const MAX_SPAN_LEAD: TimeDelta = TimeDelta::seconds(30);
 #[derive(Debug, Default)]
 pub(super) struct Spans {
     open: Option<DateTime<Utc>>,
-    /// Totals at its beginning.
+    /// Totals at its start.
     base: Option<Totals>,
     /// Totals at its last write.
     written: Option<Totals>,

@@ -90,8 +90,8 @@ fn set_constants(consumer: &ConsumerSettings) {
 }
 
 impl ConsumerMetrics {
-    /// Creates all series of the consumer.
-    pub fn new(consumer: &ConsumerSettings) -> Self {
+    /// Registers all series of the consumer with the current recorder.
+    pub fn register(consumer: &ConsumerSettings) -> Self {
         let name = consumer.name.as_str().to_owned();
         let c = || name.clone();
         set_constants(consumer);

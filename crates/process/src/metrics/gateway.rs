@@ -27,7 +27,8 @@ pub struct RequestMetrics {
 }
 
 impl RequestMetrics {
-    fn new(keyed: &'static str, answers: impl Iterator<Item = &'static str>) -> Self {
+    /// Registers the series of requests with a key (`keyed` is `yes`) or without one (`no`), and of these answers.
+    fn register(keyed: &'static str, answers: impl Iterator<Item = &'static str>) -> Self {
         let labels = answers.chain([OTHER]);
         let to_counter = |answer: &'static str| {
             (answer, counter!("oncely_gateway_requests_total", "keyed" => keyed, "answer" => answer))
@@ -65,11 +66,11 @@ pub struct GatewayMetrics {
 }
 
 impl GatewayMetrics {
-    /// Creates the series. `consumer`: consumer of the keys; `answers`: names of all answers.
-    pub fn new<I: Iterator<Item = &'static str>>(consumer: &str, answers: impl Fn() -> I) -> Self {
+    /// Registers the series with the current recorder. `consumer`: consumer of the keys; `answers`: names of all answers.
+    pub fn register<I: Iterator<Item = &'static str>>(consumer: &str, answers: impl Fn() -> I) -> Self {
         Self {
-            keyed: RequestMetrics::new("yes", answers()),
-            plain: RequestMetrics::new("no", answers()),
+            keyed: RequestMetrics::register("yes", answers()),
+            plain: RequestMetrics::register("no", answers()),
             inflight: gauge!("oncely_gateway_inflight_requests"),
             connections: gauge!("oncely_gateway_connections"),
             unknown_keys: gauge!("oncely_gateway_unknown_keys", "consumer" => consumer.to_owned()),

@@ -22,13 +22,13 @@ pub struct MirrorMetrics {
 
 impl Default for MirrorMetrics {
     fn default() -> Self {
-        Self::new()
+        Self::register()
     }
 }
 
 impl MirrorMetrics {
-    /// Creates the series.
-    pub fn new() -> Self {
+    /// Registers the series with the current recorder.
+    pub fn register() -> Self {
         Self {
             breaker_open: gauge!("oncely_mirror_breaker_open"),
             epoch_changes: counter!("oncely_epoch_changes_total"),
@@ -45,8 +45,8 @@ pub struct ProcessMetrics {
 }
 
 impl ProcessMetrics {
-    /// Creates the series for the servers that the process needs, and for the configuration's digest.
-    pub(crate) fn new(digest: &str, servers: &[Server]) -> Self {
+    /// Registers the series for the servers that the process needs, and for the configuration's digest, with the current recorder.
+    pub(crate) fn register(digest: &str, servers: &[Server]) -> Self {
         gauge!("oncely_build_info", "version" => env!("CARGO_PKG_VERSION")).set(1.0);
         gauge!("oncely_config_info", "digest" => digest.to_owned()).set(1.0);
         Self {

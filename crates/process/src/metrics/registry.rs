@@ -1,7 +1,7 @@
 //! Recorder of a process's metrics.
 
 /// Recorder of this process's metrics. With a listener it is Oncely's own, which `/metrics` shows; without one it is the recorder that the
-/// embedding program has installed (`metrics::set_global_recorder`), if any.
+/// embedding program has installed (`metrics::set_global_recorder`), or none.
 pub struct Registry {
     #[cfg(feature = "listener")]
     own: Option<OwnRecorder>,

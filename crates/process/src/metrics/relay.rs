@@ -110,8 +110,8 @@ pub struct GcMetrics {
 }
 
 impl GcMetrics {
-    /// Creates its series.
-    pub fn new(config: &Config) -> Self {
+    /// Registers its series with the current recorder.
+    pub fn register(config: &Config) -> Self {
         let consumers = config.consumers.iter().map(|consumer| consumer.name.as_str());
         Self {
             deleted: HandlesByName::new(
@@ -129,8 +129,8 @@ impl GcMetrics {
 pub struct DoctorMetrics(BTreeMap<&'static str, [Gauge; 2]>);
 
 impl DoctorMetrics {
-    /// Creates the series of these checks.
-    pub fn new(checks: impl Iterator<Item = &'static str>) -> Self {
+    /// Registers the series of these checks with the current recorder.
+    pub fn register(checks: impl Iterator<Item = &'static str>) -> Self {
         let of = |check: &'static str| {
             let severities = ["warning", "error"];
             let gauges = severities
@@ -167,8 +167,8 @@ pub struct RelayMetrics {
 }
 
 impl RelayMetrics {
-    /// Creates all series of a relay.
-    pub fn new(config: &Config) -> Self {
+    /// Registers all series of a relay with the current recorder.
+    pub fn register(config: &Config) -> Self {
         let consumers = || config.consumers.iter().map(|consumer| consumer.name.as_str());
         // A queue has one consumer, so the consumer label adds no series; alerting rules use it to find the queues of a paused consumer.
         let queues = config.consumers.iter().flat_map(|consumer| {

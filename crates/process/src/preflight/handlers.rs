@@ -63,7 +63,7 @@ fn format_functions(handler: &SqlFunction, functions: &[HandlerFunction]) -> Str
     if signatures.is_empty() { format!("no {}", handler.name) } else { signatures.join("; ") }
 }
 
-/// Finds the function of a configured handler with its signature; an error is the reason why it can't be called.
+/// Finds the function of a configured handler with its signature; never `None`. An error is the reason why it can't be called.
 fn find_callable<'a>(
     handler: &SqlFunction,
     functions: &'a [HandlerFunction],

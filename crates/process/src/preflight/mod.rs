@@ -87,7 +87,7 @@ impl Preflight {
     /// Checks that no change is required, neither of the configuration nor at the servers, for commands that do not wait.
     ///
     /// # Errors
-    /// All required changes, if there are any.
+    /// If changes are required, with all of them.
     pub fn ensure_fit(&self) -> Result<(), Problems> {
         let mut all = Problems::default();
         for problem in self.problems.list().iter().chain(self.unfit.list()) {
@@ -113,17 +113,17 @@ pub struct PostgresUnreachable(pub String);
 /// Opens a session to a fit database.
 ///
 /// # Errors
-/// The problems of the database, as reported at start-up, or that it does not answer.
+/// If the database is unfit, with its problems as reported at start-up, or does not answer ([`PostgresUnreachable`]).
 pub async fn open_session(config: &Config) -> anyhow::Result<Session> {
     let mut preflight = preflight(config).await;
     let session = preflight.session.take();
     ensure_opened(session, preflight)
 }
 
-/// Returns the object that was opened, if no check has failed.
+/// Returns the object that was opened.
 ///
 /// # Errors
-/// See [`open_session`].
+/// If a check has failed, with the required changes; or if `object` is `None`, as PostgreSQL does not answer ([`PostgresUnreachable`]).
 pub fn ensure_opened<T>(object: Option<T>, preflight: Preflight) -> anyhow::Result<T> {
     preflight.ensure_fit()?;
     object.ok_or_else(|| PostgresUnreachable(preflight.unreachable.join("; ")).into())

@@ -18,7 +18,7 @@ pub async fn check_postgres(config: &Config, findings: &mut CheckFindings) -> Op
     connect_and_check(&config.postgres, &config.cell, findings).await
 }
 
-/// Connects with the given settings, and checks the database. `cell`: the cell's required name.
+/// Connects with the given settings, and checks the database; `None` after an error, which is a finding. `cell`: the cell's required name.
 pub(super) async fn connect_and_check(
     settings: &PgSettings,
     cell: &str,
@@ -204,7 +204,7 @@ fn unwrap_keys_or_report<T>(
     }
 }
 
-/// Checks that the worker may read pauses. Without that right it would never begin.
+/// Checks that the worker may read pauses. Without that right it would never take a message.
 pub async fn check_pauses(config: &Config, session: &mut Session, findings: &mut CheckFindings) {
     let server = config.postgres.redacted();
     let query = pg::list_missing_privileges(&mut session.connection, &[("select", "oncely.controls")]);
@@ -267,7 +267,7 @@ pub fn report_query_error(
     }
 }
 
-/// Returns the SQLSTATE of an error, if the server sent one.
+/// Returns the SQLSTATE of an error; `None` if the server sent none.
 pub(super) fn sqlstate(error: &sqlx::Error) -> Option<Cow<'_, str>> {
     error.as_database_error().and_then(|error| error.code())
 }

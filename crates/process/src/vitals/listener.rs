@@ -39,7 +39,7 @@ const CONNECTION_TIMEOUT: Duration = Duration::from_secs(15);
 /// Serves requests on a thread of its own, with its own runtime, until the current runtime ends.
 ///
 /// # Errors
-/// If the thread can't be started.
+/// If the thread or its runtime can't be started.
 pub(super) fn serve(vitals: Arc<Vitals>, listener: TcpListener) -> std::io::Result<()> {
     let address = listener.local_addr()?;
     let listener = listener.into_std()?;
@@ -130,7 +130,7 @@ async fn serve_requests(vitals: Arc<Vitals>, listener: TcpListener, stop: Cancel
     }
 }
 
-/// Serves one request, and closes the connection.
+/// Serves one request, and closes the connection, which lasts for up to [`CONNECTION_TIMEOUT`].
 async fn serve_request(router: Router, stream: TcpStream, stop: CancellationToken) {
     let service = TowerToHyperService::new(router);
     // An error is logged there, and ends the connection.

@@ -149,7 +149,7 @@ impl Vitals {
     /// process keeps the address, or `stop` is cancelled.
     ///
     /// # Errors
-    /// If it can't listen there.
+    /// If the process can't listen there.
     pub(crate) async fn start(
         program: Program<'_>,
         stop: &CancellationToken,
@@ -177,7 +177,7 @@ impl Vitals {
             let _ = (listen, setting, stop);
             Registry::new_with_global_recorder(kind)
         };
-        let metrics = registry.with_recorder(|| ProcessMetrics::new(digest, servers));
+        let metrics = registry.with_recorder(|| ProcessMetrics::register(digest, servers));
         let vitals = Arc::new(Self {
             process: Process {
                 id: Uuid::now_v7(),

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use oncely_postgres::ObservedClock;
 
-/// Returns the reason for which nothing is deleted by this reading of the database's clock; `None` if the reading is plausible.
-pub fn clock_refusal(clock: &ObservedClock) -> Option<String> {
+/// Describes why nothing is deleted by this reading of the database's clock; `None` if the reading is plausible.
+pub fn describe_clock_refusal(clock: &ObservedClock) -> Option<String> {
     if clock.explained {
         return None;
     }

@@ -12,8 +12,8 @@ use oncely_postgres::{
     self as pg, CollectionReport, ConsumerCollection, ObservedClock, RetentionRule, Session,
 };
 
-/// Returns the time before which rows of this retention may be deleted; the epoch of Unix if it is out of range.
-fn cutoff(now: DateTime<Utc>, retention: Duration) -> DateTime<Utc> {
+/// Computes the time before which rows of this retention may be deleted; the epoch of Unix if it is out of range.
+fn compute_cutoff(now: DateTime<Utc>, retention: Duration) -> DateTime<Utc> {
     chrono::Duration::from_std(retention)
         .ok()
         .and_then(|age| now.checked_sub_signed(age))
@@ -50,7 +50,7 @@ pub enum CollectionOutcome {
 /// `oncely.claim` carry their own expiry. A step that fails is in the report, and the others go on.
 ///
 /// # Errors
-/// An outage of PostgreSQL.
+/// If PostgreSQL is away.
 pub async fn collect(
     config: &Config,
     session: &mut Session,
@@ -122,7 +122,7 @@ fn record_failure<T>(
 enum CollectedKeys<'a> {
     /// Keys of a consumer in this state.
     OfConsumer(&'a RetentionRule, KeyStatus),
-    /// Keys with their own expiry, if it is before this time.
+    /// Keys with their own expiry, which is before this time.
     Expired(DateTime<Utc>),
 }
 
@@ -197,7 +197,7 @@ async fn collect_letters(
     session: &mut Session,
     stop: &impl Fn() -> bool,
 ) -> Result<(), sqlx::Error> {
-    let before = cutoff(session.clock.now(), config.audit.retention);
+    let before = compute_cutoff(session.clock.now(), config.audit.retention);
     let mut deleted = 0;
     loop {
         let batch = pg::collect_letters(&mut session.connection, before, i64::from(config.gc.batch));
@@ -222,7 +222,7 @@ async fn collect_ordering_keys(
     session: &mut Session,
     stop: &impl Fn() -> bool,
 ) -> Result<(), sqlx::Error> {
-    let before = cutoff(session.clock.now(), ORDERING_KEY_LIFETIME);
+    let before = compute_cutoff(session.clock.now(), ORDERING_KEY_LIFETIME);
     let mut next = Some((String::new(), String::new()));
     let mut deleted = 0;
     while let Some(after) = next.take_if(|_| !stop()) {

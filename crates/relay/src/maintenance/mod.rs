@@ -6,7 +6,7 @@ mod partitions;
 mod quotas;
 mod schedule;
 
-pub use clock::clock_refusal;
+pub use clock::describe_clock_refusal;
 pub use gc::{CollectionOutcome, collect, plan_collection};
 pub use partitions::{PartitionReport, format_hash, maintain_partitions};
 pub(crate) use quotas::run_counts;

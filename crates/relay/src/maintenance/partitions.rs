@@ -59,7 +59,7 @@ async fn create_partitions(
         step("gc.partitions.before");
         match wait_for_answer(
             config.postgres.client_timeout(),
-            pg::make_partition(&mut session.connection, day),
+            pg::create_partition(&mut session.connection, day),
         )
         .await
         {
@@ -114,7 +114,7 @@ async fn drop_old_partitions(
         Ok(values) => values,
         Err(error) => return report.record_failure("no partition was dropped", error),
     };
-    if let Some(refusal) = clock::clock_refusal(&clock) {
+    if let Some(refusal) = clock::describe_clock_refusal(&clock) {
         report.notes.push(refusal);
         return Ok(());
     }

@@ -28,8 +28,8 @@ pub(crate) struct MaintenanceReporter {
     pub(crate) metrics: GcMetrics,
 }
 
-/// Maintains the tables at intervals until `stop`; errors are logged, and their work is repeated. Two relays at once are correct: the lock
-/// only saves work.
+/// Maintains the tables at intervals until `stop`; errors are logged, and the failed work is done again with the next interval. Two relays
+/// at once are correct: the lock only saves work.
 pub(crate) async fn run(
     config: Config,
     factory: SessionFactory,
@@ -121,7 +121,7 @@ async fn maintain(
     }
     let now = session.clock.now();
     session.close().await;
-    // A failed step is repeated within the hour, and not a night later.
+    // A failed step runs again within the hour, and not a night later.
     let latest = has_failed.then(|| now + PARTITION_INTERVAL * 9 / 10);
     let latest = latest.or(next_collection.filter(|due| *due > now));
     let due = next_collection_time(&config.gc, now).into_iter().chain(latest).min();

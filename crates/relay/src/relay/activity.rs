@@ -105,8 +105,8 @@ impl RelayActivity {
         state.oldest_age = age;
     }
 
-    /// Returns the reason for which nothing goes to a target; `None` if a read has succeeded within `limit`.
-    pub(crate) fn stuck_reason(&self, target: Target, limit: Duration) -> Option<String> {
+    /// Describes why nothing goes to a target; `None` if a read has succeeded within `limit`.
+    pub(crate) fn describe_stall(&self, target: Target, limit: Duration) -> Option<String> {
         let state = self.lock(target);
         if state.last_success.is_some_and(|at| at.elapsed() < limit) {
             return None;

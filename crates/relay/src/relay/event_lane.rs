@@ -124,7 +124,7 @@ impl LaneReporter {
     }
 }
 
-/// Logs the counts since the last log line, if there are any, and resets them.
+/// Logs the counts since the last log line unless all are zero, and resets them.
 fn log_total(total: &mut EventReport) {
     let EventReport { published, failed, parked, .. } = std::mem::take(total);
     if published + failed + parked > 0 {
@@ -133,8 +133,8 @@ fn log_total(total: &mut EventReport) {
 }
 
 impl EventLane {
-    /// Publishes one batch of events; opens the connections that it needs. Returns the results, and the error that ended the batch early;
-    /// `None` while the broker takes no messages.
+    /// Publishes one batch of events; opens the connections that it needs. Returns the results and the error that ended the batch early,
+    /// without an error if none did; `None` while the broker takes no messages.
     async fn relay_batch(
         &mut self,
         witnesses: &Witnesses<Uuid>,
@@ -181,7 +181,7 @@ impl EventLane {
         batch.publish().await.map(Some)
     }
 
-    /// Closes the sessions and the connection to RabbitMQ.
+    /// Closes the sessions, each within two seconds, and the connection to RabbitMQ, within `rabbitmq.timeout`.
     async fn close(self) {
         if let Some(sessions) = self.sessions {
             sessions.close().await;

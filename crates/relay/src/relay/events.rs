@@ -139,7 +139,7 @@ fn take_limits(settings: &EventSettings) -> TakeLimits {
 impl EventBatch<'_> {
     /// Takes a batch of events, publishes it, deletes the events that have arrived. The rows stay locked meanwhile, so that several lanes
     /// and relays share the work; a crash before the COMMIT publishes the same events again, with the same `message_id`s. Beside the
-    /// results it returns the error of the broker's connection that ended the batch, if one did.
+    /// results it returns the error of the broker's connection that ended the batch; `None` if the batch was not ended early.
     pub(crate) async fn publish(self) -> Result<(EventReport, Option<AmqpError>), EventError> {
         let Self {
             session,
@@ -194,7 +194,7 @@ impl EventBatch<'_> {
         step("events.publish.before");
         let began = witnesses.begin();
         let record_publish = |event: &TakenEvent, result: &PublishResult, began| {
-            let failure = failure_reason(event, result).map(|(reason, _)| reason);
+            let failure = describe_failure(event, result).map(|(reason, _)| reason);
             traces.record_publish(event, now, began, failure);
         };
         let until = Instant::now() + max_publish_time;
@@ -227,7 +227,7 @@ impl EventBatch<'_> {
     }
 }
 
-/// Deletes the events that have arrived.
+/// Deletes the events that have arrived. Fails if one of them is gone: the batch is given up.
 async fn delete_arrived(
     connection: &mut PgConnection,
     limit: Duration,
@@ -243,7 +243,7 @@ async fn delete_arrived(
     Ok(())
 }
 
-/// Records the failures of events.
+/// Records the failures of events. Fails if one of them is gone: the batch is given up.
 async fn record_failures(
     connection: &mut PgConnection,
     limit: Duration,
@@ -281,7 +281,8 @@ fn zip_results<'a>(
 /// wave is sent in [parts](split_into_parts).
 ///
 /// No part but the first begins after `until`: PostgreSQL ends a transaction that is idle for too long, and then all of them would be sent
-/// again, repeatedly. An event that was not sent has no result, and is taken with the next batch.
+/// again, repeatedly. An event that was not sent has no result, and is taken with the next batch. Also returns the error of the connection
+/// that ended the waves; `None` without one.
 async fn publish_in_waves(
     connection: &PublishConnection,
     events: &[TakenEvent],
@@ -415,8 +416,8 @@ fn build_message<'a>(event: &'a TakenEvent, payload: &'a [u8]) -> Option<Outgoin
     ))
 }
 
-/// Returns the reason of a failure: a stable code and a text for people. `None` if the event has arrived.
-fn failure_reason(event: &TakenEvent, result: &PublishResult) -> Option<(&'static str, String)> {
+/// Describes a failure by a stable code and a text for people; `None` if the event has arrived.
+fn describe_failure(event: &TakenEvent, result: &PublishResult) -> Option<(&'static str, String)> {
     Some(match result {
         PublishResult::Arrived => return None,
         PublishResult::Unroutable if event.reply => {
@@ -480,7 +481,7 @@ struct FailureJudge<'a> {
     settings: &'a EventSettings,
     now: DateTime<Utc>,
     witnesses: &'a Witnesses<Uuid>,
-    /// Begin of the batch's publication.
+    /// Start of the batch's publication.
     began: Began,
     /// Other events of the batch have arrived.
     has_arrived: bool,
@@ -493,7 +494,7 @@ impl FailureJudge<'_> {
         events: impl Iterator<Item = (&'a TakenEvent, &'a PublishResult)>,
     ) -> Vec<EventFailure<'a>> {
         let failures = events.filter_map(|(event, result)| {
-            let (reason, error) = failure_reason(event, result)?;
+            let (reason, error) = describe_failure(event, result)?;
             if let PublishResult::HeldBack(left) = result {
                 let retry_at = self.retry_time(Some(*left));
                 return Some(EventFailure { event, attempts: event.attempts, retry_at, reason, error });

@@ -33,8 +33,8 @@ pub(crate) enum MirrorBatchError {
 
 /// Takes a batch, writes it to the mirror, deletes it. The rows stay locked meanwhile, so that two relays share the work; a crash between
 /// the write and the COMMIT writes the same tags again, which changes nothing. Without a mirror the records are only deleted: kept, they
-/// would hold back the garbage collection for ever. If the mirror takes nothing, returns its error beside the records that were deleted all
-/// the same, because their entries would be over.
+/// would hold back the garbage collection for ever. If the mirror takes nothing, returns its error (otherwise `None`) beside the records
+/// that were deleted anyway, because their entries would be over.
 pub(crate) async fn mirror_batch(
     session: &mut Session,
     witness: Option<&mut PgConnection>,
@@ -102,7 +102,7 @@ pub(crate) async fn mirror_batch(
 }
 
 /// Returns whether an entry may be made of a record. It must not outlive its key: if the rest of the key's life is shorter than an entry's,
-/// none is made. Nor is one made that would be over by now, had it been written in time.
+/// none is made. Nor is one made that would be over by now, had it been written when the record was.
 fn is_due(record: &MirrorRecord, mirror: &Mirror, now: DateTime<Utc>) -> bool {
     let age = now.signed_duration_since(record.created_at).to_std().unwrap_or_default();
     record.expires_at >= mirror.expires_at(now) && age < mirror.ttl()

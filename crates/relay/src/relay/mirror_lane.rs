@@ -95,7 +95,8 @@ pub(super) async fn relay_mirror_records(
 }
 
 /// Writes one batch of records to Redis, and deletes them. Opens the sessions, reads the key of the tags and registers the lifetime of
-/// entries when that is due. Fails if PostgreSQL does not answer in time.
+/// entries when that is due. Returns the results and the mirror's error, `None` without one. Fails if PostgreSQL refuses a statement, or
+/// does not finish the batch within twice the client's limit of a statement.
 async fn relay_batch(
     config: &Config,
     application: &str,

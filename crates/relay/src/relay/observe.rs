@@ -88,10 +88,10 @@ impl RelayObserver {
         if let Some(error) = database {
             reasons.push(format!("PostgreSQL: {error}"));
         }
-        reasons.extend(self.activity.stuck_reason(Target::Rabbitmq, UNREADY_AFTER));
+        reasons.extend(self.activity.describe_stall(Target::Rabbitmq, UNREADY_AFTER));
         let degraded = self.mirror.as_ref().and_then(|mirror| match mirror.is_answering() {
             false => Some("Redis does not answer; nothing is mirrored, and duplicates cost more".to_owned()),
-            true => self.activity.stuck_reason(Target::Redis, UNREADY_AFTER),
+            true => self.activity.describe_stall(Target::Redis, UNREADY_AFTER),
         });
         if let Some(mirror) = &self.mirror {
             self.vitals.metrics.set_connected(Server::Redis, mirror.is_answering());

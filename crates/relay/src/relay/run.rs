@@ -51,7 +51,7 @@ impl Relay {
     /// Relays until `stop` resolves; a batch that has begun is finished, for up to `worker.shutdown`. Waits for servers that are away.
     ///
     /// # Errors
-    /// When the configuration contradicts the servers.
+    /// If the configuration contradicts the servers.
     pub async fn run(self, stop: impl Future<Output = ()> + Send + 'static) -> Result<StopOutcome, Problems> {
         let program = Program {
             kind: "relay",
@@ -71,7 +71,8 @@ impl Relay {
             return Ok(StopOutcome::Clean);
         };
         let (vitals, stop) = (&lifecycle.vitals, &lifecycle.stop);
-        let activity = Arc::new(RelayActivity::new(vitals.with_registry(|| RelayMetrics::new(&self.config))));
+        let activity =
+            Arc::new(RelayActivity::new(vitals.with_registry(|| RelayMetrics::register(&self.config))));
         let traces = Traces::start("relay", &self.config)?;
         let timelines = Timelines::default();
         let mut tasks = self.spawn_tasks(vitals, stop, &activity, &timelines, &traces)?;
@@ -108,7 +109,7 @@ impl Relay {
             factory.clone(),
             maintenance::MaintenanceReporter {
                 beat: vitals.liveness.watch("maintenance"),
-                metrics: vitals.with_registry(|| GcMetrics::new(&self.config)),
+                metrics: vitals.with_registry(|| GcMetrics::register(&self.config)),
             },
             stop.clone(),
         ));
@@ -139,7 +140,7 @@ impl Relay {
             mirror: mirror.clone().map(|mirror| MirrorWatch::start(mirror, stop.clone())),
         };
         tasks.spawn(observer.run(stop.clone()));
-        let metrics = vitals.with_registry(|| DoctorMetrics::new(CHECKS.iter().map(|check| check.id)));
+        let metrics = vitals.with_registry(|| DoctorMetrics::register(CHECKS.iter().map(|check| check.id)));
         let doctor = run_doctor(self.config.clone(), Arc::clone(vitals), metrics, stop.clone());
         tasks.spawn(wait_for_doctor(AbortOnDropHandle::new(tokio::spawn(doctor))));
         let reporter =
@@ -151,7 +152,7 @@ impl Relay {
     /// Checks PostgreSQL and the mirror against the configuration. Returns the database's clock, or the conditions to wait for.
     ///
     /// # Errors
-    /// Required changes of the configuration.
+    /// If the configuration has to be changed, with the required changes.
     async fn check_servers(&self) -> Result<Attempt<DatabaseClock>, Problems> {
         let mut found = preflight(&self.config).await;
         check_mirror(&self.config, &mut found).await;

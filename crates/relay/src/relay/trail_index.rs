@@ -26,10 +26,11 @@ impl Default for TrailIndex {
 }
 
 impl TrailIndex {
-    /// Brings the index up to date for a second at most; a failed round begins anew. `limit`: time limit of each call to the server.
+    /// Brings the index up to date for up to [`ROUND_TIME`]; after a failure the next round begins anew. `limit`: time limit of each call
+    /// to the server.
     ///
     /// # Errors
-    /// When the server is away. Other errors are logged: they only make queries of the trail more expensive.
+    /// If the server is away. Other errors are logged: they only make queries of the trail more expensive.
     pub(super) async fn bring_up_to_date(
         &mut self,
         connection: &mut PgConnection,

@@ -25,7 +25,8 @@ impl Harness {
     /// Connects to the database of a worker's configuration, checks it, and registers the consumers, as the worker does when it starts.
     ///
     /// # Errors
-    /// [`HarnessError::Refused`] with all problems (migrations, functions, rights), or [`HarnessError::Away`].
+    /// If the configuration or the database is not fit, with all problems (migrations, functions, rights): [`HarnessError::Refused`]. If
+    /// PostgreSQL does not answer: [`HarnessError::Away`].
     pub async fn connect(worker: Worker) -> Result<Self, HarnessError> {
         match TrialWorker::open(worker).await? {
             Ok(trials) => Ok(Self { trials }),
@@ -77,8 +78,8 @@ impl Harness {
     /// the key over.
     ///
     /// # Errors
-    /// [`HarnessError::NotReached`] if the delivery ended before that step, as a duplicate's does; [`HarnessError::CommittedByHandler`] if
-    /// the key is completed although Oncely has not run COMMIT; otherwise if nothing is decided.
+    /// If the delivery ended before that step, as a duplicate's does ([`HarnessError::NotReached`]); if the key is completed although
+    /// Oncely has not run COMMIT ([`HarnessError::CommittedByHandler`]); or if nothing is decided.
     ///
     /// # Panics
     /// Never; but it unwinds internally, so a test that is built with `panic = "abort"` would end here.
@@ -98,7 +99,7 @@ impl Harness {
         match trial.deliver(deliveries.clone(), Some(name)).await {
             Ok(outcomes_by_tag) => {
                 let outcome = read_outcomes(trial, &deliveries, outcomes_by_tag).await?.pop();
-                let outcome = Box::new(outcome.ok_or_else(undecided_error)?);
+                let outcome = Box::new(outcome.ok_or_else(build_undecided_error)?);
                 if is_leased {
                     self.trials.forget();
                 }
@@ -128,7 +129,7 @@ impl Harness {
         self.trials.advance(by);
     }
 
-    /// Returns the consumer of this name, opened at its first message.
+    /// Returns the consumer of this name, opened at its first message. Fails if the worker has no such consumer.
     async fn get_or_open_trial(&mut self, consumer: &str) -> Result<&mut TrialConsumer, HarnessError> {
         let trial = self.trials.get_or_open(consumer).await;
         trial.ok_or_else(|| HarnessError::NoConsumer(consumer.to_owned()))
@@ -146,7 +147,7 @@ impl Harness {
         match trial.deliver(deliveries.clone(), None).await {
             Ok(outcomes_by_tag) => read_outcomes(trial, &deliveries, outcomes_by_tag).await,
             Err(UndecidedReason::Away(why)) => Err(HarnessError::Away(why)),
-            Err(UndecidedReason::Ended) => Err(undecided_error()),
+            Err(UndecidedReason::Ended) => Err(build_undecided_error()),
         }
     }
 
@@ -158,11 +159,12 @@ impl Harness {
         redelivered: bool,
     ) -> Result<TestOutcome, HarnessError> {
         let outcomes = self.run_batch(consumer, std::slice::from_ref(message), redelivered).await?;
-        outcomes.into_iter().next().ok_or_else(undecided_error)
+        outcomes.into_iter().next().ok_or_else(build_undecided_error)
     }
 }
 
-fn undecided_error() -> HarnessError {
+/// Builds the error of a delivery without an outcome.
+fn build_undecided_error() -> HarnessError {
     HarnessError::Away("nothing was decided".to_owned())
 }
 
@@ -185,7 +187,7 @@ async fn read_outcomes(
 ) -> Result<Vec<TestOutcome>, HarnessError> {
     let mut outcomes = Vec::with_capacity(deliveries.len());
     for delivery in deliveries {
-        let outcomes_by_tag = outcomes_by_tag.remove(&delivery.tag).ok_or_else(undecided_error)?;
+        let outcomes_by_tag = outcomes_by_tag.remove(&delivery.tag).ok_or_else(build_undecided_error)?;
         // Read from the key, as a transaction of one statement stores a response without returning it.
         let response = match outcomes_by_tag.has_completed_key() {
             true => {

@@ -34,7 +34,7 @@ pub enum TestOutcome {
         attempt: u32,
         /// When the copy comes back; an earlier one is [`TestOutcome::Postponed`].
         delay: Duration,
-        /// PostgreSQL's error, if it was one.
+        /// SQLSTATE of PostgreSQL's error; `None` for any other error.
         sqlstate: Option<String>,
         /// Description for users.
         detail: String,
@@ -47,7 +47,7 @@ pub enum TestOutcome {
     /// It failed, perhaps not by its own fault: no attempt is counted. It stays unacknowledged, and a worker tries it again. If another
     /// message succeeds meanwhile, the failure is attributed to this message.
     Waiting {
-        /// PostgreSQL's error, if it was one.
+        /// SQLSTATE of PostgreSQL's error; `None` for any other error.
         sqlstate: Option<String>,
         /// Description for users.
         detail: String,
@@ -59,7 +59,7 @@ pub enum TestOutcome {
         attempt: u32,
         /// Reason code.
         reason: Reason,
-        /// PostgreSQL's error, if it was one.
+        /// SQLSTATE of PostgreSQL's error; `None` for any other error.
         sqlstate: Option<String>,
         /// Description for users.
         detail: String,
@@ -107,7 +107,7 @@ impl TestOutcome {
         matches!(self, Self::Duplicate)
     }
 
-    /// Returns the reason for which the message was dead-lettered, if it was.
+    /// Returns the reason for which the message was dead-lettered; `None` for any other outcome.
     #[must_use]
     pub fn dead_lettered(&self) -> Option<Reason> {
         match self {

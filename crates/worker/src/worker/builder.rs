@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::error::WorkerError;
-use super::observation::unused_handler;
+use super::observation::build_placeholder_handler;
 use oncely_config::{Config, ConsumerSettings, EncryptionSettings, OBSERVER_SUFFIX, Problems};
 use oncely_core::encryption::Cipher;
 #[cfg(feature = "http-handler")]
@@ -120,7 +120,7 @@ impl WorkerBuilder {
     /// Builds the worker.
     ///
     /// # Errors
-    /// When a consumer has no handler or two, or a handler no consumer.
+    /// If a consumer has no handler or two, or a handler no consumer.
     pub fn build(mut self) -> Result<Worker, WorkerError> {
         let mut problems = Problems::default();
         let mut handlers = BTreeMap::new();
@@ -133,7 +133,7 @@ impl WorkerBuilder {
             if consumer.is_observer() {
                 // A program may bring the handler that takes over later.
                 self.handlers.remove(name.strip_suffix(OBSERVER_SUFFIX).unwrap_or(name));
-                handlers.insert(name.to_owned(), unused_handler(consumer));
+                handlers.insert(name.to_owned(), build_placeholder_handler(consumer));
                 continue;
             }
             match (build_configured_handler(consumer, &path, &mut problems), self.handlers.remove(name)) {
@@ -191,7 +191,8 @@ impl WorkerBuilder {
     }
 }
 
-/// Builds the handler that the configuration names, if it names one. An HTTP handler that can't be built is added to the problems.
+/// Builds the handler that the configuration names. `None` if it names none, or if an HTTP handler can't be built, which is added to the
+/// problems.
 fn build_configured_handler(
     consumer: &ConsumerSettings,
     path: &str,
@@ -204,7 +205,7 @@ fn build_configured_handler(
         ))));
     }
     #[cfg(feature = "http-handler")]
-    return match HttpHandler::new(consumer.http.clone()?) {
+    return match HttpHandler::load(consumer.http.clone()?) {
         Ok(handler) => Some(ConsumerHandler::Leased(Arc::new(handler))),
         Err(error) => {
             problems.add(path, error.to_string());

@@ -17,7 +17,7 @@ use oncely_core::outcome::{DuplicateSource, Outcome};
 use oncely_handler::{SqlFunction, SqlHandler};
 use oncely_process::metrics::ConsumerMetrics;
 
-/// Reason why a dry run was broken off, and the message at which it was, if any.
+/// Reason why a dry run was broken off, and the position of the message that was running; `at` is `None` if no single message was.
 #[derive(Debug)]
 pub struct DryRunError {
     pub at: Option<usize>,
@@ -96,7 +96,7 @@ impl DryRun<'_> {
     /// Tries the messages of one consumer.
     ///
     /// # Errors
-    /// When PostgreSQL does not answer, or refuses statements of ours.
+    /// If PostgreSQL does not answer, or refuses Oncely's statements.
     pub async fn run(
         &self,
         common: &ProcessContext,
@@ -107,7 +107,7 @@ impl DryRun<'_> {
             self.consumer.largest_response(),
         )));
         let shared =
-            ConsumerContext::new(common, self.consumer, run, None, ConsumerMetrics::new(self.consumer));
+            ConsumerContext::new(common, self.consumer, run, None, ConsumerMetrics::register(self.consumer));
         let shared = Arc::new(ConsumerContext { progress: ConsumerProgress::new_for_trial(), ..shared });
         let prepared: Vec<_> = deliveries.into_iter().map(|delivery| prepare(&shared, delivery)).collect();
         let (positions, candidates): (Vec<usize>, Vec<&Candidate>) = prepared
@@ -115,7 +115,7 @@ impl DryRun<'_> {
             .enumerate()
             .filter_map(|(position, candidate)| Some((position, candidate.as_ref().ok()?)))
             .unzip();
-        let mut rehearsal = Rehearsal::new(Arc::clone(&shared)).await?;
+        let mut rehearsal = Rehearsal::open(Arc::clone(&shared)).await?;
         let identities: Vec<&Identity> = candidates.iter().map(|candidate| &candidate.identity).collect();
         let leader_of = find_leaders(identities.iter().copied());
         let mut messages: Vec<Option<TriedMessage>> = prepared.iter().map(|_| None).collect();
@@ -223,7 +223,7 @@ impl DryRun<'_> {
     /// Decides a message by the outcome of an earlier message with the same identity.
     fn decide_follower(&self, first: &Outcome, leader: &Candidate, follower: &Candidate) -> Outcome {
         if leader.fingerprint == follower.fingerprint
-            && let Some(outcome) = first.copy_outcome()
+            && let Some(outcome) = first.outcome_for_copy()
         {
             return outcome;
         }
@@ -236,7 +236,7 @@ impl DryRun<'_> {
     }
 }
 
-/// Returns the record that the database would have of a key after this outcome; `None` if nothing is recorded.
+/// Builds the record that the database would have of a key after this outcome; `None` if nothing is recorded.
 fn build_expected_record(outcome: &Outcome, candidate: &Candidate) -> Option<KeyRecord> {
     let (status, reason, last_error) = match outcome {
         Outcome::Completed { .. } | Outcome::Refused { .. } | Outcome::Duplicate(_) => {

@@ -90,7 +90,7 @@ impl LoggedFailure {
 }
 
 impl Minute {
-    /// Counts a failure. Returns its line if the failure is logged by name; otherwise it is part of the minute's counts.
+    /// Counts a failure. Returns its line; `None` if the failure is not logged by name, but is part of the minute's counts.
     fn count_failure(&mut self, failure: LoggedFailure) -> Option<FailureLine> {
         let mut group = (failure.reason.map(Reason::as_str), failure.code.clone());
         if !self.groups.contains_key(&group) && self.groups.len() >= MAX_GROUPS {
@@ -118,7 +118,8 @@ impl Minute {
 }
 
 impl FailureLog {
-    pub(crate) fn new(consumer: IdentityPart) -> Self {
+    /// Starts the log of a consumer, with an empty minute from now on.
+    pub(crate) fn start(consumer: IdentityPart) -> Self {
         let minute = Minute { start: Instant::now(), groups: BTreeMap::new() };
         Self { consumer, minute: Mutex::new(minute) }
     }

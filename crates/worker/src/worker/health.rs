@@ -17,7 +17,7 @@ use oncely_postgres::{DatabaseClock, Pause};
 /// An error, its time, and its message, as far as one is known.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailureNotice {
-    /// Time of its beginning, by the database's clock.
+    /// Time of its start, by the database's clock.
     pub since: DateTime<Utc>,
     /// SQLSTATE, where PostgreSQL reported it.
     pub code: Option<String>,
@@ -147,9 +147,9 @@ impl Health {
         state.failed = Some(notice);
     }
 
-    /// Records that nothing goes on: all messages fail with this fault, such as `example`; without one, our own statements fail. A repeated
-    /// call keeps the beginning. Returns whether to log it: not in the first second, which may end with the next message, and then every
-    /// ten.
+    /// Records that nothing goes on: all messages fail with this fault, such as `example`; without one, Oncely's own statements fail. A
+    /// repeated call keeps the start. Returns whether to log it: not in the first second, which may end with the next message, and then
+    /// every ten.
     pub(crate) fn record_stall(&self, fault: &Fault, example: Option<&Identity>) -> bool {
         let now = self.clock.now();
         let mut state = self.lock();
@@ -176,7 +176,7 @@ impl Health {
         state.logged_at = None;
     }
 
-    /// Records that our own statements succeed, though no message did: ends a stall that they caused.
+    /// Records that Oncely's own statements succeed, though no message did: ends a stall that they caused.
     pub(crate) fn record_statement_success(&self) {
         let mut state = self.lock();
         if state.stalled.as_ref().is_some_and(|notice| notice.key.is_none()) {

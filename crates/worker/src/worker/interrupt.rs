@@ -10,7 +10,7 @@ pub(crate) enum Interrupt {
     Outage(Outage),
     /// No message is the cause: wait and try again.
     NotNow(Fault),
-    /// Another transaction holds a lock that our own statements need, most likely a key's: no message's failure, and it passes.
+    /// Another transaction holds a lock that Oncely's own statements need, most likely a key's: no message's failure, and it passes.
     Held(Fault),
     /// A key was known that was expected to be fresh: the batch is claimed again, at once, another way.
     Known,
@@ -39,7 +39,7 @@ impl Interrupt {
         }
     }
 
-    /// Classifies an error of our own statements before any handler ran: never a message's fault.
+    /// Classifies an error of Oncely's own statements before any handler ran: never a message's fault.
     pub(crate) fn from_statement(error: sqlx::Error) -> Self {
         match classify(error) {
             PgFault::Outage(outage) => Self::Outage(outage),
@@ -48,7 +48,7 @@ impl Interrupt {
         }
     }
 
-    /// Classifies an error of our own statements after a handler, which may have broken the transaction.
+    /// Classifies an error of Oncely's own statements after a handler, which may have broken the transaction.
     pub(crate) fn from_record(error: sqlx::Error) -> Self {
         match Self::from_handler(error) {
             Self::Failed(fault) if fault.class == FaultClass::Contention => Self::Held(fault),

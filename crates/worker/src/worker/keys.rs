@@ -58,7 +58,7 @@ impl KeyCache {
         }
     }
 
-    /// Returns the begin of the last reading.
+    /// Returns the time at which the last reading started.
     fn last_read_at(&self) -> Instant {
         self.reading.read().unwrap_or_else(PoisonError::into_inner).read_at
     }

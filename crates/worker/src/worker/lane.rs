@@ -45,8 +45,9 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
-    pub(crate) fn new(shared: Arc<ConsumerContext>, arrivals: Arc<Arrivals<Box<Delivery>>>) -> Self {
-        let runner = TransactionRunner::new(Arc::clone(&shared), Arc::clone(&arrivals));
+    /// Registers a lane with the process's liveness; [`Lane::run`] starts its work.
+    pub(crate) fn register(shared: Arc<ConsumerContext>, arrivals: Arc<Arrivals<Box<Delivery>>>) -> Self {
+        let runner = TransactionRunner::register(Arc::clone(&shared), Arc::clone(&arrivals));
         Self { shared, arrivals, decider: Decider::new(runner) }
     }
 

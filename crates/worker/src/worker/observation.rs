@@ -16,6 +16,7 @@ use super::batch::prepare::{ReadingStretch, prepare};
 use super::candidate::{Candidate, PartialIdentity, RejectedDelivery, text_or_empty};
 use super::shared::ConsumerContext;
 use oncely_amqp::{ChannelLife, Delivery};
+use oncely_config::ConsumerSettings;
 use oncely_core::backoff::Backoff;
 use oncely_core::decide::{KeyDecision, KeyRecord, KeyStatus, decide_on_key, find_leaders};
 use oncely_core::fault::{Fault, FaultClass};
@@ -35,7 +36,7 @@ pub(crate) const OBSERVED_OUTCOME: &str = "observed";
 pub(crate) enum Observation {
     /// Its key is new: it would have run.
     First,
-    /// The same key and payload came before: it would have been stopped.
+    /// A message with its key and payload came before: it would have been stopped.
     Duplicate,
     /// It was redelivered, and its key is known: a copy, or the message itself, recorded before a connection was lost.
     Unsure,
@@ -77,8 +78,9 @@ struct ObservedMessage {
     arrived_at: Instant,
 }
 
-/// Returns a handler that is never called: it only decides whether messages must be JSON, if the configuration names one.
-pub(crate) fn unused_handler(consumer: &oncely_config::ConsumerSettings) -> ConsumerHandler {
+/// Builds the placeholder handler of an observer, which is never called. A configured SQL function still decides whether bodies must be
+/// JSON (`handler.json`); without one, any body is accepted.
+pub(crate) fn build_placeholder_handler(consumer: &ConsumerSettings) -> ConsumerHandler {
     match &consumer.handler {
         Some(function) => {
             ConsumerHandler::Sql(Arc::new(SqlHandler::new(function.clone(), consumer.largest_response())))
@@ -181,8 +183,8 @@ struct ObservationLog {
 }
 
 impl ObservationLog {
-    /// Records the messages in one transaction. After an error nothing was recorded; or all of it, if the reply to COMMIT was lost: then
-    /// they may have been recorded before.
+    /// Records the messages in one transaction, and returns their observations in the same order. After an error nothing was recorded, or
+    /// everything if the reply to COMMIT was lost: the messages are then marked as possibly recorded.
     async fn record(&mut self, messages: &mut [ObservedMessage]) -> Result<Vec<Observation>, Fault> {
         let limit = self.shared.postgres.client_timeout();
         let mut session =
@@ -190,7 +192,7 @@ impl ObservationLog {
                 Some(session) => session,
                 None => {
                     let session = self.shared.factory.open(&self.shared.application()).await;
-                    session.map_err(|error| session_fault(&error))?
+                    session.map_err(|error| to_environment_fault(&error))?
                 }
             };
         let mut is_committing = false;
@@ -266,9 +268,9 @@ impl ObservationLog {
             let record = match (&records[position], leader_of[position]) {
                 (Some(record), _) => Some(record.clone()),
                 (None, None) => None,
-                (None, Some(leader)) => {
-                    Some(records[leader].clone().unwrap_or_else(|| claimed_record(identified[leader].2)))
-                }
+                (None, Some(leader)) => Some(
+                    records[leader].clone().unwrap_or_else(|| build_claimed_record(identified[leader].2)),
+                ),
             };
             if let Some(record) = record {
                 observations[*index] =
@@ -292,7 +294,7 @@ impl ObservationLog {
         let rows: Vec<AuditRecord<'_>> = messages
             .iter()
             .zip(&observations)
-            .map(|(one, observation)| audit_record(one, observation))
+            .map(|(one, observation)| build_audit_record(one, observation))
             .collect();
         pg::append_audit(&mut transaction, consumer, &shared.worker, now, &rows).await?;
         *is_committing = true;
@@ -303,7 +305,8 @@ impl ObservationLog {
     }
 }
 
-/// Claims keys; returns the records of those that are known, by position. Returns `None` if one of these was collected meanwhile.
+/// Claims keys; returns the records of the known ones by position, `None` for a key that was claimed. Returns `None` if a known key was
+/// collected meanwhile.
 async fn claim_or_read(
     transaction: &mut PgConnection,
     consumer: &IdentityPart,
@@ -331,8 +334,8 @@ async fn claim_or_read(
     Ok(Some(records))
 }
 
-/// Creates the record of a key that this batch has claimed.
-fn claimed_record(fingerprint: Option<Fingerprint>) -> KeyRecord {
+/// Builds the record of a key that this batch has claimed.
+fn build_claimed_record(fingerprint: Option<Fingerprint>) -> KeyRecord {
     KeyRecord {
         status: KeyStatus::Completed,
         fingerprint,
@@ -347,8 +350,8 @@ fn claimed_record(fingerprint: Option<Fingerprint>) -> KeyRecord {
     }
 }
 
-/// Returns the row of the trail for an observed message.
-fn audit_record<'a>(one: &'a ObservedMessage, observation: &'a Observation) -> AuditRecord<'a> {
+/// Builds the row of the trail for an observed message.
+fn build_audit_record<'a>(one: &'a ObservedMessage, observation: &'a Observation) -> AuditRecord<'a> {
     AuditRecord {
         tenant: text_or_empty(one.partial_identity.tenant.as_ref()),
         key: text_or_empty(one.partial_identity.key.as_ref()),
@@ -368,7 +371,7 @@ fn audit_record<'a>(one: &'a ObservedMessage, observation: &'a Observation) -> A
 }
 
 /// Converts the error of a session that could not be opened to a fault of the environment.
-fn session_fault(error: &NoSession) -> Fault {
+fn to_environment_fault(error: &NoSession) -> Fault {
     Fault::new(FaultClass::Environment, None, error.to_string())
 }
 

@@ -45,7 +45,7 @@ impl WorkerObserver {
             consumers,
             watch,
             mirror: mirror.map(|mirror| MirrorWatch::start(mirror, stop.clone())),
-            metrics: vitals.with_registry(MirrorMetrics::new),
+            metrics: vitals.with_registry(MirrorMetrics::register),
         }
     }
 
@@ -69,7 +69,7 @@ impl WorkerObserver {
                 ));
                 continue;
             }
-            reasons.extend(unready_reason(&shared.consumer, &report));
+            reasons.extend(describe_unreadiness(&shared.consumer, &report));
         }
         self.vitals.metrics.set_connected(Server::Rabbitmq, is_subscribed);
         let degraded = self.mirror.as_ref().and_then(|mirror| {
@@ -92,9 +92,9 @@ impl WorkerObserver {
     }
 }
 
-/// Returns the reason why a consumer keeps the process from being ready. A pause is no reason: an operator wants it, and while it lasts no
-/// success can end a stall.
-fn unready_reason(consumer: &ConsumerSettings, report: &ConsumerReport) -> Option<String> {
+/// Describes why a consumer keeps the process from being ready; `None` if it does not. A pause is no reason: an operator wants it, and
+/// while it lasts no success can end a stall.
+fn describe_unreadiness(consumer: &ConsumerSettings, report: &ConsumerReport) -> Option<String> {
     let name = &consumer.name;
     if report.paused.is_some() {
         return None;
@@ -165,7 +165,7 @@ impl Member for Consumers {
         }
     }
 
-    /// Returns the consumers' counts for the heartbeat.
+    /// Returns the consumers' counts for the heartbeat; never `None`.
     fn totals(&self) -> Option<Totals> {
         Some(Totals::Worker(self.0.iter().map(|shared| to_stats(shared)).collect()))
     }

@@ -25,7 +25,7 @@ pub(crate) struct FailedRun<'a> {
     pub(crate) class: FaultClass,
     /// It ran in a transaction of its own.
     pub(crate) by_itself: bool,
-    /// Begin of the run.
+    /// Start of the run.
     pub(crate) began: Began,
     /// Another message has succeeded in the same batch.
     pub(crate) has_success_beside: bool,
@@ -78,7 +78,8 @@ impl ConsumerProgress {
         if by_itself && class == FaultClass::Contention {
             self.record_lock(identity, began, now);
         }
-        // Other messages don't meet the lock that this one waits for, whenever they ran. In a trial, no environment begins or ends to fail.
+        // Other messages don't meet the lock that the failed one waits for, whenever they ran. In a trial, no environment begins or ends to
+        // fail.
         let has_success_beside = has_success_beside && (self.is_trial || class == FaultClass::Contention);
         let witness = has_success_beside || self.has_witness(identity, began, now);
         // While nothing succeeds it may affect all after all.

@@ -106,7 +106,7 @@ impl Round {
             if self.candidates[leader].fingerprint != self.candidates[index].fingerprint {
                 continue;
             }
-            let Some(outcome) = self.outcomes[leader].as_ref().and_then(Outcome::copy_outcome) else {
+            let Some(outcome) = self.outcomes[leader].as_ref().and_then(Outcome::outcome_for_copy) else {
                 continue;
             };
             if matches!(outcome, Outcome::Duplicate(_)) {

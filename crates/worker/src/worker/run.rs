@@ -64,11 +64,11 @@ fn configure_precheck(
 }
 
 impl Worker {
-    /// Consumes until `stop` resolves (a signal, a token's `cancelled_owned()`, any future); then finishes the work that has begun, settles
-    /// it and returns. Waits for servers that are away, at the start too.
+    /// Consumes until `stop` resolves (a signal, a token's `cancelled_owned()`, any future); then finishes the work that has begun, for up
+    /// to `worker.shutdown`, settles it and returns. Waits for servers that are away, at the start too.
     ///
     /// # Errors
-    /// When the configuration contradicts the servers: a missing queue, schema or function.
+    /// If the configuration contradicts the servers: a missing queue, schema or function.
     pub async fn run(
         self,
         stop: impl Future<Output = ()> + Send + 'static,
@@ -110,7 +110,7 @@ impl Worker {
         let mut tasks = Tasks::default();
         for (consumer, handler) in self.consumers_with_handler() {
             let precheck = configure_precheck(config, consumer, mirror.as_ref(), &watch);
-            let metrics = vitals.with_registry(|| ConsumerMetrics::new(consumer));
+            let metrics = vitals.with_registry(|| ConsumerMetrics::register(consumer));
             let mut shared = ConsumerContext::new(&common, consumer, handler.clone(), precheck, metrics);
             shared.traces = traces.start_consumer(config, consumer, handler, &common.timelines);
             initial.apply_to(&shared);
@@ -243,7 +243,7 @@ async fn supervise(tasks: &mut Tasks, observer: &WorkerObserver, stop: &Cancella
     }
 }
 
-/// Checks whether a task has ended because the worker stops; otherwise logs its end, and stops the worker.
+/// Returns whether a task has ended because the worker stops; otherwise logs its end, and stops the worker.
 fn check_task_end(task: &str, result: Result<(), JoinError>, stop: &CancellationToken) -> bool {
     match result {
         Ok(()) if stop.is_cancelled() => return true,
@@ -258,7 +258,8 @@ fn check_task_end(task: &str, result: Result<(), JoinError>, stop: &Cancellation
     false
 }
 
-/// Waits up to `limit` for all work that has begun; then abandons unfinished work.
+/// Waits up to `limit` for all work that has begun; then abandons unfinished work, and waits up to [`MARKS_CLEAR_TIME`] for its crash marks
+/// to be taken back.
 async fn finish(tasks: &mut Tasks, common: &ProcessContext, limit: Duration) -> StopOutcome {
     let mut finish = std::pin::pin!(tasks.finish());
     match tokio::time::timeout(limit, finish.as_mut()).await {

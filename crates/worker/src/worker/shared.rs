@@ -77,7 +77,7 @@ pub(crate) struct ConsumerContext {
     /// Time that work in progress may take after the worker is stopped.
     pub(crate) shutdown: Duration,
     pub(crate) journal: Journal,
-    /// Cancelled when no new work begins.
+    /// Cancelled when the worker stops: no new work begins.
     pub(crate) stop: CancellationToken,
     /// Cancelled when unfinished work is left to redelivery.
     pub(crate) abandon: CancellationToken,
@@ -188,7 +188,7 @@ impl ConsumerContext {
             counters: Counters::new(metrics),
             traces: ConsumerTraces::default(),
             health: Health::new(clock.clone()),
-            failures: FailureLog::new(consumer.name.clone()),
+            failures: FailureLog::start(consumer.name.clone()),
             permits: Permits::new(common.process.clone()),
             large_permits: Arc::new(Semaphore::new(MAX_CONCURRENT_LARGE)),
             contention: Contention::default(),
@@ -211,19 +211,20 @@ impl ConsumerContext {
         Ok(session)
     }
 
-    /// Cancels the running statement of a session of ours. Returns whether the server received that; a failure is logged.
+    /// Cancels the running statement of one of the consumer's sessions. Returns whether the server received that; a failure is logged.
     pub(crate) async fn cancel_statement(&self, backend: Backend) -> bool {
         self.run_on_another_connection(async |connection| pg::cancel_backend(connection, backend).await)
             .await
             .is_some()
     }
 
-    /// Ends a session of ours that is not read any more.
+    /// Ends one of the consumer's sessions, which is not read any more. A failure is logged.
     pub(crate) async fn terminate_session(&self, backend: Backend) {
         self.run_on_another_connection(async |connection| pg::end_backend(connection, backend).await).await;
     }
 
-    /// Ends a session of ours, and waits until it is gone with its transaction and its locks. Returns whether it is gone.
+    /// Ends one of the consumer's sessions, and waits up to five seconds for the end of its transaction and its locks. Returns whether it
+    /// is gone.
     #[cfg(feature = "testing")]
     pub(crate) async fn end_session_now(&self, backend: Backend) -> bool {
         let result = self
@@ -232,12 +233,12 @@ impl ConsumerContext {
         result == Some(true)
     }
 
-    /// Queries over another connection whether a session of ours still runs a statement; `None` if the server does not answer.
+    /// Queries over another connection whether one of the consumer's sessions still runs a statement; `None` after an error.
     pub(crate) async fn query_is_at_work(&self, backend: Backend) -> Option<bool> {
         self.run_on_another_connection(async |connection| pg::is_at_work(connection, backend).await).await
     }
 
-    /// Runs a statement on another connection, opened for it. A failure is logged.
+    /// Runs a statement on another connection, opened for it. `None` after an error, which is logged.
     async fn run_on_another_connection<T>(
         &self,
         statement: impl AsyncFnOnce(&mut sqlx::PgConnection) -> Result<T, sqlx::Error>,
@@ -260,7 +261,7 @@ impl ConsumerContext {
         }
     }
 
-    /// Records the end of a batch's stage, and its beginning.
+    /// Records a stage of a batch that lasted from `began` until now.
     pub(crate) fn record_stage(&self, batch: &BatchTrace, stage: Stage, began: Instant) {
         let duration = began.elapsed();
         self.counters.metrics.record_stage(stage, duration);

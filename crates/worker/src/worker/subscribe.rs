@@ -195,7 +195,7 @@ enum SubscriptionEnd {
 /// Forwards deliveries until it has to stop, or to pause; sets `has_delivered` with the first one.
 ///
 /// # Errors
-/// The reason why no more come, always a fault: a stream does not end normally.
+/// If no more deliveries come, with the reason: always a fault, as a stream does not end normally.
 async fn forward(
     shared: &ConsumerContext,
     beat: &LoopBeat,
@@ -209,7 +209,7 @@ async fn forward(
     let mut check_ticks = tokio::time::interval(HELD_BACK_INTERVAL);
     check_ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut pauses = shared.gate.watch();
-    // Delivery that waits for room before the lanes: a lost channel may have left as many there as this one may send. That counts as
+    // Delivery that waits for room before the lanes: a lost channel may have left as many there as the new one may send. That counts as
     // waiting for work: the loop goes on.
     let mut waiting: Option<Box<Delivery>> = None;
     let mut unread = Vec::new();

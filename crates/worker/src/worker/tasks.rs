@@ -49,7 +49,7 @@ impl Tasks {
                 None => {
                     let arrivals = Arc::new(build_arrivals(&shared, receiver, capacity));
                     for _ in 0..consumer.lanes {
-                        self.lanes.spawn(Lane::new(Arc::clone(&shared), Arc::clone(&arrivals)).run());
+                        self.lanes.spawn(Lane::register(Arc::clone(&shared), Arc::clone(&arrivals)).run());
                     }
                 }
             }
@@ -69,7 +69,7 @@ impl Tasks {
         }
     }
 
-    /// Waits until all work that has begun is settled. Returns whether no task failed.
+    /// Waits without a limit until all work that has begun is settled. Returns whether no task failed.
     pub(super) async fn finish(&mut self) -> bool {
         let mut is_clean = true;
         while let Some(ended) = self.lanes.join_next().await {
@@ -84,7 +84,7 @@ impl Tasks {
         is_clean
     }
 
-    /// Waits until the subscriptions have closed their connections, for two seconds at most.
+    /// Waits until the subscriptions have closed their connections, for up to [`CLOSE_TIMEOUT`].
     pub(super) async fn close(&mut self) {
         let closed = async { while self.subscriptions.join_next().await.is_some() {} };
         if tokio::time::timeout(CLOSE_TIMEOUT, closed).await.is_err() {

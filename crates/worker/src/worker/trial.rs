@@ -40,7 +40,7 @@ pub(crate) struct TrialWorker {
 /// Reason why a delivery is undecided: it would come again.
 #[derive(Debug)]
 pub(crate) enum UndecidedReason {
-    /// PostgreSQL does not answer, or refuses statements of ours.
+    /// PostgreSQL does not answer, or refuses Oncely's statements.
     Away(String),
     /// It ended at the requested step.
     Ended,
@@ -86,8 +86,8 @@ impl TrialWorker {
         self.trials.get_mut(consumer)
     }
 
-    /// Returns a consumer of a process that is about to crash. If its handler runs under leases, it is started anew, with leases of a
-    /// second.
+    /// Returns a consumer of a process that is about to crash; `None` without a consumer of this name. If its handler runs under leases, it
+    /// is started anew, with leases of [`SHORTEST_LEASE`].
     pub(crate) async fn open_dying(&mut self, consumer: &str) -> Option<&mut TrialConsumer> {
         if matches!(self.handlers.get(consumer), Some(ConsumerHandler::Leased(_))) {
             let settings = self.common.config.consumers.iter().find(|one| one.name.as_str() == consumer)?;
@@ -99,11 +99,11 @@ impl TrialWorker {
         self.get_or_open(consumer).await
     }
 
-    /// Starts a consumer with these settings.
+    /// Starts a consumer with these settings; `None` if it has no handler.
     async fn start_consumer(&self, settings: &ConsumerSettings) -> Option<TrialConsumer> {
         let handler = self.handlers.get(settings.name.as_str())?.clone();
         let shared =
-            ConsumerContext::new(&self.common, settings, handler, None, ConsumerMetrics::new(settings));
+            ConsumerContext::new(&self.common, settings, handler, None, ConsumerMetrics::register(settings));
         // Of this consumer alone: the end of its delivery does not end another's.
         let abandon = self.common.abandon.child_token();
         Some(
@@ -153,14 +153,14 @@ impl TrialConsumer {
         let shared = Arc::new(shared);
         shared.unsettled.drop_handed_over().await;
         if let Some(handler) = leased::leased_handler(&shared.handler) {
-            let executor = TrialExecutor::Leases(LeasedTrial::new(&shared, handler));
+            let executor = TrialExecutor::Leases(LeasedTrial::start(&shared, handler));
             return Self { shared, executor };
         }
         let most = usize::try_from(shared.consumer.batch).unwrap_or(usize::MAX);
         // No delivery arrives: batches are passed directly.
         let (_, receiver) = mpsc::channel(1);
         let arrivals = Arc::new(Arrivals::new(receiver, most, 1, 1, (usize::MAX, usize::MAX)));
-        let lane = Lane::new(Arc::clone(&shared), Arc::clone(&arrivals));
+        let lane = Lane::register(Arc::clone(&shared), Arc::clone(&arrivals));
         Self { shared, executor: TrialExecutor::Lane(Box::new(SingleLane { arrivals, lane })) }
     }
 
@@ -262,7 +262,7 @@ impl TrialConsumer {
         }
     }
 
-    /// Queries the database's record of a message's key.
+    /// Queries the database's record of a message's key; `None` if the key is unknown.
     pub(crate) async fn look_up_key(&self, delivery: &Delivery) -> Result<Option<KeyDetails>, String> {
         let Ok(Identity { tenant, key, .. }) = determine_identity(&self.shared, &mut delivery.clone()) else {
             return Ok(None);

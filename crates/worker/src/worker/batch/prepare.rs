@@ -136,7 +136,7 @@ pub(crate) fn determine_identity(
         None => Ok(None),
     };
     let identity = match signed_identity {
-        // A copy that we published for a later try.
+        // A copy that Oncely published for a later try.
         Ok(Some(SignedIdentity { identity, user_id })) => {
             delivery.message.properties.user_id = user_id;
             identity
@@ -161,7 +161,7 @@ pub(crate) fn read_tenant(shared: &ConsumerContext, delivery: &Delivery) -> Opti
     if message.body.len() > usize::try_from(consumer.max_body).unwrap_or(usize::MAX) {
         return None;
     }
-    // A copy that we published for a later try.
+    // A copy that Oncely published for a later try.
     if let Some(HeaderValue::Text(value)) = message.headers.get(own_headers::IDENTITY) {
         let signed =
             shared.keys.current().signing.read_identity(value, &consumer.name, &message.body).ok()?;

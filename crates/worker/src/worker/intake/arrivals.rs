@@ -154,7 +154,8 @@ impl<T> Arrivals<T> {
         self.aside.take_overflow(Instant::now(), self.max_aside, self.max_aside_bytes, size)
     }
 
-    /// Takes the next batch into `batch`, which is empty; it stays empty at the end. The guard, if any, is held until the batch is decided.
+    /// Takes the next batch into `batch`, which is empty; it stays empty at the end. A guard is held until the batch is decided; `None` if
+    /// the batch has no message of a late tenant.
     ///
     /// At a low rate a batch is the messages that have come, without waiting. If more than a small batch has come while other lanes are at
     /// work, the processors have enough to do, and a batch taken early would only cost one commit more: the lane waits until the batch is
@@ -228,7 +229,7 @@ impl<T> Arrivals<T> {
         }
         let mut busy_lanes = self.busy_lanes.subscribe();
         let others_are_done = async {
-            // Never an error: the sender is ours.
+            // Never an error: `self` has a sender.
             let _ = busy_lanes.wait_for(|lanes| *lanes == 0).await;
         };
         let enough = async {
@@ -247,7 +248,7 @@ impl<T> Arrivals<T> {
         (BatchOrigin::Arrived, None)
     }
 
-    /// Begins the run of a late tenant's message if the batch begins with one; returns its guard.
+    /// Begins the run of a late tenant's message, and returns its guard; `None` if the batch does not begin with one.
     fn begin_late_run(
         &self,
         arriving: &ArrivalQueue<T>,

@@ -68,7 +68,7 @@ struct DeferredState<T> {
     late: HashMap<IdentityPart, Instant>,
     /// Until then, none of their deliveries runs while others may.
     late_rests: Option<Instant>,
-    /// The same for each of them that is at work.
+    /// Time of the rest by each delivery of theirs that is at work.
     late_at_work: Vec<Instant>,
     /// The last one of a late tenant came from here: one that has arrived is next.
     late_came_back: bool,
@@ -150,7 +150,8 @@ impl<T> DeferredDeliveries<T> {
         self.changed.notify_waiters();
     }
 
-    /// Records that a message of the tenant ended in time, by itself. If the message `has_succeeded`, the tenant is not late any more.
+    /// Records that a message of the tenant ran by itself, and did not use up its time. If it `has_succeeded`, the tenant is not late any
+    /// more.
     pub(crate) fn record_in_time(
         &self,
         now: Instant,
@@ -170,8 +171,8 @@ impl<T> DeferredDeliveries<T> {
         self.changed.notify_waiters();
     }
 
-    /// Begins the run of a message that has arrived of a late tenant, if its turn has come: they rest and take turns with those that come
-    /// back. Returns the time for [`Self::end_late`] if it may run.
+    /// Begins the run of a message that has arrived of a late tenant. Returns the time for [`Self::end_late`]; `None` if the message may
+    /// not run yet: messages of late tenants rest, and take turns with those that come back.
     pub(crate) fn try_begin_late(&self, now: Instant) -> Option<Instant> {
         let mut state = self.lock();
         let comes_back = !state.late_came_back
@@ -356,7 +357,7 @@ impl<T> DeferredDeliveries<T> {
 }
 
 impl<T> DeferredState<T> {
-    /// Returns the time until which messages of late tenants rest.
+    /// Returns the time until which messages of late tenants rest; `None` if none has run.
     fn late_rest(&self) -> Option<Instant> {
         self.late_rests.max(self.late_at_work.iter().max().copied())
     }

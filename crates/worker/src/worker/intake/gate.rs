@@ -62,7 +62,7 @@ impl Gate {
         })
     }
 
-    /// Returns the pause of the consumer, if it is known to be paused.
+    /// Returns the pause of the consumer; `None` if it is not paused, or if that is not read yet.
     pub(crate) fn current_pause(&self) -> Option<Pause> {
         match &*self.state.borrow() {
             PauseState::Paused(pause) => Some(pause.clone()),
@@ -70,7 +70,7 @@ impl Gate {
         }
     }
 
-    /// Returns whether it was not read yet if the consumer is paused.
+    /// Returns whether the state of the pause was not read yet.
     pub(crate) fn is_unknown(&self) -> bool {
         *self.state.borrow() == PauseState::Unknown
     }
@@ -103,7 +103,7 @@ impl Gate {
     /// Waits until no batch is at work that began before the gate was closed for the `closings`th time. Others may begin meanwhile.
     pub(crate) async fn wait_until_at_rest(&self, closings: u64) {
         let mut work = self.work.subscribe();
-        // Never an error: the sender is ours.
+        // Never an error: `self` has the sender.
         let _ = work.wait_for(|work| work.range(..closings).next().is_none()).await;
     }
 }

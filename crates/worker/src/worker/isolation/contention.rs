@@ -33,7 +33,8 @@ const MIN_TURN_MESSAGES: u32 = 16;
 /// Time for which messages run by themselves after a turn was not available: the batch that has it makes no progress.
 const MISSED_TURN_TIME: Duration = Duration::from_secs(5);
 
-/// The same after slow turns, until a turn of one message measures again. It costs nothing: the message has to run anyway.
+/// Time for which messages run by themselves after slow turns, until a turn of one message measures again. It costs nothing: the message
+/// has to run anyway.
 const SLOW_TURNS_TIME: Duration = Duration::from_secs(1);
 
 /// Largest factor by which one measurement may raise a message's known time. A turn sometimes waits for another application's locks, or for
@@ -97,8 +98,8 @@ impl Contention {
         state.until = Some(now + state.period);
     }
 
-    /// Records that a turn begins, after the wait for it.
-    pub(crate) fn record_turn_begin(&self, now: Instant) {
+    /// Records the start of a turn, after the wait for it.
+    pub(crate) fn record_turn_start(&self, now: Instant) {
         self.lock().turn = Some(now);
     }
 
@@ -118,7 +119,7 @@ impl Contention {
         }
     }
 
-    /// Records that the turn was not available in time.
+    /// Records that another batch kept the turn for two seconds (`oncely.take_turn`): messages run by themselves for [`MISSED_TURN_TIME`].
     pub(crate) fn record_missed_turn(&self, now: Instant) {
         self.lock().by_themselves_until = Some(now + MISSED_TURN_TIME);
     }
@@ -188,7 +189,7 @@ mod tests {
         for _ in 0..turns {
             *now += Duration::from_secs(1);
             contention.record_collision(*now);
-            contention.record_turn_begin(*now);
+            contention.record_turn_start(*now);
             *now += time;
             contention.record_turn_end(messages, *now);
         }

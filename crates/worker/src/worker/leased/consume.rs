@@ -28,7 +28,7 @@ pub(super) const BURST_MESSAGES: usize = 256;
 /// Renewals of each lease: two may fail.
 const RENEWALS_PER_LEASE: u32 = 3;
 
-/// Returns the consumer's handler if it runs under leases.
+/// Returns the consumer's handler; `None` if it does not run under leases.
 pub(in crate::worker) fn leased_handler(run: &ConsumerHandler) -> Option<Arc<dyn ErasedLeasedHandler>> {
     match run {
         ConsumerHandler::Leased(handler) => Some(Arc::clone(handler)),
@@ -37,7 +37,7 @@ pub(in crate::worker) fn leased_handler(run: &ConsumerHandler) -> Option<Arc<dyn
 }
 
 /// Takes messages until the worker stops, as many as may run at the same time, and none ahead: a claim that waits uses up its lease. Runs
-/// that have begun are finished, or given back in time.
+/// that have begun are finished, or given back five seconds before the end of `worker.shutdown`.
 pub(in crate::worker) async fn consume(
     shared: Arc<ConsumerContext>,
     handler: Arc<dyn ErasedLeasedHandler>,
@@ -45,7 +45,7 @@ pub(in crate::worker) async fn consume(
 ) {
     let permits = Arc::new(Semaphore::new(usize::try_from(shared.consumer.lease.concurrency).unwrap_or(1)));
     let context = Arc::clone(&shared);
-    let runner = build_runner(&shared, handler, arriving, false, move |fault| {
+    let runner = start_runner(&shared, handler, arriving, false, move |fault| {
         context.health.record_stall(fault, None);
         context.counters.count_outage();
     });
@@ -106,9 +106,9 @@ async fn acquire_permit(
     }
 }
 
-/// Builds the common state of a consumer's runs. `record_stall` gets the faults that keep a statement from being answered; `has_contact`:
+/// Starts the common state of a consumer's runs. `record_stall` gets the faults that keep a statement from being answered; `has_contact`:
 /// see [`LeaseSessions::new`].
-pub(super) fn build_runner(
+pub(super) fn start_runner(
     shared: &Arc<ConsumerContext>,
     handler: Arc<dyn ErasedLeasedHandler>,
     arriving: mpsc::Receiver<Box<Delivery>>,
@@ -141,7 +141,7 @@ pub(super) fn build_runner(
     let store = Arc::new(GroupedStore::open(sessions, last_outage, GROUPS_IN_FLIGHT, lease, tag));
     let bytes = usize::try_from(shared.consumer.buffer / 2).unwrap_or(usize::MAX);
     let arrivals = Arrivals::new(arriving, BURST_MESSAGES, BURST_MESSAGES, 1, (MAX_LEASED_WAITING, bytes));
-    Arc::new(Runner::new(Arc::clone(shared), handler, store, GROUPS_IN_FLIGHT, arrivals))
+    Arc::new(Runner::start(Arc::clone(shared), handler, store, GROUPS_IN_FLIGHT, arrivals))
 }
 
 /// Panics if a run has panicked: its message stays unacknowledged as long as its channel lives, so the worker stops, as for a lane.

@@ -259,7 +259,7 @@ impl Runner {
     }
 }
 
-/// Returns the reason for which a key is given up at once after such a fault.
+/// Returns the reason for which a key is given up at once after such a fault; `None` if its message is tried again.
 fn final_reason(class: FaultClass) -> Option<Reason> {
     match class {
         FaultClass::Rejected => Some(Reason::HandlerRejected),

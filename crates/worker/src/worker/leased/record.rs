@@ -10,7 +10,7 @@ use crate::worker::transaction::record::build_audit_record;
 use crate::worker::transaction::without_handler::{record_rejected, write_audit_rows};
 use oncely_core::fault::{Fault, FaultClass};
 use oncely_core::outcome::Outcome;
-use oncely_lease::{Statement, StatementError, repeatable_error};
+use oncely_lease::{Statement, StatementError, build_repeatable_error};
 use oncely_postgres as pg;
 
 impl Runner {
@@ -27,7 +27,7 @@ impl Runner {
                     let given_up = vec![GivenUpDelivery::new(&candidate, &mut outcome)];
                     keep_letters(&shared, &mut transaction, now, Interrupt::from_statement, given_up)
                         .await
-                        .map_err(to_repeatable_error)?;
+                        .map_err(into_repeatable_error)?;
                     transaction.commit().await?;
                     Ok(outcome)
                 })
@@ -44,7 +44,7 @@ impl Runner {
             Box::new(move |session| {
                 Box::pin(async move {
                     let record = build_audit_record(&candidate, &outcome);
-                    write_audit_rows(&shared, session, &[record]).await.map_err(to_repeatable_error)
+                    write_audit_rows(&shared, session, &[record]).await.map_err(into_repeatable_error)
                 })
             })
         });
@@ -59,7 +59,7 @@ impl Runner {
             let (shared, mut one) = (Arc::clone(&shared), [rejected.clone()]);
             Box::new(move |session| {
                 Box::pin(async move {
-                    record_rejected(&shared, session, &mut one).await.map_err(to_repeatable_error)?;
+                    record_rejected(&shared, session, &mut one).await.map_err(into_repeatable_error)?;
                     let [one] = one;
                     Ok(one)
                 })
@@ -88,15 +88,17 @@ impl Runner {
     }
 }
 
-/// Converts an interrupt to an error after which the statement is repeated.
-fn to_repeatable_error(interrupt: Interrupt) -> sqlx::Error {
+/// Converts an interrupt to an error after which the statement is retried.
+fn into_repeatable_error(interrupt: Interrupt) -> sqlx::Error {
     match interrupt {
         Interrupt::Outage(outage) => sqlx::Error::Io(std::io::Error::other(outage.to_string())),
-        Interrupt::Known => repeatable_error(Fault::new(FaultClass::Contention, None, "a key is known")),
+        Interrupt::Known => {
+            build_repeatable_error(Fault::new(FaultClass::Contention, None, "a key is known"))
+        }
         Interrupt::NotNow(fault)
         | Interrupt::Held(fault)
         | Interrupt::Failed(fault)
-        | Interrupt::Tainted(fault) => repeatable_error(fault),
+        | Interrupt::Tainted(fault) => build_repeatable_error(fault),
     }
 }
 
@@ -107,10 +109,10 @@ mod tests {
     #[test]
     fn only_an_outage_says_that_the_server_cannot_be_reached() {
         let broken = || sqlx::Error::Io(std::io::Error::other("connection reset"));
-        let away = to_repeatable_error(Interrupt::from_statement(broken()));
+        let away = into_repeatable_error(Interrupt::from_statement(broken()));
         assert!(matches!(away, sqlx::Error::Io(_)), "{away:?}");
         let fault = Fault::new(FaultClass::Contention, Some("55P03".to_owned()), "lock timeout");
-        let held = to_repeatable_error(Interrupt::Held(fault));
+        let held = into_repeatable_error(Interrupt::Held(fault));
         assert!(matches!(held, sqlx::Error::Configuration(_)), "{held:?}");
     }
 }

@@ -175,7 +175,7 @@ impl Runner {
                     shared.counters.metrics.taken_over.increment(u64::from(is_taken_over));
                     let is_suspect =
                         isolation == RunIsolation::Shared && self.is_suspect(candidate, granted.crashes);
-                    let lease = self.new_lease(candidate, &trail, (granted, sent_at));
+                    let lease = self.create_lease(candidate, &trail, (granted, sent_at));
                     if is_suspect {
                         // A message does not wait while it holds its key: a crash of the process meanwhile would count as its own.
                         lease.release().await;
@@ -208,8 +208,8 @@ impl Runner {
         }
     }
 
-    /// Creates the handler's lease for a granted claim.
-    fn new_lease(
+    /// Creates the handler's lease for a granted claim, whose time counts from when the claim was sent.
+    fn create_lease(
         &self,
         candidate: &Candidate,
         trail: &Arc<RunTrail>,
@@ -226,7 +226,7 @@ impl Runner {
         Lease::new(run, time.max_run, Arc::clone(trail))
     }
 
-    /// Claims the key, repeating until PostgreSQL answers or the worker stops. Returns `None` if the message is left to redelivery.
+    /// Claims the key, and retries until PostgreSQL answers or the worker stops. Returns `None` if the message is left to redelivery.
     async fn claim(&self, candidate: &Arc<Candidate>, trail: &Arc<RunTrail>) -> Option<TimedAnswer> {
         let shared = &*self.shared;
         // Names this acquisition in each try: a reply may be lost. 62 random bits, not a whole UUID: each claim writes them. An owner has
@@ -246,7 +246,7 @@ impl Runner {
             async move {
                 match result.await {
                     // An open transaction holds the key. Its end decides whether the key is run, so the message waits without a place.
-                    // Unless the transaction may be our own: no other process would run the message that it was granted.
+                    // Unless the transaction may be one of this claim: no other process would run the message that it was granted.
                     Err(error) if pg::is_locked(&error) && !unanswered.load(Ordering::Relaxed) => {
                         Ok(build_locked_answer())
                     }
@@ -260,7 +260,7 @@ impl Runner {
             .boxed()
         };
         step("lease.claim.before");
-        let result = self.store.own.repeat_until_answered(&shared.stop, CLAIM_ACTION, send_claim).await;
+        let result = self.store.own.retry_until_answered(&shared.stop, CLAIM_ACTION, send_claim).await;
         step("lease.claim.after");
         match result {
             Ok(answer) => Some(answer),
@@ -274,10 +274,10 @@ impl Runner {
             Err(StatementError::Unavailable(_)) if unanswered.load(Ordering::Relaxed) => {
                 // The worker stops, and would leave a key held without a run: that would count as a crash. After the lease's time it is too
                 // late.
-                let release = self.store.own.repeat_until_answered(&shared.abandon, CLAIM_ACTION, send_claim);
+                let release = self.store.own.retry_until_answered(&shared.abandon, CLAIM_ACTION, send_claim);
                 let result = tokio::time::timeout(shared.consumer.lease.time, release).await;
                 if let Ok(Ok((LeaseClaimOutcome::Granted(granted), sent_at))) = result {
-                    self.new_lease(candidate, trail, (granted, sent_at)).release().await;
+                    self.create_lease(candidate, trail, (granted, sent_at)).release().await;
                 }
                 None
             }
@@ -294,7 +294,7 @@ impl Runner {
         run_began: Began,
     ) -> MessageDecision {
         let shared = &*self.shared;
-        // In time for its failure to be recorded before the key may be taken over: the server counts from the claim.
+        // Early enough for its failure to be recorded before the key may be taken over: the server counts from the claim.
         let deadline = claim_sent_at + shared.consumer.lease.max_run.saturating_sub(END_GRACE + RECORD_TIME);
         // No renewal outlives the run, however it ends.
         let _heartbeat =
@@ -365,7 +365,7 @@ impl Runner {
         };
         run.stop();
         if let Ok(result) = tokio::time::timeout(END_GRACE, &mut handler).await {
-            // In time after all; but after the end of its run only a success counts.
+            // Not too late after all; but after the end of its run only a success counts.
             return match (HandlerEnd::from_join(result), end) {
                 (HandlerEnd::Returned(Ok(finish)), _) => HandlerEnd::Returned(Ok(finish)),
                 (_, end) => end,

@@ -66,8 +66,8 @@ pub(super) struct PendingClaim {
 }
 
 impl Runner {
-    /// Starts this number of concurrent groups of claims.
-    pub(super) fn new(
+    /// Starts the runner: claims go to PostgreSQL in up to `groups` concurrent groups.
+    pub(super) fn start(
         shared: Arc<ConsumerContext>,
         handler: Arc<dyn ErasedLeasedHandler>,
         store: Arc<GroupedStore>,
@@ -108,7 +108,8 @@ impl Runner {
     }
 }
 
-/// Builds the statement that releases a key granted after its caller had gone: its next run need not wait, and no crash is counted.
+/// Builds the statement that releases a key granted after its caller had gone: its next run need not wait, and no crash is counted. `None`
+/// if the key was not granted.
 fn build_release(
     pending_claim: Arc<PendingClaim>,
     answer: LeaseClaimOutcome,

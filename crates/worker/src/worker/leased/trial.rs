@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc;
 
-use super::consume::build_runner;
+use super::consume::start_runner;
 use super::runner::Runner;
 use crate::worker::intake::aside::BatchOrigin;
 use crate::worker::shared::ConsumerContext;
@@ -15,14 +15,15 @@ use oncely_handler::lease::ErasedLeasedHandler;
 pub(in crate::worker) struct LeasedTrial(Arc<Runner>);
 
 impl LeasedTrial {
-    pub(in crate::worker) fn new(
+    /// Starts the runner of a consumer. A fault that keeps a statement from being answered abandons the delivery.
+    pub(in crate::worker) fn start(
         shared: &Arc<ConsumerContext>,
         handler: Arc<dyn ErasedLeasedHandler>,
     ) -> Self {
         let context = Arc::clone(shared);
         // A worker would wait for the database; here the delivery ends undecided.
         let (_, receiver) = mpsc::channel(1);
-        let runner = build_runner(shared, handler, receiver, true, move |fault| {
+        let runner = start_runner(shared, handler, receiver, true, move |fault| {
             context.health.record_stall(fault, None);
             context.abandon.cancel();
         });

@@ -85,7 +85,8 @@ impl Runner {
                 let delay = consumer.retry.rung_for(delay).unwrap_or_default();
                 Outcome::Postponed { delay }.into()
             }
-            // A redelivered message may be the only copy, of a run that crashed, and so may our own copy of one: it is not rejected.
+            // A redelivered message may be the only copy, of a run that crashed, and so may a copy that Oncely published: it is not
+            // rejected.
             InFlightPolicy::Reject if !candidate.delivery.message.redelivered && !is_own_copy(candidate) => {
                 let rejection =
                     Rejection::new(Reason::InFlight, "another run holds the key (lease.in_flight)");

@@ -23,7 +23,7 @@ pub(crate) enum BatchPlan {
     /// A failure is rolled back by itself: a SQL function runs in parts, and in a part that fails message by message, inside the server;
     /// a Rust handler has a subtransaction for each message.
     Apart {
-        /// As above.
+        /// No other batch of the consumer runs beside it, in any process.
         turn: bool,
         /// Each message has a subtransaction from the start: many fail.
         each: bool,
@@ -69,15 +69,15 @@ pub(crate) struct BatchRun<'a> {
     /// Epoch of the session's database.
     pub(crate) epoch: String,
     pub(crate) started: Instant,
-    /// Its begin, among the tries of its consumer.
+    /// Its start, among the tries of its consumer.
     pub(crate) began: Began,
     /// Time of its start by the database's clock.
     pub(crate) now: DateTime<Utc>,
 }
 
 impl<'a> BatchRun<'a> {
-    /// Begins a try now.
-    pub(crate) fn new(
+    /// Begins a try: records its start by this process's clock and the database's, and registers it with the consumer's progress.
+    pub(crate) fn begin(
         (shared, trace): (&'a ConsumerContext, &'a BatchTrace),
         session: &Session,
         plan: BatchPlan,
@@ -109,7 +109,7 @@ impl<'a> BatchRun<'a> {
         }
     }
 
-    /// Records the end of a stage, and its beginning.
+    /// Records a stage that lasted from `began` until now.
     pub(crate) fn record_stage(&self, stage: Stage, began: Instant) {
         self.shared.record_stage(self.trace, stage, began);
     }

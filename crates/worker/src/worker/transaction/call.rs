@@ -84,7 +84,7 @@ async fn run_together(
         };
         let responses = run_until_deadline(shared, backend, HandlerWait::InProcess, call).await?;
         if responses.len() != incoming.len() {
-            return Err(Interrupt::Failed(wrong_count_fault(responses.len(), incoming.len())));
+            return Err(Interrupt::Failed(build_wrong_count_fault(responses.len(), incoming.len())));
         }
         results.extend(responses.iter().map(|response| Ok(response.as_ref().map(pg::to_json_text))));
     } else {
@@ -153,16 +153,16 @@ async fn run_apart(
     Ok(results)
 }
 
-/// Creates the fault of a batch handler that returned another number of responses.
-fn wrong_count_fault(actual: usize, expected: usize) -> Fault {
+/// Builds the fault of a batch handler that returned another number of responses.
+fn build_wrong_count_fault(actual: usize, expected: usize) -> Fault {
     let text = format!("the batch handler returned {actual} responses for {expected} messages");
     Fault::new(FaultClass::Transient, None, text)
 }
 
-/// Maximum wait for an answer of our own connection.
+/// Maximum wait for an answer on the handler's own connection.
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Classifies a handler's error. A lost connection may be the handler's own, to another server: our connection is tested.
+/// Classifies a handler's error. The lost connection may be one to another server: `connection` is tested.
 async fn classify_error<T>(
     connection: &mut PgConnection,
     result: Result<T, HandlerError>,
@@ -195,7 +195,7 @@ async fn catch_panic<T>(call: impl Future<Output = T>) -> Result<T, Interrupt> {
     })
 }
 
-/// Runs the handler for one message.
+/// Runs the handler for one message. The outer error is a panic; the inner one is the handler's.
 async fn call_one(
     run: &ConsumerHandler,
     transaction: &mut PgConnection,
@@ -211,7 +211,7 @@ async fn call_one(
             let call = catch_panic(call).await?;
             Ok(call.and_then(|mut responses| match (responses.pop(), responses.len()) {
                 (Some(response), 0) => Ok(response),
-                (_, more) => Err(HandlerError::transient(wrong_count_fault(more, 1).message)),
+                (_, more) => Err(HandlerError::transient(build_wrong_count_fault(more, 1).message)),
             }))
         }
         ConsumerHandler::Sql(_) => {
@@ -225,7 +225,7 @@ async fn call_one(
 
 /// Sets a savepoint around Rust handlers: releasing it fails if the handler ended the transaction, or ignored an error that aborted it.
 /// Without it, COMMIT of an aborted transaction reports success. Inside it names are looked up along the handler's search_path; rolling
-/// back to it restores ours.
+/// back to it restores Oncely's.
 async fn begin_guard(
     transaction: &mut PgConnection,
     wait: LockWait,

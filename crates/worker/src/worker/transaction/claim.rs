@@ -11,7 +11,7 @@ use crate::worker::candidate::Candidate;
 use crate::worker::interrupt::Interrupt;
 use crate::worker::prediction::ExpectedKeys;
 use oncely_core::decide::{
-    EARLY_TOLERANCE, KeyDecision, KeyRecord, decide_on_key, leased_rejection, remaining_wait,
+    EARLY_TOLERANCE, KeyDecision, KeyRecord, build_leased_rejection, decide_on_key, remaining_wait,
 };
 use oncely_core::fault::{Fault, FaultClass};
 use oncely_core::fingerprint::Fingerprint;
@@ -92,7 +92,7 @@ pub(crate) async fn claim(
             break;
         }
     }
-    claims.into_iter().collect::<Option<Vec<_>>>().ok_or_else(changing_key_interrupt)
+    claims.into_iter().collect::<Option<Vec<_>>>().ok_or_else(build_changing_key_interrupt)
 }
 
 /// Claims keys that are all expected to be new.
@@ -138,7 +138,7 @@ async fn retake(
     Ok(retaken.into_iter().map(claim).collect())
 }
 
-/// Returns the identities and fingerprints of the candidates at these positions.
+/// Returns the identities and fingerprints of the candidates at these positions; `None` for a candidate without a fingerprint.
 fn keys_of<'a>(candidates: &[&'a Candidate], indices: &[usize]) -> Vec<(&'a Identity, Option<Fingerprint>)> {
     indices.iter().map(|&index| (&candidates[index].identity, candidates[index].fingerprint)).collect()
 }
@@ -156,10 +156,10 @@ fn decide_known(
         KeyDecision::Duplicate => CandidateClaim::Duplicate,
         KeyDecision::Reject(rejection) => CandidateClaim::Reject(rejection),
         KeyDecision::Leased => match remaining_wait(record, now) {
-            None => CandidateClaim::Reject(leased_rejection()),
+            None => CandidateClaim::Reject(build_leased_rejection()),
             // Without a retry queue it waits here, as for a transaction that holds the key.
             Some(wait) => {
-                CandidateClaim::Early(rung(wait).ok_or_else(|| Interrupt::Held(leased_key_fault()))?)
+                CandidateClaim::Early(rung(wait).ok_or_else(|| Interrupt::Held(build_leased_key_fault()))?)
             }
         },
         KeyDecision::Retake => match unconfirmed.find_recorded(&candidate.identity, record) {
@@ -176,12 +176,12 @@ fn decide_known(
     }))
 }
 
-/// Creates the fault of a key that a run under a lease holds.
-pub(crate) fn leased_key_fault() -> Fault {
+/// Builds the fault of a key that a run under a lease holds.
+pub(crate) fn build_leased_key_fault() -> Fault {
     Fault::new(FaultClass::Contention, None, "a run under a lease holds the key")
 }
 
-/// Creates the interrupt of a key that keeps appearing and disappearing.
-pub(crate) fn changing_key_interrupt() -> Interrupt {
+/// Builds the interrupt of a key that keeps appearing and disappearing.
+pub(crate) fn build_changing_key_interrupt() -> Interrupt {
     Interrupt::Held(Fault::new(FaultClass::Contention, None, "a key changes faster than it can be claimed"))
 }

@@ -15,7 +15,7 @@ const CANCEL_GRACE: Duration = Duration::from_secs(2);
 /// query_canceled: the statement was out of time.
 pub(super) const QUERY_CANCELED_CODE: &str = "57014";
 
-/// Returns whether a failure was out of time, by our deadline or by a limit of the server.
+/// Returns whether a failure was out of time, by the consumer's deadline or by a limit of the server.
 pub(crate) fn is_late(fault: &Fault) -> bool {
     fault.code.as_deref() == Some(QUERY_CANCELED_CODE)
 }
@@ -32,7 +32,8 @@ pub(crate) enum HandlerWait {
     AtCommit,
 }
 
-/// Runs statements of ours. An answer beyond the server's own limits means that the server is gone or unreachable: an outage.
+/// Runs Oncely's own statements, for up to the client's limit of a statement. No answer within it means that the server is gone or
+/// unreachable: an outage.
 pub(crate) async fn run_in_time<T>(
     shared: &ConsumerContext,
     statement: impl Future<Output = Result<T, Interrupt>>,
@@ -40,7 +41,7 @@ pub(crate) async fn run_in_time<T>(
     let limit = shared.postgres.client_timeout();
     match tokio::time::timeout(limit, statement).await {
         Ok(result) => result,
-        Err(_) => Err(no_answer_interrupt(limit)),
+        Err(_) => Err(build_no_answer_interrupt(limit)),
     }
 }
 
@@ -61,7 +62,7 @@ pub(crate) async fn run_until_deadline<T>(
         HandlerWait::InProcess | HandlerWait::AtCommit => deadline,
     };
     let consumer = &shared.consumer.name;
-    let late_fault = || {
+    let build_late_fault = || {
         let text = format!("the handler was not done within {limit:?}");
         Fault::new(FaultClass::Transient, Some(QUERY_CANCELED_CODE.to_owned()), text)
     };
@@ -82,7 +83,9 @@ pub(crate) async fn run_until_deadline<T>(
         // A cancellation that was not confirmed may still be on its way, and would cancel a later statement: the connection is not used
         // again, regardless of the answer.
         match tokio::time::timeout(CANCEL_GRACE, call).await {
-            Ok(Err(Interrupt::Failed(_))) if is_cancelled => return Err(Interrupt::Failed(late_fault())),
+            Ok(Err(Interrupt::Failed(_))) if is_cancelled => {
+                return Err(Interrupt::Failed(build_late_fault()));
+            }
             Ok(other) if is_cancelled => return other,
             _ => {}
         }
@@ -94,15 +97,15 @@ pub(crate) async fn run_until_deadline<T>(
         HandlerWait::AtCommit => true,
     };
     if is_unknown {
-        return Err(no_answer_interrupt(limit));
+        return Err(build_no_answer_interrupt(limit));
     }
     tracing::error!(%consumer, "handler did not return after its deadline; closing its connection");
-    Err(Interrupt::Tainted(late_fault()))
+    Err(Interrupt::Tainted(build_late_fault()))
 }
 
 /// Waits for the standby after a late commit. A cancellation at the deadline may have ended that wait: the commit is done here and reported
 /// as done, but has not arrived there.
-pub(crate) async fn await_standby_if_late(
+pub(crate) async fn wait_for_standby_if_late(
     shared: &ConsumerContext,
     connection: &mut PgConnection,
     began: Instant,
@@ -114,8 +117,8 @@ pub(crate) async fn await_standby_if_late(
         .await
 }
 
-/// Creates the outage of a server that does not answer.
-fn no_answer_interrupt(limit: Duration) -> Interrupt {
+/// Builds the outage of a server that does not answer.
+fn build_no_answer_interrupt(limit: Duration) -> Interrupt {
     let text = format!("no answer within {limit:?}");
     Interrupt::Outage(Outage(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, text))))
 }

@@ -136,7 +136,7 @@ impl Decider {
     }
 
     /// Runs the messages in batches, each of which commits or leaves nothing; one that fails runs another way. Fills in decided outcomes;
-    /// returns the failure of the last batch that is left to run message by message.
+    /// returns the failure of the last batch that is left to run message by message, `None` without such a batch.
     async fn run_in_batches(
         &mut self,
         isolation: Isolation,

@@ -90,7 +90,8 @@ pub(crate) async fn keep_letters(
     Ok(())
 }
 
-/// Returns the id of the dead letter that a message was before, if it carries our mark of one.
+/// Reads the id of the dead letter that a message was before; `None` if it carries no mark of a letter. An error means that the mark is
+/// invalid.
 fn read_former_letter(
     shared: &ConsumerContext,
     delivery: &Delivery,
@@ -102,7 +103,7 @@ fn read_former_letter(
     Ok(letter.map(|letter| letter.id))
 }
 
-/// Converts a letter's body to its stored form, encrypted if that is configured; or returns the reason for leaving it out.
+/// Converts a letter's body to its stored form, encrypted if that is configured. If the body is left out, returns `None` and the reason.
 fn seal_body(
     shared: &ConsumerContext,
     given_up: &GivenUpDelivery<'_>,

@@ -3,7 +3,7 @@
 use sqlx::Connection as _;
 
 use super::batch_run::{BatchPlan, BatchRun};
-use super::deadline::{HandlerWait, await_standby_if_late, run_until_deadline};
+use super::deadline::{HandlerWait, run_until_deadline, wait_for_standby_if_late};
 use super::record::build_mirror_tags;
 use super::replies::wants_reply;
 use crate::worker::interrupt::Interrupt;
@@ -14,9 +14,9 @@ use oncely_handler::{BatchRecord, ConsumerHandler, Message, SqlHandler, commit_f
 use oncely_postgres::{self as pg, Session};
 use oncely_process::metrics::Stage;
 
-/// Returns the handler if the batch is a transaction of one statement: a small one of a SQL function, with keys expected to be new and
-/// without requested replies. Everything else goes step by step; also where the handler may be slow, to measure its time without that of
-/// the commit, and inside another transaction, where one statement would commit nothing.
+/// Returns the handler of a batch that is a transaction of one statement: a small one of a SQL function, with keys expected to be new and
+/// without requested replies. `None` if the batch goes step by step: any other one; also where the handler may be slow, to measure its time
+/// without that of the commit, and inside another transaction, where one statement would commit nothing.
 pub(super) fn one_statement_handler<'a>(run: &BatchRun<'a>, session: &Session) -> Option<&'a SqlHandler> {
     match (&run.shared.handler, run.plan, run.keys) {
         (ConsumerHandler::Sql(handler), BatchPlan::Together { turn: false }, ExpectedKeys::Fresh)
@@ -76,7 +76,7 @@ pub(super) async fn commit_in_one_statement(
         pace.record_transaction(candidates.len(), run.started.elapsed());
     }
     run.record_stage(Stage::OneStatement, run.started);
-    await_standby_if_late(shared, connection, run.started).await?;
+    wait_for_standby_if_late(shared, connection, run.started).await?;
     // The handlers' responses are stored, and no client waits for a reply here.
     Ok(vec![Outcome::Completed { attempt: 1, response: None }; candidates.len()])
 }

@@ -19,7 +19,7 @@ use oncely_core::outcome::Outcome;
 use oncely_failpoint::step;
 use oncely_postgres::{self as pg, AuditRecord, KeyFailure, Refusal};
 
-/// Converts an outcome to the failed run that is recorded with the key, if it is one.
+/// Converts an outcome to the failed run that is recorded with the key; `None` if no run failed.
 pub(crate) fn to_key_failure<'a>(
     candidate: &'a Candidate,
     outcome: &Outcome,
@@ -48,7 +48,7 @@ pub(crate) fn to_key_failure<'a>(
     })
 }
 
-/// Converts an outcome to the handler's refusal that is recorded with the key, if it is one.
+/// Converts an outcome to the handler's refusal that is recorded with the key; `None` for any other outcome.
 pub(crate) fn to_refusal<'a>(candidate: &'a Candidate, outcome: &'a Outcome) -> Option<Refusal<'a>> {
     let Outcome::Refused { attempt, reason } = outcome else { return None };
     Some(Refusal {
@@ -125,7 +125,8 @@ pub(crate) async fn write_records(
     keep_letters(shared, transaction, now, Interrupt::from_record, given_up.collect()).await
 }
 
-/// Stores the handler's responses, if any.
+/// Stores the responses of the completed messages, encrypted if that is configured; messages without one are skipped. Fails if a response
+/// can't be encrypted, or its row is missing.
 async fn store_responses<'a>(
     shared: &ConsumerContext,
     transaction: &mut PgConnection,
@@ -161,7 +162,7 @@ async fn store_responses<'a>(
     Ok(())
 }
 
-/// Returns the messages' tags for the mirror, one after another.
+/// Builds the messages' tags for the mirror, one after another.
 pub(crate) fn build_mirror_tags<'a>(
     run: &BatchRun<'_>,
     candidates: impl Iterator<Item = &'a Candidate>,
@@ -171,7 +172,7 @@ pub(crate) fn build_mirror_tags<'a>(
     candidates.flat_map(tag).collect()
 }
 
-/// Checks the number of written rows.
+/// Checks that a write succeeded and changed the expected number of rows.
 fn check_rows(name: &str, written: Result<u64, sqlx::Error>, expected: usize) -> Result<(), Interrupt> {
     let written = written.map_err(Interrupt::from_record)?;
     if usize::try_from(written) == Ok(expected) {
@@ -181,7 +182,7 @@ fn check_rows(name: &str, written: Result<u64, sqlx::Error>, expected: usize) ->
     Err(Interrupt::Failed(Fault::new(FaultClass::Transient, None, text)))
 }
 
-/// Returns one row per decision, with this duration in microseconds; duplicates only if they are listed.
+/// Builds one row per decision, with this duration in microseconds; duplicates only if they are listed.
 pub(crate) fn build_audit_records<'a>(
     shared: &ConsumerContext,
     duration: i64,
@@ -202,13 +203,13 @@ pub(crate) fn build_audit_records<'a>(
         .collect()
 }
 
-/// Returns the audit row of one decision.
+/// Builds the audit row of one decision.
 pub(crate) fn build_audit_record<'a>(candidate: &'a Candidate, outcome: &'a Outcome) -> AuditRecord<'a> {
     let Identity { tenant, key, .. } = &candidate.identity;
     build_audit_row(&candidate.delivery.message, tenant.as_str(), key.as_str(), outcome)
 }
 
-/// Returns the audit row of a decision about a message with a possibly unknown identity.
+/// Builds the audit row of a decision about a message with a possibly unknown identity.
 pub(crate) fn build_rejection_record<'a>(
     message: &'a RawMessage,
     identity: &'a PartialIdentity,
@@ -222,7 +223,7 @@ pub(crate) fn build_rejection_record<'a>(
     )
 }
 
-/// Returns the row of the trail for an outcome.
+/// Builds the row of the trail for an outcome.
 fn build_audit_row<'a>(
     message: &'a RawMessage,
     tenant: &'a str,

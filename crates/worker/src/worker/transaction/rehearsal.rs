@@ -77,13 +77,13 @@ impl From<Interrupt> for RehearsalError {
 }
 
 impl Rehearsal {
-    /// Opens the session that observes.
-    pub(crate) async fn new(shared: Arc<ConsumerContext>) -> Result<Self, RehearsalError> {
+    /// Opens the session that observes. The session of the handler is opened by the first run.
+    pub(crate) async fn open(shared: Arc<ConsumerContext>) -> Result<Self, RehearsalError> {
         let observer = shared.factory.open(&shared.application()).await?;
         Ok(Self { shared, session: None, observer })
     }
 
-    /// Returns the database's records of keys, by position.
+    /// Reads the database's records of keys, by position; `None` for an unknown key.
     pub(crate) async fn look_up(
         &mut self,
         identities: &[&Identity],
@@ -120,7 +120,7 @@ impl Rehearsal {
         .await?;
         // The trace of a rehearsal is unused.
         let trace: BatchTrace = Default::default();
-        let run = BatchRun::new((&shared, &trace), session, plan, ExpectedKeys::Known, candidates);
+        let run = BatchRun::begin((&shared, &trace), session, plan, ExpectedKeys::Known, candidates);
         let result = match run_observed(&run, session, &mut self.observer, attempt).await {
             Ok(effect) => {
                 let statement = async {
@@ -148,7 +148,7 @@ impl Rehearsal {
     }
 
     /// Decides like a worker about a message that has run by itself, and records the outcome in the progress. `witness`: another message
-    /// has succeeded.
+    /// has succeeded. Always returns an outcome for its one message.
     pub(crate) fn decide_outcome(
         &self,
         candidate: &Candidate,
@@ -172,6 +172,7 @@ impl Rehearsal {
         }
     }
 
+    /// Rolls back all writes, and closes both sessions.
     pub(crate) async fn close(mut self) {
         self.take_back().await;
         self.observer.close().await;

@@ -25,7 +25,7 @@ pub(crate) fn wants_reply(shared: &ConsumerContext, candidate: &Candidate) -> bo
         && no_nul(&properties.correlation_id)
 }
 
-/// Returns the reply's id: equal for equal requests. A client that repeats one with another `correlation_id` waits for another answer.
+/// Builds the reply's id: equal for equal requests. A client that repeats one with another `correlation_id` waits for another answer.
 fn build_reply_id(candidate: &Candidate) -> Uuid {
     let mut hasher = blake3::Hasher::new_derive_key("oncely 2026-11-21 reply id v1");
     let (identity, properties) = (&candidate.identity, &candidate.delivery.message.properties);
@@ -80,7 +80,7 @@ pub(super) async fn write_replies<'a>(
     Ok(())
 }
 
-/// Returns the W3C trace context of the request, for its reply.
+/// Reads the W3C trace context of the request, for its reply; `None` if the request has no valid `traceparent`.
 fn read_trace_context(candidate: &Candidate) -> Option<Value> {
     let headers = &candidate.delivery.message.headers;
     let text = |name: &str| match headers.get(name) {

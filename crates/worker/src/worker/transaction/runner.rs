@@ -57,7 +57,8 @@ struct CurrentBatch {
 }
 
 impl TransactionRunner {
-    pub(crate) fn new(shared: Arc<ConsumerContext>, arrivals: Arc<Arrivals<Box<Delivery>>>) -> Self {
+    /// Registers a lane with the process's liveness, and creates its runner. The session is opened by the first batch.
+    pub(crate) fn register(shared: Arc<ConsumerContext>, arrivals: Arc<Arrivals<Box<Delivery>>>) -> Self {
         let beat = shared.liveness.watch(format!("a lane of {}", shared.consumer.name));
         Self {
             shared,
@@ -76,8 +77,8 @@ impl TransactionRunner {
         self.beat.set_idle();
     }
 
-    /// Expects work on this number of messages. Their longest time: each by itself until the handler's deadline, and our own
-    /// statements around it.
+    /// Expects work on this number of messages. Their longest time: each by itself until the handler's deadline, and Oncely's statements
+    /// around it.
     pub(crate) fn expect_work(&self, messages: usize) {
         let each = self.shared.consumer.deadline + self.shared.postgres.client_timeout() * 4;
         self.beat
@@ -186,7 +187,7 @@ impl TransactionRunner {
         }
     }
 
-    /// Runs one transaction, repeatedly while PostgreSQL is away or nothing at all can be written.
+    /// Runs one transaction, and retries it while PostgreSQL is away or nothing at all can be written, until the batch is abandoned.
     pub(super) async fn run(
         &mut self,
         isolation: Isolation,
@@ -262,8 +263,8 @@ impl TransactionRunner {
         }
     }
 
-    /// Waits for the permit of a large message, perhaps as long as the handlers of others take. Gives up when no new work begins, or when
-    /// the message comes again anyway.
+    /// Waits for the permit of a large message, perhaps as long as the handlers of others take. Gives up when the worker stops, or when the
+    /// message comes again anyway.
     async fn acquire_large_permit(&self) -> Result<OwnedSemaphorePermit, AbandonedBatch> {
         let shared = &self.shared;
         if let Ok(permit) = Arc::clone(&shared.large_permits).try_acquire_owned() {
@@ -285,7 +286,7 @@ impl TransactionRunner {
     /// Takes the permit to run this work, unless it is held already. Returns whether it is held then; if not, records the messages' wait.
     ///
     /// # Errors
-    /// When the rest of a failed transaction could not be rolled back.
+    /// If the rest of a failed transaction could not be rolled back.
     async fn take_permit(
         &mut self,
         isolation: Isolation,
@@ -355,7 +356,7 @@ impl TransactionRunner {
             BatchPlan::ByItself { first: false, .. } => ExpectedKeys::Known,
             _ => self.prediction.expect(candidates),
         };
-        let run = BatchRun::new((shared, &self.batch.trace), session, plan, keys, candidates);
+        let run = BatchRun::begin((shared, &self.batch.trace), session, plan, keys, candidates);
         let result = match one_statement_handler(&run, session) {
             Some(handler) => commit_in_one_statement(&run, session, handler).await,
             None => transact(&run, session, &mut self.batch.unconfirmed).await,
@@ -427,7 +428,7 @@ impl TransactionRunner {
                 tracing::error!(%consumer, error = %fault, "closing a connection to PostgreSQL");
             }
         }
-        // A wait kills no process: if this one ends meanwhile, its messages must not be charged with that.
+        // A wait kills no process: if the process ends meanwhile, the batch's messages must not be charged with that.
         self.marks.take_back(&shared, &mut self.session).await;
         self.wait_before_retry().await
     }
@@ -450,7 +451,7 @@ impl TransactionRunner {
         Ok(())
     }
 
-    /// Returns the lane's session; opens one if none is open or admitted, repeating until PostgreSQL answers or the batch is abandoned.
+    /// Returns the lane's session; opens one if none is open or admitted. Retries until PostgreSQL answers or the batch is abandoned.
     pub(crate) async fn ensure_session(&mut self) -> Result<&mut Session, AbandonedBatch> {
         if self.session.as_ref().is_some_and(|open| !self.shared.factory.record_timeline(open)) {
             tracing::warn!(consumer = %self.shared.consumer.name,

@@ -9,7 +9,7 @@ use oncely_core::fault::{Fault, FaultClass};
 pub(super) enum Setback {
     /// Some message failed, or all of them did.
     Failed(Fault),
-    /// Another transaction holds a key, or another lock that our own statements need.
+    /// Another transaction holds a key, or another lock that Oncely's own statements need.
     Held(Fault),
 }
 

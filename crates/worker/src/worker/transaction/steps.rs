@@ -7,7 +7,7 @@ use sqlx::PgConnection;
 use super::batch_run::{BatchPlan, BatchRun};
 use super::call::{Results, check_responses, run_handler};
 use super::claim::{CandidateClaim, claim};
-use super::deadline::{HandlerWait, await_standby_if_late, run_in_time, run_until_deadline};
+use super::deadline::{HandlerWait, run_in_time, run_until_deadline, wait_for_standby_if_late};
 use super::record::write_records;
 use super::unconfirmed::UnconfirmedOutcomes;
 use super::verdict::decide_outcomes;
@@ -34,11 +34,11 @@ pub(crate) async fn transact(
             .await?;
     }
     step("worker.begin.before");
-    let begin_time = Instant::now();
+    let started = Instant::now();
     let statement =
         async { pg::begin_to_claim(&mut session.connection).await.map_err(Interrupt::from_statement) };
     let mut transaction = run_in_time(run.shared, statement).await?;
-    let round_trip = begin_time.elapsed();
+    let round_trip = started.elapsed();
     step("worker.begin.after");
     if run.plan.has_turn() {
         take_turn(run, &mut transaction).await?;
@@ -64,17 +64,17 @@ pub(crate) async fn transact(
     )?;
     step("worker.commit.after");
     run.record_stage(Stage::Commit, began);
-    await_standby_if_late(run.shared, &mut session.connection, began).await?;
+    wait_for_standby_if_late(run.shared, &mut session.connection, began).await?;
     unconfirmed.clear();
     Ok(outcomes)
 }
 
-/// Waits for the turn of the consumer's batches, which ends with the transaction.
+/// Waits up to two seconds for the turn of the consumer's batches, which ends with the transaction. Fails if another batch keeps it.
 async fn take_turn(run: &BatchRun<'_>, transaction: &mut PgConnection) -> Result<(), Interrupt> {
     let consumer = run.shared.consumer.name.as_str();
     let statement = async { pg::take_turn(transaction, consumer).await.map_err(Interrupt::from_statement) };
     if run_in_time(run.shared, statement).await? {
-        run.shared.contention.record_turn_begin(tokio::time::Instant::now());
+        run.shared.contention.record_turn_start(tokio::time::Instant::now());
         return Ok(());
     }
     run.shared.contention.record_missed_turn(tokio::time::Instant::now());
@@ -94,8 +94,8 @@ async fn run_steps(
     if let (ConsumerHandler::Sql(_), BatchPlan::Apart { .. } | BatchPlan::ByItself { .. }) =
         (&run.shared.handler, run.plan)
     {
-        // A SQL handler runs within a statement of ours, so the limit is set before it. The statements after the claim may wait longer
-        // for locks than the claim itself, whether a handler runs or not.
+        // A SQL handler runs within one of Oncely's statements, so the limit is set before it. The statements after the claim may wait
+        // longer for locks than the claim itself, whether a handler runs or not.
         let limit = run.lock_wait().limit().unwrap_or(run.shared.postgres.lock_timeout);
         let statement =
             async { pg::limit_lock_wait(transaction, limit).await.map_err(Interrupt::from_statement) };

@@ -27,7 +27,8 @@ impl UnconfirmedOutcomes {
         self.outcomes.extend(retried.map(|(one, outcome)| (one.identity.clone(), outcome.clone())));
     }
 
-    /// Finds the failure that this record counts already, if it is the failure that was tried; remembers its message as found.
+    /// Finds the failure that was tried for this message, and remembers the message as found; `None` if the record does not count that
+    /// failure.
     pub(crate) fn find_recorded(&mut self, identity: &Identity, record: &KeyRecord) -> Option<Outcome> {
         let outcome = self.outcomes.get(identity).filter(
             |outcome| matches!(outcome, Outcome::Retried { attempt, .. } if *attempt == record.attempts),

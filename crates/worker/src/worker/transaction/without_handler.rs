@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
-use super::claim::{MAX_CLAIM_ROUNDS, changing_key_interrupt, leased_key_fault};
+use super::claim::{MAX_CLAIM_ROUNDS, build_changing_key_interrupt, build_leased_key_fault};
 use super::deadline::run_in_time;
 use super::letters::{GivenUpDelivery, keep_letters};
 use super::record::{build_audit_records, build_rejection_record, to_key_failure, to_refusal};
@@ -17,7 +17,7 @@ use crate::worker::batch::prepare::ReadingStretch;
 use crate::worker::candidate::{Candidate, DecidedDelivery};
 use crate::worker::interrupt::{AbandonedBatch, Interrupt};
 use crate::worker::shared::ConsumerContext;
-use oncely_core::decide::{KeyDecision, decide_on_key, leased_rejection, remaining_wait};
+use oncely_core::decide::{KeyDecision, build_leased_rejection, decide_on_key, remaining_wait};
 use oncely_core::fault::Fault;
 use oncely_core::outcome::{DuplicateSource, Outcome};
 use oncely_failpoint::step;
@@ -76,7 +76,7 @@ impl TransactionRunner {
         }
     }
 
-    /// Reads the signing keys and the tag key unless they were read after `since`. Repeats the query until PostgreSQL answers or the batch
+    /// Reads the signing keys and the tag key unless they were read after `since`. Retries the query until PostgreSQL answers or the batch
     /// is abandoned.
     pub(crate) async fn refresh_keys(&mut self, since: Instant) -> Result<(), AbandonedBatch> {
         loop {
@@ -158,7 +158,7 @@ async fn record_failure(
 enum CountedFailure {
     /// To be recorded in the audit trail.
     Now(Outcome),
-    /// Ours, of a COMMIT with a lost reply, or that of a copy that failed at the same time: it is counted, with its audit row.
+    /// This run's, of a COMMIT with a lost reply, or that of a copy that failed at the same time: it is counted, with its audit row.
     Before(Outcome),
 }
 
@@ -189,17 +189,17 @@ async fn count_failure(
                 }
                 KeyDecision::Leased => {
                     return Ok(CountedFailure::Now(match remaining_wait(record, now) {
-                        None => Outcome::from_rejection(leased_rejection()),
+                        None => Outcome::from_rejection(build_leased_rejection()),
                         Some(wait) => match consumer.retry.rung_for(wait) {
                             Some(delay) => Outcome::Postponed { delay },
-                            None => return Err(Interrupt::Held(leased_key_fault())),
+                            None => return Err(Interrupt::Held(build_leased_key_fault())),
                         },
                     }));
                 }
                 KeyDecision::Retake => record.attempts,
             },
         };
-        // Another copy ran and failed since our run was rolled back: this one came too early, and spends nothing.
+        // Another copy ran and failed since this run was rolled back: the message came too early, and spends nothing.
         let rung = record
             .as_ref()
             .and_then(|record| remaining_wait(record, now))
@@ -213,7 +213,7 @@ async fn count_failure(
             if matches!(outcome, Outcome::Retried { .. }) {
                 return Ok(CountedFailure::Before(outcome));
             }
-            // A final verdict of ours would be in the row: this is the attempt of a copy, and ours comes after it.
+            // A final verdict of this run would be in the row: it has the attempt of a copy, and this run's comes after it.
             attempt = attempts.saturating_add(1);
             *counted = Some(attempt);
             outcome = decide_failure(shared, fault.clone(), attempt);
@@ -230,7 +230,7 @@ async fn count_failure(
             return Ok(CountedFailure::Now(outcome));
         }
     }
-    Err(changing_key_interrupt())
+    Err(build_changing_key_interrupt())
 }
 
 /// Writes audit rows in a transaction of their own, for decisions that needed no other.
