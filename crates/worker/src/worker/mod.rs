@@ -9,6 +9,7 @@ mod dry_run;
 mod error;
 mod failure_log;
 mod health;
+mod heartbeat;
 mod intake;
 mod interrupt;
 mod isolation;

@@ -9,8 +9,7 @@ use super::health::ConsumerReport;
 use super::shared::ConsumerContext;
 use oncely_config::ConsumerSettings;
 use oncely_mirror::{EpochWatch, Mirror, MirrorWatch};
-use oncely_postgres::{ConsumerStats, Pause, Readiness, Secrets};
-use oncely_process::heartbeat::{Member, Totals};
+use oncely_postgres::Readiness;
 use oncely_process::metrics::{MirrorMetrics, Server};
 use oncely_process::vitals::Vitals;
 
@@ -129,8 +128,8 @@ fn describe_unreadiness(consumer: &ConsumerSettings, report: &ConsumerReport) ->
     })
 }
 
-#[allow(clippy::cast_precision_loss)] // counts and seconds
 /// Sets a consumer's gauges by its report.
+#[allow(clippy::cast_precision_loss)] // counts and seconds
 fn set_gauges(shared: &ConsumerContext, report: &ConsumerReport) {
     let metrics = &shared.counters.metrics;
     let condition = &report.condition;
@@ -143,50 +142,4 @@ fn set_gauges(shared: &ConsumerContext, report: &ConsumerReport) {
     metrics.failing.set(truth(condition.failing.is_some()));
     metrics.contended.set(truth(condition.contended.is_some()));
     metrics.last_success.set(condition.completed_at.map_or(0.0, |at| at.timestamp_millis() as f64 / 1_000.0));
-}
-
-/// All consumers of a worker.
-pub(super) struct Consumers(pub(super) Vec<Arc<ConsumerContext>>);
-
-impl Member for Consumers {
-    const OBEYS_PAUSES: bool = true;
-
-    fn set_pauses(&self, pauses: Vec<Pause>) {
-        for shared in &self.0 {
-            let name = shared.consumer.name.as_str();
-            shared.gate.set_pause(pauses.iter().find(|pause| pause.consumer == name).cloned());
-        }
-    }
-
-    fn set_secrets(&self, secrets: &Secrets) {
-        // All consumers of a process have the same.
-        if let Some(shared) = self.0.first() {
-            shared.keys.replace(secrets);
-        }
-    }
-
-    /// Returns the consumers' counts for the heartbeat; never `None`.
-    fn totals(&self) -> Option<Totals> {
-        Some(Totals::Worker(self.0.iter().map(|shared| to_stats(shared)).collect()))
-    }
-}
-
-/// Returns a consumer's counts since the process started.
-fn to_stats(shared: &ConsumerContext) -> ConsumerStats {
-    let number = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
-    let counts = shared.counters.snapshot();
-    ConsumerStats {
-        consumer: shared.consumer.name.as_str().to_owned(),
-        at: shared.clock.now(),
-        delivered: number(counts.delivered),
-        completed: number(counts.completed),
-        refused: number(counts.refused),
-        duplicates: number(counts.duplicates()),
-        retried: number(counts.retried),
-        postponed: number(counts.postponed),
-        dead_lettered: number(counts.dead_lettered),
-        fallbacks: number(counts.fallbacks),
-        outages: number(counts.outages),
-        durations: shared.counters.durations().map(number).to_vec(),
-    }
 }

@@ -11,7 +11,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::builder::Worker;
 use super::error::WorkerError;
-use super::observe::{Consumers, WorkerObserver};
+use super::heartbeat::Consumers;
+use super::observe::WorkerObserver;
 use super::register::register;
 use super::shared::{ConsumerContext, Precheck, ProcessContext};
 use super::tasks::Tasks;
