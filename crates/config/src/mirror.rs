@@ -272,13 +272,14 @@ pub(crate) fn into_settings(
         report_refused_connection(Some(tls), &sentinels.place, problems);
     }
     if given_url.is_valid && sentinels.is_valid {
-        check_master_name(&settings, &given_url.place, &sentinels.place, problems);
+        check_sentinel_urls(&settings, &given_url.place, &sentinels.place, problems);
     }
     has_url.then_some(settings)
 }
 
-/// Checks that the URL's host is the name of a master, which has no port, and that the Sentinels' URLs end with the port.
-fn check_master_name(settings: &MirrorSettings, place: &str, sentinels_place: &str, problems: &mut Problems) {
+/// Reports a port in the URL, whose host is the Sentinels' name of the master, and a database or options in a Sentinel's URL. `place` and
+/// `sentinels_place` name the settings in the problems.
+fn check_sentinel_urls(settings: &MirrorSettings, place: &str, sentinels_place: &str, problems: &mut Problems) {
     let port = |url: &SecretString| Url::parse(url.expose_secret()).ok().and_then(|url| url.port());
     if port(&settings.url).is_some() {
         let message =

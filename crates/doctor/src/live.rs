@@ -73,7 +73,7 @@ pub(super) async fn run_checks(config: &Config, limits: &Limits, session: &mut C
     check_workers(config, &living, session.findings);
     check_processes(&living, &silent, now, session.findings);
     check_versions(&living, session.findings);
-    check_digests(&living, session.findings);
+    check_config_digests(&living, session.findings);
     check_stalls(&living, now, session.findings);
     check_contention(&living, now, session.findings);
     check_leases(&living, now, session).await;
@@ -188,8 +188,8 @@ fn check_versions(living: &[LiveProcess], findings: &mut CheckFindings) {
     }
 }
 
-/// Checks that all workers, and all relays, have one configuration.
-fn check_digests(living: &[LiveProcess], findings: &mut CheckFindings) {
+/// Checks that the live workers were started with one configuration, and likewise the live relays.
+fn check_config_digests(living: &[LiveProcess], findings: &mut CheckFindings) {
     for kind in ["worker", "relay"] {
         let of_kind = living.iter().filter(|process| process.row.kind == kind);
         let configurations: BTreeSet<(&str, &str)> =

@@ -166,7 +166,7 @@ impl<S: StepStore> Run<S> {
         self.0.grant.attempt
     }
 
-    /// Returns whether an earlier run of the key crashed: its last step may have happened.
+    /// Returns whether an earlier run of the key crashed and none has reported since: its last step may have happened.
     #[must_use]
     pub fn is_takeover(&self) -> bool {
         self.0.grant.is_takeover

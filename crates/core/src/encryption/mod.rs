@@ -123,13 +123,16 @@ pub trait Cipher: Send + Sync + 'static {
     /// Encrypts a value for the place where it will be stored.
     ///
     /// # Errors
-    /// If encryption fails: the message is then not stored, and is only in its dead-letter queue.
+    /// If encryption fails: a dead letter's message is then not stored, and is only in its dead-letter queue; a step whose result could not be
+    /// stored is not called.
     fn seal(&self, place: &Place<'_>, plain: &[u8]) -> Result<EncryptedValue, CipherError>;
 
     /// Decrypts a value stored at a place.
     ///
     /// # Errors
-    /// If the key is missing, or the value was encrypted with another key or for another place, or was changed.
+    /// [`CipherError::NoKey`] if the key is missing: another process may have it, so a run under a lease that needs the value is retried
+    /// without spending an attempt. Any other variant, usually [`CipherError::DoesNotOpen`], if the value was encrypted with another key or for
+    /// another place, or was changed: that is a failure of the run.
     fn open(&self, place: &Place<'_>, sealed: &EncryptedValue) -> Result<Vec<u8>, CipherError>;
 }
 
@@ -137,7 +140,7 @@ pub trait Cipher: Send + Sync + 'static {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CipherError {
-    /// The key is not in the key ring.
+    /// This process does not have the key.
     #[error("encrypted with key {key:?}, which this process does not have ([encryption] keys)")]
     NoKey {
         /// The id of the key.

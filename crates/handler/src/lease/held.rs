@@ -54,7 +54,7 @@ impl Lease {
         self.run.attempt()
     }
 
-    /// Returns whether an earlier run of the key ended without a report: its last step may have happened.
+    /// Returns whether an earlier run of the key crashed and none has reported since: its last step may have happened.
     #[must_use]
     pub fn is_takeover(&self) -> bool {
         self.run.is_takeover()

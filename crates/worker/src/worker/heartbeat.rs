@@ -6,10 +6,10 @@ use super::shared::ConsumerContext;
 use oncely_postgres::{ConsumerStats, Pause, Secrets};
 use oncely_process::heartbeat::{Member, Totals};
 
-/// All consumers of a worker.
-pub(super) struct Consumers(pub(super) Vec<Arc<ConsumerContext>>);
+/// All consumers of a worker, as a member with a heartbeat.
+pub(super) struct WorkerMember(pub(super) Vec<Arc<ConsumerContext>>);
 
-impl Member for Consumers {
+impl Member for WorkerMember {
     const OBEYS_PAUSES: bool = true;
 
     fn set_pauses(&self, pauses: Vec<Pause>) {

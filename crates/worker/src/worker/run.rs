@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::builder::Worker;
 use super::error::WorkerError;
-use super::heartbeat::Consumers;
+use super::heartbeat::WorkerMember;
 use super::observe::WorkerObserver;
 use super::register::register;
 use super::shared::{ConsumerContext, Precheck, ProcessContext};
@@ -119,7 +119,7 @@ impl Worker {
         }
         let observer = WorkerObserver::start(vitals, tasks.consumers.clone(), watch, mirror, stop);
         let (clock, timelines) = (common.clock.clone(), common.timelines.clone());
-        let reporting = Consumers(tasks.consumers.clone());
+        let reporting = WorkerMember(tasks.consumers.clone());
         let heartbeat =
             Heartbeat::start(Arc::clone(vitals), &config.postgres, &config.cell, clock, timelines, reporting);
         let is_clean = supervise(&mut tasks, &observer, stop).await;

@@ -128,7 +128,9 @@ impl ProcessContext {
         }
     }
 
-    /// Creates the state of a process without a broker, at a session's database. It waits for nothing, like one that is stopping.
+    /// Creates the state of a process that uses no broker, with the epoch and the clock of `session`, which may be closed afterwards. Its stop
+    /// token is cancelled from the start: where a worker would wait for a server and try again, the work is abandoned, and a run under a
+    /// lease is given back after `config.worker.shutdown`.
     pub fn without_broker(config: Config, session: &Session, secrets: &Secrets) -> Self {
         let timelines = Timelines::default();
         timelines.record_epoch(&session.cell.epoch);
@@ -144,7 +146,7 @@ impl ConsumerContext {
         Sealer::new(self.cipher.clone(), self.consumer.encrypt_responses)
     }
 
-    /// Creates a consumer without tasks: no connection is made.
+    /// Creates the context of a consumer; starts no task and makes no connection.
     pub(crate) fn new(
         common: &ProcessContext,
         consumer: &ConsumerSettings,

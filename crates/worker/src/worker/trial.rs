@@ -68,7 +68,7 @@ impl TrialWorker {
                 "the consumers could not be registered at PostgreSQL (role oncely_worker)".to_owned()
             ));
         }
-        // It is never stopped: a run under a lease is not given back early.
+        // The stop token is cancelled from the start: a run under a lease would be given back after the shutdown time.
         config.worker.shutdown = Duration::MAX;
         let common = ProcessContext::without_broker(config, &session, &secrets);
         session.close().await;
