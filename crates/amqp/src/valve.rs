@@ -83,7 +83,7 @@ impl Valve {
         }
     }
 
-    /// Returns the number of bytes that may be read now. `None` if there is none: the reader's waker is registered.
+    /// Returns the number of bytes that may be read now. `None` if no byte may be: the reader's waker is registered.
     fn poll_left(&self, context: &Context<'_>) -> Option<usize> {
         let mut state = self.lock();
         if state.left > 0 {

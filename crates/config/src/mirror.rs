@@ -279,7 +279,12 @@ pub(crate) fn into_settings(
 
 /// Reports a port in the URL, whose host is the Sentinels' name of the master, and a database or options in a Sentinel's URL. `place` and
 /// `sentinels_place` name the settings in the problems.
-fn check_sentinel_urls(settings: &MirrorSettings, place: &str, sentinels_place: &str, problems: &mut Problems) {
+fn check_sentinel_urls(
+    settings: &MirrorSettings,
+    place: &str,
+    sentinels_place: &str,
+    problems: &mut Problems,
+) {
     let port = |url: &SecretString| Url::parse(url.expose_secret()).ok().and_then(|url| url.port());
     if port(&settings.url).is_some() {
         let message =

@@ -182,8 +182,8 @@ pub fn is_hit_confirmed(
     })
 }
 
-/// Finds for each message of a batch the position of the first earlier one with the same identity; `None` if there is none. Only the first
-/// is claimed, and the others get its result.
+/// Finds for each message of a batch the position of the first earlier one with the same identity; `None` for the first itself. Only the
+/// first is claimed, and the others get its result.
 #[must_use]
 pub fn find_leaders<'a>(identities: impl IntoIterator<Item = &'a Identity>) -> Vec<Option<usize>> {
     let mut first: HashMap<&Identity, usize> = HashMap::new();

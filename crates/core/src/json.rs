@@ -351,7 +351,7 @@ impl<'a> JsonText<'a> {
         None
     }
 
-    /// Returns the value at an RFC 6901 pointer; `None` if there is none.
+    /// Returns the value at an RFC 6901 pointer; `None` if the pointer leads nowhere.
     pub(crate) fn value_at(self, pointer: &str) -> Option<Self> {
         pointer.split('/').skip(1).try_fold(self, |value, token| {
             let name = token.replace("~1", "/").replace("~0", "~");

@@ -492,7 +492,7 @@ impl<S: StepStore> Run<S> {
         error
     }
 
-    /// Returns the error of the first step with unknown outcome; `None` if there is none.
+    /// Returns the error of the first step with unknown outcome; `None` if all outcomes are known.
     #[doc(hidden)]
     pub fn unknown_outcome(&self) -> Option<HandlerError> {
         self.0.unknown_error.get().map(|why| HandlerError::OutcomeUnknown(why.clone()))

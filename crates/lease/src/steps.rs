@@ -188,7 +188,7 @@ impl Steps {
         is_refused.then_some(record.round)
     }
 
-    /// Returns the last lease for which the outcome of a step was unknown; `None` if there is none, or the step is no longer in doubt.
+    /// Returns the last lease for which the outcome of a step was unknown; `None` if no outcome was, or the step is no longer in doubt.
     pub(super) fn doubting_token(&self, step: &str) -> Option<i64> {
         match self.0.get(step)?.state {
             StepProgress::Started { doubted_by, .. } => doubted_by,

@@ -108,7 +108,8 @@ pub(super) async fn run(file: &Path, arguments: ParkArguments, _times: Times) ->
     Ok(code)
 }
 
-/// Finds the named consumer, or without a name the only configured one; `None` if there is none, or without a name several.
+/// Finds the named consumer, or without a name the only configured one; `None` if no consumer has the name, or without a name if none or
+/// several are configured.
 fn find_consumer(config: &Config, name: Option<&str>) -> Option<IdentityPart> {
     let mut names = config.consumers.iter().map(|consumer| &consumer.name);
     match name {

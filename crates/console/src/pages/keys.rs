@@ -219,7 +219,7 @@ fn describe_range(search: &Search) -> String {
     }
 }
 
-/// Renders a link to the next longer time range; nothing if there is none, or the page is full.
+/// Renders a link to the next longer time range; nothing for the longest range, or if the page is full.
 fn wider_link(request: &PageRequest, search: &Search, trail_page: &TrailPage, query: &TrailQuery) -> Markup {
     let current = search.get("since").or((search.get("key").is_none()).then_some(TIME_RANGES[DEFAULT_RANGE]));
     let next = TIME_RANGES
