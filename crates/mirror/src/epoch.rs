@@ -28,7 +28,7 @@ pub struct DatabaseStatus {
 }
 
 impl DatabaseStatus {
-    /// Queries the database's epoch, replication and time. Waits up to [`READ_TIMEOUT`].
+    /// Queries the database's epoch, replication and time. Waits for up to 5 seconds.
     pub async fn read(connection: &mut PgConnection) -> Result<Self, sqlx::Error> {
         let queried_at = Instant::now();
         let (epoch, may_lose_commits, now) =
