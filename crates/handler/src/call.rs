@@ -2,7 +2,7 @@
 
 use chrono::{DateTime, Utc};
 use sqlx::postgres::{PgArguments, PgRow};
-use sqlx::{Arguments as _, Encode, PgConnection, Postgres, Row as _};
+use sqlx::{Arguments as _, Encode, PgConnection, Postgres, Row as _, query_file_as};
 use uuid::Uuid;
 
 use super::row::MessageRow;
@@ -73,33 +73,17 @@ pub async fn call_in_subtransactions(
     let limit = handler.response_limit;
     let results = match subtransactions {
         Subtransactions::Parts => {
-            sqlx::query_file_as!(
-                HandlerResults,
-                "src/call_parts.sql",
-                name,
-                batch,
-                rows as _,
-                needs_json,
-                limit
-            )
-            .fetch_one(connection)
-            .await?
+            query_file_as!(HandlerResults, "src/call_parts.sql", name, batch, rows as _, needs_json, limit)
+                .fetch_one(connection)
+                .await?
         }
         Subtransactions::ParsedMessages => {
-            sqlx::query_file_as!(
-                HandlerResults,
-                "src/call_messages.sql",
-                name,
-                batch,
-                rows as _,
-                needs_json,
-                limit
-            )
-            .fetch_one(connection)
-            .await?
+            query_file_as!(HandlerResults, "src/call_messages.sql", name, batch, rows as _, needs_json, limit)
+                .fetch_one(connection)
+                .await?
         }
         Subtransactions::UnparsedParts => {
-            sqlx::query_file_as!(
+            query_file_as!(
                 HandlerResults,
                 "src/call_parts_unparsed.sql",
                 name,
@@ -113,7 +97,7 @@ pub async fn call_in_subtransactions(
             .await?
         }
         Subtransactions::Messages => {
-            sqlx::query_file_as!(
+            query_file_as!(
                 HandlerResults,
                 "src/call_each.sql",
                 name,

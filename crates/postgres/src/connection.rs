@@ -92,7 +92,7 @@ impl PgSettings {
             let mut connection = options.connect().await?;
             let settings = read_required_settings(&mut connection).await?;
             let is_in_force = |name: &str, value: &str| {
-                settings.iter().any(|setting| setting.0 == name && setting.1 == value)
+                settings.iter().any(|(setting, setting_value)| setting == name && setting_value == value)
             };
             // A pooler may drop them, and then the wait for a lock or a statement would have no limit.
             if let Some((name, _)) = limits.iter().find(|(name, value)| !is_in_force(name, value)) {

@@ -48,6 +48,30 @@ const PENDING_PAUSE: Duration = Duration::from_millis(500);
 /// A place in the walk, printed and accepted by `--after`: consumer, time, tenant and key.
 type ResumePosition = (String, DateTime<Utc>, String, String);
 
+/// Selects the mirrored consumers to rebuild, from the one where an earlier run ended, in the order of their names. Returns those without a
+/// started worker apart, with a note for each: they have no key, and the others are rebuilt all the same.
+async fn select_consumers(
+    config: &Config,
+    session: &mut Session,
+    selection: Option<&str>,
+    after: Option<&ResumePosition>,
+) -> Result<(Vec<String>, Vec<String>), sqlx::Error> {
+    let mut names = config.mirrored_consumers();
+    names.sort();
+    names.retain(|name| selection.is_none_or(|wanted| wanted == name));
+    names.retain(|name| after.is_none_or(|(consumer, ..)| consumer <= name));
+    let consumers = pg::list_consumers(&mut session.connection).await?;
+    let (names, skipped): (Vec<String>, Vec<String>) =
+        names.into_iter().partition(|name| consumers.iter().any(|one| one.consumer == *name));
+    for name in &skipped {
+        output::print_note(&format!(
+            "{}: no worker has started with it on this database; skipped",
+            escape(name)
+        ));
+    }
+    Ok((names, skipped))
+}
+
 pub(super) async fn run(file: &Path, arguments: MirrorRebuildArguments, times: Times) -> crate::VerbResult {
     let config = Config::load(file)?;
     let Some(settings) = &config.mirror else { return Ok(report_no_mirror()) };
@@ -59,24 +83,12 @@ pub(super) async fn run(file: &Path, arguments: MirrorRebuildArguments, times: T
             return Ok(ExitCode::from(exit::USAGE));
         }
     };
-    let mut names = config.mirrored_consumers();
-    names.sort();
-    names.retain(|name| arguments.consumer.as_ref().is_none_or(|wanted| wanted == name));
-    names.retain(|name| after.as_ref().is_none_or(|(consumer, ..)| consumer <= name));
     let mut session = open_session(&config).await?;
     let until = session.clock.now();
     let since = until - TimeDelta::from_std(settings.ttl)?;
     let (stop, _guard) = shutdown::cancel_when(shutdown::on_signal()?);
-    // A consumer without a started worker has no key; the other consumers are rebuilt all the same.
-    let consumers = pg::list_consumers(&mut session.connection).await?;
-    let (names, skipped): (Vec<String>, Vec<String>) =
-        names.into_iter().partition(|name| consumers.iter().any(|one| one.consumer == *name));
-    for name in &skipped {
-        output::print_note(&format!(
-            "{}: no worker has started with it on this database; skipped",
-            escape(name)
-        ));
-    }
+    let selection = arguments.consumer.as_deref();
+    let (names, skipped) = select_consumers(&config, &mut session, selection, after.as_ref()).await?;
     let (user, filter) = (operator::name(), json!({ "consumers": names, "since": since }));
     let mut action = pg::Action {
         tenant: "",

@@ -155,28 +155,11 @@ impl EventBatch<'_> {
             witnesses,
         } = self;
         let now = session.clock.now();
-        let limits = take_limits(settings);
         let mut transaction = pg::wait_for_answer(client_timeout, session.connection.begin()).await?;
         step("events.take.before");
-        let mut events = Vec::new();
-        // Either may fill the batch, so they are first in turn.
-        for is_ordered in [*ordered_first, !*ordered_first] {
-            let limits = TakeLimits {
-                bytes: limits.bytes - events.iter().map(TakenEvent::size).sum::<i64>(),
-                ..limits
-            };
-            if limits.bytes > 0 {
-                events.extend(
-                    pg::wait_for_answer(client_timeout, async {
-                        match is_ordered {
-                            true => pg::take_ordered(&mut transaction, now, limits, cursor).await,
-                            false => pg::take_events(&mut transaction, now, limits).await,
-                        }
-                    })
-                    .await?,
-                );
-            }
-        }
+        let limits = take_limits(settings);
+        let events =
+            take_batch(&mut transaction, client_timeout, now, limits, cursor, *ordered_first).await?;
         *ordered_first = !*ordered_first;
         step("events.take.after");
         if events.iter().map(TakenEvent::size).sum::<i64>() > MAX_KEPT_BYTES {
@@ -225,6 +208,32 @@ impl EventBatch<'_> {
         witnesses.record_results(began, tokio::time::Instant::now(), results_of_tries);
         Ok((report, failure))
     }
+}
+
+/// Takes a batch of events. Ordered events and others are first in turn, as either may fill the batch.
+async fn take_batch(
+    connection: &mut PgConnection,
+    client_timeout: Duration,
+    now: DateTime<Utc>,
+    limits: TakeLimits,
+    cursor: &mut OrderingKeyCursor,
+    ordered_first: bool,
+) -> Result<Vec<TakenEvent>, sqlx::Error> {
+    let mut events = Vec::new();
+    for is_ordered in [ordered_first, !ordered_first] {
+        let bytes = limits.bytes - events.iter().map(TakenEvent::size).sum::<i64>();
+        let limits = TakeLimits { bytes, ..limits };
+        if bytes > 0 {
+            let take = async {
+                match is_ordered {
+                    true => pg::take_ordered(connection, now, limits, cursor).await,
+                    false => pg::take_events(connection, now, limits).await,
+                }
+            };
+            events.extend(pg::wait_for_answer(client_timeout, take).await?);
+        }
+    }
+    Ok(events)
 }
 
 /// Deletes the events that have arrived. Fails if one of them is gone: the batch is given up.

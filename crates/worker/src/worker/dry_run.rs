@@ -147,16 +147,7 @@ impl DryRun<'_> {
             messages[positions[index]] =
                 Some(TriedMessage { identity, outcome, effect, leader: None, database, is_session_lost });
         }
-        for (index, leader) in leader_of.iter().enumerate() {
-            let Some(leader) = *leader else { continue };
-            let Some(leader_message) = &messages[positions[leader]] else { continue };
-            let outcome =
-                self.decide_follower(&leader_message.outcome, candidates[leader], candidates[index]);
-            let identity = PartialIdentity::from(&candidates[index].identity);
-            let leader = Some(positions[leader]);
-            messages[positions[index]] =
-                Some(TriedMessage { leader, ..TriedMessage::new_unrun(identity, outcome) });
-        }
+        self.decide_followers(&mut messages, &candidates, &positions, &leader_of);
         let batches = match self.one_by_one {
             true => Vec::new(),
             false => {
@@ -175,6 +166,26 @@ impl DryRun<'_> {
             }
         });
         Ok(DryRunReport { messages: messages.collect(), batches })
+    }
+
+    /// Decides the copies of earlier messages by the outcomes of these.
+    fn decide_followers(
+        &self,
+        messages: &mut [Option<TriedMessage>],
+        candidates: &[&Candidate],
+        positions: &[usize],
+        leader_of: &[Option<usize>],
+    ) {
+        for (index, leader) in leader_of.iter().enumerate() {
+            let Some(leader) = *leader else { continue };
+            let Some(leader_message) = &messages[positions[leader]] else { continue };
+            let outcome =
+                self.decide_follower(&leader_message.outcome, candidates[leader], candidates[index]);
+            let identity = PartialIdentity::from(&candidates[index].identity);
+            let leader = Some(positions[leader]);
+            messages[positions[index]] =
+                Some(TriedMessage { leader, ..TriedMessage::new_unrun(identity, outcome) });
+        }
     }
 
     /// Runs these candidates one after another, each of them seeing the writes of the earlier candidates unless each is tried by itself.

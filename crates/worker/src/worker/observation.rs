@@ -256,6 +256,29 @@ impl ObservationLog {
         for (position, record) in first.into_iter().zip(known_records) {
             records[position] = record;
         }
+        let observations = self.decide_observations(messages, &identified, &leader_of, &records);
+        let rows: Vec<AuditRecord<'_>> = messages
+            .iter()
+            .zip(&observations)
+            .map(|(one, observation)| build_audit_record(one, observation))
+            .collect();
+        pg::append_audit(&mut transaction, consumer, &shared.worker, now, &rows).await?;
+        *is_committing = true;
+        step("observe.commit.before");
+        transaction.commit().await?;
+        step("observe.commit.after");
+        Ok(Some(observations))
+    }
+
+    /// Decides for each message whether it is the first with its key, a duplicate or rejected, by the records of the keys and the messages
+    /// before it in the batch. `identified` has the messages with an identity, `leader_of` and `records` an entry for each of these.
+    fn decide_observations(
+        &self,
+        messages: &[ObservedMessage],
+        identified: &[(usize, &Identity, Option<Fingerprint>)],
+        leader_of: &[Option<usize>],
+        records: &[Option<KeyRecord>],
+    ) -> Vec<Observation> {
         let mut observations: Vec<Observation> = messages
             .iter()
             .map(|one| match &one.claim {
@@ -272,36 +295,20 @@ impl ObservationLog {
                     records[leader].clone().unwrap_or_else(|| build_claimed_record(identified[leader].2)),
                 ),
             };
-            if let Some(record) = record {
-                observations[*index] =
-                    match decide_on_key(&record, print.as_ref(), shared.consumer.on_conflict) {
-                        KeyDecision::Reject(rejection) => Observation::Rejected(rejection),
-                        KeyDecision::Duplicate | KeyDecision::Retake | KeyDecision::Leased => {
-                            Observation::Duplicate
-                        }
-                    };
-            }
+            let Some(record) = record else { continue };
+            let on_conflict = self.shared.consumer.on_conflict;
+            observations[*index] = match decide_on_key(&record, print.as_ref(), on_conflict) {
+                KeyDecision::Reject(rejection) => Observation::Rejected(rejection),
+                KeyDecision::Duplicate | KeyDecision::Retake | KeyDecision::Leased => Observation::Duplicate,
+            };
         }
-        let observations: Vec<Observation> = observations
-            .into_iter()
-            .zip(messages)
-            .map(
-                |(observation, one)| {
-                    if one.may_be_recorded { observation.into_redelivered() } else { observation }
-                },
-            )
-            .collect();
-        let rows: Vec<AuditRecord<'_>> = messages
-            .iter()
-            .zip(&observations)
-            .map(|(one, observation)| build_audit_record(one, observation))
-            .collect();
-        pg::append_audit(&mut transaction, consumer, &shared.worker, now, &rows).await?;
-        *is_committing = true;
-        step("observe.commit.before");
-        transaction.commit().await?;
-        step("observe.commit.after");
-        Ok(Some(observations))
+        let with_message = observations.into_iter().zip(messages);
+        with_message
+            .map(|(observation, one)| match one.may_be_recorded {
+                true => observation.into_redelivered(),
+                false => observation,
+            })
+            .collect()
     }
 }
 

@@ -7,7 +7,7 @@ use tokio::sync::mpsc::{self, error::TrySendError};
 use tokio::task::JoinSet;
 
 use super::shared::ConsumerContext;
-use oncely_amqp::{Delivery, Subscription};
+use oncely_amqp::{ChannelLife, Delivery, Subscription};
 use oncely_core::backoff::Backoff;
 use oncely_process::vitals::LoopBeat;
 
@@ -192,6 +192,28 @@ enum SubscriptionEnd {
     Paused,
 }
 
+/// Sends acknowledgements that are held back: all of them behind a message that stays unread and is never acknowledged, else those that the
+/// broker may wait for behind a message that stays at work.
+async fn release_held_back(shared: &ConsumerContext, channel: &ChannelLife, has_unread: bool) {
+    let released = match has_unread {
+        true => channel.release().await,
+        false => Ok(()),
+    };
+    for result in [released, channel.release_where_stuck().await] {
+        if let Err(error) = result {
+            tracing::debug!(consumer = %shared.consumer.name, error = %error, "acknowledgements did not arrive");
+        }
+    }
+}
+
+/// Parks a delivery whose body is too large to be read: the broker sends others in its place.
+fn park_unread(shared: &ConsumerContext, mut delivery: Box<Delivery>, bytes: u64) -> Box<Delivery> {
+    tracing::error!(consumer = %shared.consumer.name, queue = delivery.message.queue, bytes,
+        "a message is too large to be read, and stays in its queue: raise consumers.max_body to its size, or remove it");
+    delivery.park();
+    delivery
+}
+
 /// Forwards deliveries until it has to stop, or to pause; sets `has_delivered` with the first one.
 ///
 /// # Errors
@@ -238,14 +260,7 @@ async fn forward(
                 if waiting.is_none() && subscription.is_stuck() {
                     return Err("the broker does not answer basic.cancel".to_owned());
                 }
-                // All acknowledgements are held back behind one that is never sent.
-                if !unread.is_empty() && let Err(error) = channel.release().await {
-                    tracing::debug!(consumer = %shared.consumer.name, error = %error, "acknowledgements did not arrive");
-                }
-                // Held back behind a message that stays at work, they may be the ones that the broker waits for.
-                if let Err(error) = channel.release_where_stuck().await {
-                    tracing::debug!(consumer = %shared.consumer.name, error = %error, "acknowledgements did not arrive");
-                }
+                release_held_back(shared, &channel, !unread.is_empty()).await;
                 continue;
             }
             // Waiting deliveries must not keep others from coming.
@@ -258,24 +273,16 @@ async fn forward(
             () = channel.wait_until_ended() => return Err("an acknowledgement could not be sent".to_owned()),
         };
         let Some(delivery) = next else {
-            match subscription.resubscribe().await {
-                Ok(true) => {
-                    tracing::debug!(consumer = %shared.consumer.name, "subscription renewed");
-                    continue;
-                }
-                Ok(false) => return Err("ended by the broker".to_owned()),
-                Err(error) => return Err(error.to_string()),
+            if !subscription.resubscribe().await.map_err(|error| error.to_string())? {
+                return Err("ended by the broker".to_owned());
             }
+            tracing::debug!(consumer = %shared.consumer.name, "subscription renewed");
+            continue;
         };
         let delivery = delivery.map_err(|error| error.to_string())?;
         *has_delivered = true;
         if let Some(bytes) = delivery.unread_body() {
-            tracing::error!(consumer = %shared.consumer.name, queue = delivery.message.queue, bytes,
-                "a message is too large to be read, and stays in its queue: raise consumers.max_body to its size, or remove it");
-            let mut delivery = delivery;
-            // The broker sends others in its place.
-            delivery.park();
-            unread.push(delivery);
+            unread.push(park_unread(shared, delivery, bytes));
             continue;
         }
         shared.counters.count_delivery(delivery.message.redelivered);

@@ -220,12 +220,21 @@ impl<T> Arrivals<T> {
             }
         }
         arriving.was_late = false;
-        let max_messages = self.next_batch_max();
         let late = self.aside.late_tenants(Instant::now());
-        let full_size = self.full_size.min(max_messages);
         let run = self.begin_late_run(arriving, batch, &late);
-        if batch.len() <= MAX_SMALL_BATCH || batch.len() >= full_size || run.is_some() {
-            return (BatchOrigin::Arrived, run);
+        if run.is_none() {
+            self.fill(arriving, batch, &late).await;
+        }
+        (BatchOrigin::Arrived, run)
+    }
+
+    /// Fills a batch with deliveries that arrive until it is full, no other lane is at work, or [`FILL_WAIT`] is over. A small batch is not
+    /// filled: it would not pay.
+    async fn fill(&self, arriving: &mut ArrivalQueue<T>, batch: &mut Vec<T>, late: &HashSet<IdentityPart>) {
+        let max_messages = self.next_batch_max();
+        let full_size = self.full_size.min(max_messages);
+        if batch.len() <= MAX_SMALL_BATCH || batch.len() >= full_size {
+            return;
         }
         let mut busy_lanes = self.busy_lanes.subscribe();
         let others_are_done = async {
@@ -235,7 +244,7 @@ impl<T> Arrivals<T> {
         let enough = async {
             while batch.len() < full_size {
                 let room = max_messages - batch.len();
-                if arriving.receive(batch, room, &late).await == 0 {
+                if arriving.receive(batch, room, late).await == 0 {
                     break;
                 }
             }
@@ -245,7 +254,6 @@ impl<T> Arrivals<T> {
             () = others_are_done => {}
             () = tokio::time::sleep(FILL_WAIT) => {}
         }
-        (BatchOrigin::Arrived, None)
     }
 
     /// Begins the run of a late tenant's message, and returns its guard; `None` if the batch does not begin with one.

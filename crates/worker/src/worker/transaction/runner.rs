@@ -221,18 +221,7 @@ impl TransactionRunner {
             }
             let interrupt = match self.try_once(&shared, isolation, plan, candidates).await {
                 Ok((outcomes, began)) => {
-                    self.backoff.reset();
-                    self.record_epoch();
-                    let decided = candidates.iter().map(|one| &one.identity).zip(&outcomes);
-                    if shared.progress.record_outcomes(began, decided)
-                        && self.arrivals.aside.resume(tokio::time::Instant::now())
-                    {
-                        tracing::info!(consumer = %shared.consumer.name, "consuming continues");
-                    }
-                    match shared.progress.is_stalled() {
-                        true => shared.health.record_statement_success(),
-                        false => shared.health.record_resumption(),
-                    }
+                    self.record_commit(&shared, began, candidates, &outcomes);
                     return Ok(Ok(outcomes));
                 }
                 Err(interrupt) => interrupt,
@@ -374,6 +363,28 @@ impl TransactionRunner {
             Err(_) => {}
         }
         Ok((result?, run.began))
+    }
+
+    /// Records the outcomes of a committed batch; consuming continues if the first success ends a stall.
+    fn record_commit(
+        &mut self,
+        shared: &ConsumerContext,
+        began: Began,
+        candidates: &[&Candidate],
+        outcomes: &[Outcome],
+    ) {
+        self.backoff.reset();
+        self.record_epoch();
+        let decided = candidates.iter().map(|candidate| &candidate.identity).zip(outcomes);
+        if shared.progress.record_outcomes(began, decided)
+            && self.arrivals.aside.resume(tokio::time::Instant::now())
+        {
+            tracing::info!(consumer = %shared.consumer.name, "consuming continues");
+        }
+        match shared.progress.is_stalled() {
+            true => shared.health.record_statement_success(),
+            false => shared.health.record_resumption(),
+        }
     }
 
     /// Records that a message was decided on the session's database.
