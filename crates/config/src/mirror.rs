@@ -277,8 +277,8 @@ pub(crate) fn into_settings(
     has_url.then_some(settings)
 }
 
-/// Reports a port in the URL, whose host is the Sentinels' name of the master, and a database or options in a Sentinel's URL. `place` and
-/// `sentinels_place` name the settings in the problems.
+/// Reports a port in the URL of the mirror (its host is the Sentinels' name of the master), and a database or options in a Sentinel's URL.
+/// `place` and `sentinels_place` name the settings in the problems.
 fn check_sentinel_urls(
     settings: &MirrorSettings,
     place: &str,

@@ -123,8 +123,8 @@ pub trait Cipher: Send + Sync + 'static {
     /// Encrypts a value for the place where it will be stored.
     ///
     /// # Errors
-    /// If encryption fails: a dead letter's message is then not stored, and is only in its dead-letter queue; a step whose result could not be
-    /// stored is not called.
+    /// If encryption fails: a dead letter's message is then not stored, and is only in its dead-letter queue; a step with a result that could
+    /// not be stored is not called.
     fn seal(&self, place: &Place<'_>, plain: &[u8]) -> Result<EncryptedValue, CipherError>;
 
     /// Decrypts a value stored at a place.

@@ -206,7 +206,7 @@ async fn release_held_back(shared: &ConsumerContext, channel: &ChannelLife, has_
     }
 }
 
-/// Parks a delivery whose body is too large to be read: the broker sends others in its place.
+/// Parks a delivery with a body that is too large to be read: the broker sends others in its place.
 fn park_unread(shared: &ConsumerContext, mut delivery: Box<Delivery>, bytes: u64) -> Box<Delivery> {
     tracing::error!(consumer = %shared.consumer.name, queue = delivery.message.queue, bytes,
         "a message is too large to be read, and stays in its queue: raise consumers.max_body to its size, or remove it");
