@@ -15,11 +15,11 @@ const THREADS: &str = "NEXTEST_TEST_THREADS";
 /// The test runner. Its settings are in `.config/nextest.toml`.
 const RUNNER: Tool = Tool { name: "cargo-nextest", version: "0.9.143", options: &[] };
 
-/// As many as the environment says, else six for each core: most tests count for two.
+/// As many as the environment says, else three for each core.
 fn threads() -> anyhow::Result<String> {
     match std::env::var(THREADS) {
         Ok(said) => Ok(said),
-        Err(_) => Ok((std::thread::available_parallelism()?.get() * 6).to_string()),
+        Err(_) => Ok((std::thread::available_parallelism()?.get() * 3).to_string()),
     }
 }
 
@@ -44,7 +44,7 @@ pub(crate) async fn run(choice: &Choice, arguments: &[String]) -> anyhow::Result
             .env("AMQP_URL", &urls.rabbitmq)
             .env("REDIS_URL", &urls.redis)
             .envs(VirtualHost::VARIABLES.into_iter().zip(VirtualHost::values(&managed)))
-            // Most of the time a test waits for a server: three a core, or six of the longest, keep the machine at work.
+            // Most of the time a test waits for a server: three a core keep the machine at work.
             .env(THREADS, threads()?)
             // Some tests start servers of their own.
             .env(testbed::SCRATCH, &scratch)
