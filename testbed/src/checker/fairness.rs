@@ -51,13 +51,13 @@ impl Fairness {
         self.faults += 1;
     }
 
-    /// Ends a fault: all begin to wait anew.
+    /// Ends a fault, and restarts the waits of all.
     pub fn end_fault(&mut self) {
         self.faults = self.faults.saturating_sub(1);
         self.restart();
     }
 
-    /// All begin to wait anew.
+    /// Restarts the waits of all.
     pub fn restart(&mut self) {
         self.tenants.clear();
         self.calm = None;

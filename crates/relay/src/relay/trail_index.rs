@@ -26,8 +26,8 @@ impl Default for TrailIndex {
 }
 
 impl TrailIndex {
-    /// Brings the index up to date for up to [`ROUND_TIME`]; after a failure the next round begins anew. `limit`: time limit of each call
-    /// to the server.
+    /// Brings the index up to date for up to [`ROUND_TIME`]; after a failure the next round starts from the beginning. `limit`: time limit
+    /// of each call to the server.
     ///
     /// # Errors
     /// If the server is away. Other errors are logged: they only make queries of the trail more expensive.

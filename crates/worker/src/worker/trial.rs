@@ -75,7 +75,7 @@ impl TrialWorker {
         Ok(Ok(Self { common, handlers, trials: BTreeMap::new() }))
     }
 
-    /// Returns a consumer, started anew if it is not open or was abandoned; `None` without a consumer of this name.
+    /// Returns a consumer, and starts it first if it is not open or was abandoned; `None` without a consumer of this name.
     pub(crate) async fn get_or_open(&mut self, consumer: &str) -> Option<&mut TrialConsumer> {
         let is_over = self.trials.get(consumer).is_some_and(|trial| trial.shared.abandon.is_cancelled());
         if is_over || !self.trials.contains_key(consumer) {
@@ -87,7 +87,7 @@ impl TrialWorker {
     }
 
     /// Returns a consumer of a process that is about to crash; `None` without a consumer of this name. If its handler runs under leases, it
-    /// is started anew, with leases of [`SHORTEST_LEASE`].
+    /// is restarted, with leases of [`SHORTEST_LEASE`].
     pub(crate) async fn open_dying(&mut self, consumer: &str) -> Option<&mut TrialConsumer> {
         if matches!(self.handlers.get(consumer), Some(ConsumerHandler::Leased(_))) {
             let settings = self.common.config.consumers.iter().find(|one| one.name.as_str() == consumer)?;

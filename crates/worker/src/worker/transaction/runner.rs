@@ -365,7 +365,7 @@ impl TransactionRunner {
         Ok((result?, run.began))
     }
 
-    /// Records the outcomes of a committed batch; consuming continues if the first success ends a stall.
+    /// Records the outcomes of a committed batch. Consuming continues if their success ends a stall.
     fn record_commit(
         &mut self,
         shared: &ConsumerContext,
