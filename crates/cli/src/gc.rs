@@ -16,6 +16,9 @@ use oncely_relay::maintenance::{
     CollectionOutcome, PartitionReport, collect, describe_clock_refusal, maintain_partitions, plan_collection,
 };
 
+/// The schema of the JSON object.
+const SCHEMA: &str = "oncely.gc/1";
+
 #[derive(Debug, Subcommand)]
 pub(super) enum GcCommand {
     /// Delete keys past their retention and maintain the audit partitions now
@@ -57,17 +60,14 @@ pub(super) async fn run(file: &Path, verb: GcCommand, times: Times) -> crate::Ve
             CollectionOutcome::Busy => {
                 output::print_note("another collection is at work; nothing to do here");
                 if json {
-                    output::print_json("oncely.gc/1", json!({ "dry_run": false, "busy": true }))?;
+                    output::print_json(SCHEMA, json!({ "dry_run": false, "busy": true }))?;
                 }
                 return Ok(ExitCode::SUCCESS);
             }
             CollectionOutcome::Refused(clock) => {
                 if json {
                     let why = describe_clock_refusal(&clock);
-                    output::print_json(
-                        "oncely.gc/1",
-                        json!({ "dry_run": false, "busy": false, "refused": why }),
-                    )?;
+                    output::print_json(SCHEMA, json!({ "dry_run": false, "busy": false, "refused": why }))?;
                 }
                 return Ok(ExitCode::from(exit::REFUSED));
             }
@@ -86,15 +86,19 @@ pub(super) async fn run(file: &Path, verb: GcCommand, times: Times) -> crate::Ve
         output::print_note(&format!("! {failure}"));
     }
     if json {
-        print_json(dry_run, &report, &partitions)?;
+        print_report_json(dry_run, &report, &partitions)?;
     } else {
-        print_table(dry_run, &report, times)?;
+        print_report_table(dry_run, &report, times)?;
     }
     Ok(if report.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Prints the report of a collection and of the partitions as JSON.
-fn print_json(dry_run: bool, report: &CollectionReport, partitions: &PartitionReport) -> anyhow::Result<()> {
+fn print_report_json(
+    dry_run: bool,
+    report: &CollectionReport,
+    partitions: &PartitionReport,
+) -> anyhow::Result<()> {
     let consumers: Vec<_> = report
         .consumers
         .iter()
@@ -106,7 +110,7 @@ fn print_json(dry_run: bool, report: &CollectionReport, partitions: &PartitionRe
         })
         .collect();
     output::print_json(
-        "oncely.gc/1",
+        SCHEMA,
         json!({
             "dry_run": dry_run, "busy": false, "consumers": consumers, "expired": report.expired,
             "partitions_made": partitions.made, "partitions_dropped": partitions.dropped, "seals": partitions.seals,
@@ -117,7 +121,7 @@ fn print_json(dry_run: bool, report: &CollectionReport, partitions: &PartitionRe
 }
 
 /// Prints the collected rows of each consumer as a table; a dry run only counted them.
-fn print_table(dry_run: bool, report: &CollectionReport, times: Times) -> anyhow::Result<()> {
+fn print_report_table(dry_run: bool, report: &CollectionReport, times: Times) -> anyhow::Result<()> {
     let mut table = output::new_table(&["CONSUMER", "OLDER THAN", "COMPLETED", "FAILED", "IN PROGRESS"]);
     for ConsumerCollection { consumer, before, deleted: [completed, failed, in_progress] } in
         &report.consumers

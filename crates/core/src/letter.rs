@@ -32,7 +32,8 @@ impl fmt::Display for Letter {
     }
 }
 
-/// Describes the reason why a dead letter's body is not in its row, from the column `omitted`.
+/// Describes why a dead letter's body is not in its row, by the column `omitted` of `oncely.dead_letters`; in general terms for `None` or
+/// an unknown code.
 #[must_use]
 pub fn describe_omission(omitted: Option<&str>) -> &'static str {
     match omitted {

@@ -158,8 +158,8 @@ impl PurposeKeys {
         })
     }
 
-    /// Returns whether a signature names an unknown key.
-    fn is_key_missing(&self, signature: &str) -> bool {
+    /// Returns whether a signature names a signing key that is not among these; `false` if it is malformed or has another version.
+    fn lacks_key_of(&self, signature: &str) -> bool {
         let mut parts = signature.splitn(3, '.');
         let (version, id) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
         matches!(self.find_key(version, id), Err(SignatureError::Key(_)))
@@ -187,10 +187,10 @@ impl SigningKeys {
         Self::new(signing, &accepted, &SigningSecrets { identity: stored.clone(), letter: stored })
     }
 
-    /// Returns whether a message names an unknown key in its signed identity or its mark.
-    pub fn is_key_missing(&self, identity: Option<&str>, mark: Option<&str>) -> bool {
-        identity.is_some_and(|identity| self.identity.is_key_missing(identity))
-            || mark.is_some_and(|mark| self.letter.is_key_missing(mark))
+    /// Returns whether the signed identity or the mark of a message names a signing key that is not among these.
+    pub fn lacks_key_of(&self, identity: Option<&str>, mark: Option<&str>) -> bool {
+        identity.is_some_and(|identity| self.identity.lacks_key_of(identity))
+            || mark.is_some_and(|mark| self.letter.lacks_key_of(mark))
     }
 
     /// Signs the identity and the user id of a message. Returns the value of the header
@@ -391,16 +391,16 @@ mod tests {
             (SigningKeys::new(None, &[], &stored("i", "x")), SigningKeys::new(None, &[], &stored("x", "l")));
         assert!(open(&no_letter) && !read(&no_letter) && !open(&no_identity) && read(&no_identity));
         for known in [&user, &mark, "1.00000001.", "1.00000002.ab.{}"] {
-            assert!(!key.is_key_missing(Some(known), Some(known)), "{known}");
+            assert!(!key.lacks_key_of(Some(known), Some(known)), "{known}");
         }
         for unknown in ["1.00000003", "1.00000003.ab", "1.fFfFfFfF.ab.{}"] {
             assert!(
-                key.is_key_missing(Some(unknown), None) && key.is_key_missing(None, Some(unknown)),
+                key.lacks_key_of(Some(unknown), None) && key.lacks_key_of(None, Some(unknown)),
                 "{unknown}"
             );
         }
         for junk in ["", "1", "1.", "1.0000003.ab", "2.00000003.ab", "x.00000003.ab", "1.0000000g.ab"] {
-            assert!(!key.is_key_missing(Some(junk), Some(junk)), "{junk}");
+            assert!(!key.lacks_key_of(Some(junk), Some(junk)), "{junk}");
         }
     }
 

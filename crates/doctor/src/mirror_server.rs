@@ -6,7 +6,7 @@ use super::redis_cluster::report_cluster;
 use super::scope::CheckSelection;
 use super::words::{format_duration, format_size};
 use oncely_config::Config;
-use oncely_mirror::{Mirror, MirrorError, RedisFacts, format_address};
+use oncely_mirror::{Mirror, MirrorError, RedisFacts, SentinelAnswer, format_address};
 use oncely_process::preflight::{self, CheckFindings};
 
 const CHECKS: [&str; 4] = ["redis.memory", "redis.role", "redis.cluster", "redis.latency"];
@@ -54,10 +54,10 @@ pub(super) async fn run_checks(config: &Config, scope: &CheckSelection, findings
 /// Checks that every Sentinel answers, and that all of them name one master. Processes need only one, so they don't report a missing one.
 async fn check_sentinels(mirror: &Mirror, findings: &mut CheckFindings) {
     const SENTINELS_SETTING: &str = "redis.sentinels";
-    let Ok(results) = mirror.query_sentinels().await else { return };
+    let Ok(answers) = mirror.query_sentinels().await else { return };
     let mut masters = BTreeSet::new();
-    for (sentinel, result) in results {
-        match result {
+    for SentinelAnswer { sentinel, master } in answers {
+        match master {
             Ok(Some(address)) => {
                 let master = format_address(&address);
                 findings

@@ -24,6 +24,8 @@ pub enum MirrorError {
     Url,
     #[error("Sentinel at {0}: {1}")]
     Sentinel(String, #[source] Box<MirrorError>),
+    #[error("its entry in redis.sentinels is not a URL of Redis")]
+    SentinelUrl,
     #[error("the Sentinels know no master {0:?}: the host of redis.url is its name")]
     UnknownMaster(String),
     #[error("the master at {0}: {1}")]
@@ -47,7 +49,7 @@ impl MirrorError {
     /// Returns the setting that the error concerns.
     pub fn setting(&self) -> &'static str {
         match self {
-            Self::Sentinel(..) => "redis.sentinels",
+            Self::Sentinel(..) | Self::SentinelUrl => "redis.sentinels",
             _ => "redis.url",
         }
     }

@@ -27,7 +27,7 @@ pub use epoch::{DatabaseStatus, EpochWatch};
 pub use error::MirrorError;
 pub use judge::MirrorEntry;
 pub use library::{Library, LibraryError, ReplyPart};
-pub use sentinel::format_address;
+pub use sentinel::{SentinelAnswer, format_address};
 pub use server::RedisFacts;
 pub use tag::{Tag, TagKey};
 pub use tag_keys::{configured_tag_key, read_tag_keys};

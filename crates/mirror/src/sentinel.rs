@@ -9,7 +9,7 @@ use secrecy::{ExposeSecret as _, SecretString};
 
 use super::connection::{RESPONSE_TIMEOUT, RedisConnection, parse_connection_info};
 use super::error::MirrorError;
-use oncely_config::MirrorSettings;
+use oncely_config::{MirrorSettings, mask_url};
 
 /// Maximum wait for a Sentinel; the others are queried at the same time.
 const SENTINEL_TIMEOUT: Duration = Duration::from_secs(2);
@@ -17,17 +17,23 @@ const SENTINEL_TIMEOUT: Duration = Duration::from_secs(2);
 /// Host and port.
 pub(crate) type HostPort = (String, u16);
 
-/// A Sentinel's host and port, and the address of the master that it names; `None` if it knows no master of this name.
-pub(crate) type SentinelResult = (String, Result<Option<HostPort>, MirrorError>);
+/// A Sentinel's answer to the query for the address of the master.
+#[derive(Debug)]
+pub struct SentinelAnswer {
+    /// Host and port of the Sentinel; its masked URL if that can't be parsed.
+    pub sentinel: String,
+    /// Address of the master; `None` if the Sentinel knows no master of this name.
+    pub master: Result<Option<HostPort>, MirrorError>,
+}
 
 /// Connects to the first server that a Sentinel names and that is a master. All Sentinels are queried at once, so unavailable ones cause
 /// no delay.
 pub(super) async fn connect_to_master(settings: &MirrorSettings) -> Result<RedisConnection, MirrorError> {
-    let mut results: FuturesUnordered<_> =
+    let mut answers: FuturesUnordered<_> =
         settings.sentinels.iter().map(|sentinel| query_sentinel(settings, sentinel)).collect();
     let (mut tried_addresses, mut failure): (Vec<HostPort>, Option<MirrorError>) = (Vec::new(), None);
-    while let Some((_, result)) = results.next().await {
-        let address = match result {
+    while let Some(answer) = answers.next().await {
+        let address = match answer.master {
             // A Sentinel that was cut off from the others may still name an old master.
             Ok(Some(address)) if tried_addresses.contains(&address) => continue,
             Ok(Some(address)) => address,
@@ -60,15 +66,18 @@ pub fn format_address((host, port): &HostPort) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
-/// Queries a Sentinel for the address of the master. Waits up to [`SENTINEL_TIMEOUT`].
-pub(super) async fn query_sentinel(settings: &MirrorSettings, sentinel: &SecretString) -> SentinelResult {
-    let name = match parse_connection_info(sentinel).map(|info| info.addr().to_string()) {
-        Ok(name) => name,
-        Err(error) => return (String::new(), Err(error)),
+/// Queries a Sentinel for the address of the master, for up to [`SENTINEL_TIMEOUT`]. Every error is a [`MirrorError::Sentinel`].
+pub(super) async fn query_sentinel(settings: &MirrorSettings, url: &SecretString) -> SentinelAnswer {
+    let info = parse_connection_info(url).map_err(|error| match error {
+        MirrorError::Url => MirrorError::SentinelUrl,
+        error => error,
+    });
+    let sentinel = match &info {
+        Ok(info) => info.addr().to_string(),
+        Err(_) => mask_url(url),
     };
     let query = async {
-        let mut link =
-            RedisConnection::open(parse_connection_info(sentinel)?, settings.sentinel_tls(sentinel)?).await?;
+        let mut link = RedisConnection::open(info?, settings.sentinel_tls(url)?).await?;
         let mut command = redis::cmd("SENTINEL");
         command.arg("GET-MASTER-ADDR-BY-NAME").arg(master_name(settings)?);
         let address = command.query_async::<Option<HostPort>>(&mut link.connection).await?;
@@ -78,8 +87,8 @@ pub(super) async fn query_sentinel(settings: &MirrorSettings, sentinel: &SecretS
         Ok(result) => result,
         Err(_) => Err(MirrorError::Budget(SENTINEL_TIMEOUT)),
     };
-    let result = result.map_err(|error| MirrorError::Sentinel(name.clone(), Box::new(error)));
-    (name, result)
+    let master = result.map_err(|error| MirrorError::Sentinel(sentinel.clone(), Box::new(error)));
+    SentinelAnswer { sentinel, master }
 }
 
 /// Connects and checks the role: an old master that has come back as a replica takes no writes.
@@ -96,5 +105,29 @@ async fn connect(settings: &MirrorSettings, (host, port): &HostPort) -> Result<R
     match role.as_deref() {
         Some("master") => Ok(link),
         _ => Err(MirrorError::NoMaster),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_malformed_url_is_an_error_of_its_sentinel_and_shows_no_password() {
+        let settings = MirrorSettings::from_url("redis://master".to_owned().into());
+        let urls = [
+            "redis://:secret@[sentinel",
+            "http://:secret@sentinel:26379",
+            "redis://:secret@sentinel:26379/first",
+        ];
+        for url in urls {
+            let SentinelAnswer { sentinel, master } =
+                query_sentinel(&settings, &SecretString::from(url.to_owned())).await;
+            let error = master.unwrap_err();
+            assert!(matches!(&error, MirrorError::Sentinel(name, _) if *name == sentinel), "{error}");
+            assert_eq!(error.setting(), "redis.sentinels");
+            let text = format!("{sentinel}: {error}, {error:?}");
+            assert!(!text.contains("secret") && !text.contains("redis.url"), "{text}");
+        }
     }
 }

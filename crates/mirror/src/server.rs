@@ -7,7 +7,7 @@ use redis::Value;
 use super::client::Mirror;
 use super::connection::RESPONSE_TIMEOUT;
 use super::error::MirrorError;
-use super::sentinel::{SentinelResult, query_sentinel};
+use super::sentinel::{SentinelAnswer, query_sentinel};
 
 /// The properties of a Redis that matter to a mirror.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -32,8 +32,8 @@ pub struct RedisFacts {
 const MEASURED_ROUND_TRIPS: usize = 5;
 
 impl Mirror {
-    /// Queries all Sentinels at once for the address of the master, and returns each one's result. For operator commands.
-    pub async fn query_sentinels(&self) -> Result<Vec<SentinelResult>, MirrorError> {
+    /// Queries all Sentinels at once for the address of the master, and returns each one's answer. For operator commands.
+    pub async fn query_sentinels(&self) -> Result<Vec<SentinelAnswer>, MirrorError> {
         let settings = &*self.settings().reread_urls()?;
         let queries = settings.sentinels.iter().map(|sentinel| query_sentinel(settings, sentinel));
         Ok(futures::future::join_all(queries).await)

@@ -208,7 +208,8 @@ impl Erasure<'_> {
         let pseudonym = (!self.deletes_trail).then_some(receipt.pseudonym.as_str());
         let mut place = 0;
         loop {
-            let span = pg::erase_trail(&mut session.connection, self.tenant, pseudonym, &salt, place).await?;
+            let span =
+                pg::erase_trail_span(&mut session.connection, self.tenant, pseudonym, &salt, place).await?;
             receipt.trail += span.rows;
             receipt.broken_spans += u64::from(!span.was_whole);
             let Some(next) = span.place else { return Ok(()) };

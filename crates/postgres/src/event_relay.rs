@@ -124,7 +124,8 @@ fn compute_events_per_key(limits: TakeLimits, keys: usize) -> Option<i64> {
     Some(limits.per_key.min(i64::try_from(share).unwrap_or(i64::MAX)).max(1))
 }
 
-/// Drops the events of an ordering key behind one that was not taken: they must not overtake it. Expects ascending positions.
+/// Removes the events of an ordering key that follow one that was not taken: they must not overtake it, and stay pending. Expects the
+/// events of each key by ascending `place`.
 fn drop_behind_gaps(events: &mut Vec<TakenEvent>) {
     let mut next = std::collections::HashMap::new();
     events.retain(|event| {

@@ -226,7 +226,7 @@ pub use status_queries::{
 pub use suspect::{mark_suspects, unmark_suspects};
 pub use tenant::{
     TenantCounts, TenantTable, block_rebuilds, close_letters, count_tenant_rows, erase_actions, erase_keys,
-    erase_pending_tags, erase_rows, erase_silent_processes, erase_trail, has_mirror, list_tenant_queues,
+    erase_pending_tags, erase_rows, erase_silent_processes, erase_trail_span, has_mirror, list_tenant_queues,
     read_tenant_contents, read_tenant_payloads,
 };
 pub use timelines::Timelines;

@@ -174,21 +174,24 @@ pub async fn erase_keys(
 /// The result of erasing a span of the trail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ErasedSpan {
-    /// Its position in the chain of seals; `None` once all is done.
+    /// Its place in the chain of seals, after which the next call goes on; `None` for the unsealed rows, which are last.
     pub place: Option<i64>,
+    /// Number of erased rows.
     pub rows: i64,
-    /// Whether the span was unchanged since it was sealed.
+    /// Whether the span still matched its seal. Also `true` for a span without rows of the tenant, which is not checked, and for unsealed
+    /// rows.
     pub was_whole: bool,
 }
 
-/// Erases a tenant from the next sealed span of the trail, or from the unsealed rest if no such span is left. Without a pseudonym its rows
-/// are deleted.
-pub async fn erase_trail(
+/// Erases a tenant from the first sealed span after a place in the chain of seals (0 for the first span), or from the unsealed rows if no
+/// such span is left. Call it with the returned place until that is `None`. The tenant's rows get the pseudonym, and their keys a hash with
+/// `salt`; without a pseudonym the rows are deleted. A changed span is sealed again if it matched its seal before.
+pub async fn erase_trail_span(
     connection: &mut PgConnection,
     tenant: &str,
     pseudonym: Option<&str>,
     salt: &[u8],
-    after: i64,
+    after_place: i64,
 ) -> sqlx::Result<ErasedSpan> {
     sqlx::query_as!(
         ErasedSpan,
@@ -196,7 +199,7 @@ pub async fn erase_trail(
         tenant,
         pseudonym,
         salt,
-        after
+        after_place
     )
     .fetch_one(connection)
     .await

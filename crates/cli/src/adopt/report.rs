@@ -83,6 +83,36 @@ const DUPLICATE: &str = "duplicate";
 const UNSURE: &str = "unsure";
 const CONFLICT: &str = "key_conflict";
 
+/// Verdict on the key of an observed consumer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum KeyVerdict {
+    /// Copies came, each with the key and payload of its original.
+    Right,
+    /// No copy came yet.
+    Unproven,
+    /// Messages came with a known key and another payload.
+    Conflicting,
+    /// Messages came without an identity.
+    Incomplete,
+}
+
+impl KeyVerdict {
+    /// Returns the word for the output.
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Right => "right",
+            Self::Unproven => "unproven",
+            Self::Conflicting => "conflicting",
+            Self::Incomplete => "incomplete",
+        }
+    }
+
+    /// Returns whether nothing contradicts the key.
+    fn is_success(self) -> bool {
+        matches!(self, Self::Right | Self::Unproven)
+    }
+}
+
 /// Totals of the results.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct ObservedTotals {
@@ -111,33 +141,46 @@ impl ObservedTotals {
         totals
     }
 
-    /// Returns the verdict on the key as one word, and its explanation for the operator.
-    fn verdict(&self) -> (&'static str, String) {
+    /// Returns the verdict on the key: the worst that the results show. Unidentified messages are worse than conflicts.
+    fn verdict(&self) -> KeyVerdict {
         if self.unidentified > 0 {
-            let what = format_count(self.unidentified, "message");
-            return (
-                "incomplete",
+            KeyVerdict::Incomplete
+        } else if self.conflicts > 0 {
+            KeyVerdict::Conflicting
+        } else if self.duplicates == 0 {
+            KeyVerdict::Unproven
+        } else {
+            KeyVerdict::Right
+        }
+    }
+
+    /// Explains the verdict to the operator, with the advice.
+    fn explain(&self, verdict: KeyVerdict) -> String {
+        match verdict {
+            KeyVerdict::Right => {
+                "each copy had its original's key and payload, and no two messages shared a key".to_owned()
+            }
+            KeyVerdict::Unproven => {
+                "no copy came yet: nothing contradicts the key, and nothing shows that a producer repeats \
+                 it; observe longer, or have a producer try again"
+                    .to_owned()
+            }
+            KeyVerdict::Conflicting => {
+                let messages = format_count(self.conflicts, "message");
                 format!(
-                    "{what} would be dead letters without having run: mend tenant and key, or their producers"
-                ),
-            );
-        }
-        if self.conflicts > 0 {
-            let what = format_count(self.conflicts, "message");
-            return (
-                "conflicting",
+                    "{messages} came with a known key and another payload: either producers use a key twice \
+                     (choose another), or they change the body when they repeat themselves (choose another \
+                     fingerprint)"
+                )
+            }
+            KeyVerdict::Incomplete => {
+                let messages = format_count(self.unidentified, "message");
                 format!(
-                    "{what} came with a known key and another payload: either producers use a key twice (choose another), or they change the \
-                     body when they repeat themselves (choose another fingerprint)"
-                ),
-            );
+                    "{messages} would be dead letters without having run: mend tenant and key, or their \
+                     producers"
+                )
+            }
         }
-        if self.duplicates == 0 {
-            let said = "no copy came yet: nothing contradicts the key, and nothing shows that a producer repeats it; observe longer, or \
-                        have a producer try again";
-            return ("unproven", said.to_owned());
-        }
-        ("right", "each copy had its original's key and payload, and no two messages shared a key".to_owned())
     }
 }
 
@@ -153,7 +196,7 @@ pub(super) async fn run(file: &Path, arguments: AdoptReportArguments, times: Tim
         pg::list_conflicting_keys(&mut connection, &name, since, EXAMPLES).await?;
     let rows: Vec<ObservedGroup> = counts.into_iter().map(ObservedGroup::from).collect();
     let totals = ObservedTotals::from_rows(&rows);
-    let (verdict, advice) = totals.verdict();
+    let verdict = totals.verdict();
     let none = match arguments.since {
         Some(since) => format!("{} has observed nothing since {}", escape(&name), times.format_time(since)),
         None => format!("{} has observed nothing", escape(&name)),
@@ -166,14 +209,14 @@ pub(super) async fn run(file: &Path, arguments: AdoptReportArguments, times: Tim
             "consumer": name, "since": arguments.since, "messages": totals.messages, "keys": totals.keys,
             "doubles_stopped": totals.duplicates, "unsure": totals.unsure, "conflicts": totals.conflicts,
             "unidentified": totals.unidentified,
-            "verdict": (totals.messages > 0).then_some(verdict), "conflicting_keys": conflicting,
+            "verdict": (totals.messages > 0).then_some(verdict.as_str()), "conflicting_keys": conflicting,
         }),
     )?;
     if rows.is_empty() {
         return Ok(code);
     }
     if !arguments.output.is_for_programs() {
-        output::print_note(&format!("key: {verdict}: {advice}"));
+        output::print_note(&format!("key: {}: {}", verdict.as_str(), totals.explain(verdict)));
         output::print_note(&format!(
             "of {} with {}, {} would have been stopped ({} more may be copies)",
             format_count(totals.messages, "message"),
@@ -186,7 +229,7 @@ pub(super) async fn run(file: &Path, arguments: AdoptReportArguments, times: Tim
             output::print_note(&format!("  tenant {tenant} key {key}: another payload {messages} times"));
         }
     }
-    Ok(if ["right", "unproven"].contains(&verdict) { ExitCode::SUCCESS } else { ExitCode::from(exit::NO) })
+    Ok(if verdict.is_success() { ExitCode::SUCCESS } else { ExitCode::from(exit::NO) })
 }
 
 #[cfg(test)]
@@ -196,9 +239,10 @@ mod tests {
     #[test]
     fn the_verdict_is_the_worst_that_was_seen() {
         let right = ObservedTotals { messages: 3, keys: 2, duplicates: 1, ..ObservedTotals::default() };
-        assert_eq!(right.verdict().0, "right");
-        assert_eq!(ObservedTotals { duplicates: 0, ..right }.verdict().0, "unproven");
-        assert_eq!(ObservedTotals { conflicts: 1, ..right }.verdict().0, "conflicting");
-        assert_eq!(ObservedTotals { conflicts: 1, unidentified: 1, ..right }.verdict().0, "incomplete");
+        assert_eq!(right.verdict(), KeyVerdict::Right);
+        assert_eq!(ObservedTotals { duplicates: 0, ..right }.verdict(), KeyVerdict::Unproven);
+        assert_eq!(ObservedTotals { conflicts: 1, ..right }.verdict(), KeyVerdict::Conflicting);
+        let incomplete = ObservedTotals { conflicts: 1, unidentified: 1, ..right };
+        assert_eq!(incomplete.verdict(), KeyVerdict::Incomplete);
     }
 }

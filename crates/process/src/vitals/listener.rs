@@ -160,6 +160,7 @@ fn is_local(host: &str) -> bool {
     name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok()
 }
 
+/// Responds with the metrics in Prometheus's text format, rendered at most once a second.
 async fn metrics(State(state): State<Arc<ListenerState>>) -> Response {
     let text = state.metrics.get_or_render(|| {
         state.vitals.with_registry(|| state.collector.collect());
@@ -192,6 +193,7 @@ async fn readyz(State(state): State<Arc<ListenerState>>) -> Response {
     }
 }
 
+/// Responds with the process's state as JSON, rendered at most once a second.
 async fn statusz(State(state): State<Arc<ListenerState>>) -> Response {
     let text = state.status.get_or_render(|| format!("{:#}\n", state.vitals.status()));
     ([(header::CONTENT_TYPE, "application/json")], text).into_response()

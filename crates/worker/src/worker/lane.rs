@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::batch::precheck::precheck;
-use super::batch::prepare::{names_unknown_key, prepare_all};
+use super::batch::prepare::{names_unknown_signing_key, prepare_all};
 use super::candidate::{Candidate, DecidedDelivery};
 use super::round::{DecidedRound, Round, RoundOutcomes};
 use crate::worker::intake::arrivals::{Arrivals, BusyLane, split_by_bytes};
@@ -141,7 +141,9 @@ impl Lane {
         if !postponed.is_empty() {
             self.settle(postponed).await?;
         }
-        if shared.keys.are_stale() || deliveries.iter().any(|delivery| names_unknown_key(&shared, delivery)) {
+        if shared.keys.are_stale()
+            || deliveries.iter().any(|delivery| names_unknown_signing_key(&shared, delivery))
+        {
             self.decider.runner.refresh_keys(began.into_std()).await?;
         }
         let (mut candidates, rejected) = prepare_all(&shared, deliveries).await;

@@ -12,13 +12,13 @@ use oncely_core::reason::{Reason, Rejection};
 use oncely_core::signing::{SignatureError, SignedIdentity};
 use oncely_handler::{ConsumerHandler, JsonPolicy};
 
-/// Returns whether a delivery names an unknown key, in its signed identity or in its mark as a former dead letter. If so, the keys are read
-/// before the delivery is prepared: another process may have signed it with a new key.
-pub(crate) fn names_unknown_key(shared: &ConsumerContext, delivery: &Delivery) -> bool {
+/// Returns whether a delivery names an unknown signing key, in its signed identity or in its mark as a former dead letter. If so, the keys
+/// are read before the delivery is prepared: another process may have signed it with a new key.
+pub(crate) fn names_unknown_signing_key(shared: &ConsumerContext, delivery: &Delivery) -> bool {
     let headers = delivery.properties.headers().as_ref();
     let (identity, mark) =
         (header(headers, own_headers::IDENTITY), header(headers, own_headers::LETTER_MARK));
-    (identity.is_some() || mark.is_some()) && shared.keys.current().signing.is_key_missing(identity, mark)
+    (identity.is_some() || mark.is_some()) && shared.keys.current().signing.lacks_key_of(identity, mark)
 }
 
 /// Prepares a delivery: determines its identity, and checks its body as its consumer requires.

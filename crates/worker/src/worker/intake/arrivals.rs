@@ -73,8 +73,8 @@ impl<T> ArrivalQueue<T> {
         self.turns.as_ref().is_some_and(|turns| turns.has_late(late))
     }
 
-    /// Returns whether the first delivery is of a late tenant, as far as tenants take turns: no other runs with it.
-    fn is_late(&self, batch: &[T], late: &HashSet<IdentityPart>) -> bool {
+    /// Returns whether the first delivery of `batch` is of a late tenant; `false` unless tenants take turns.
+    fn begins_with_late(&self, batch: &[T], late: &HashSet<IdentityPart>) -> bool {
         self.turns.as_ref().zip(batch.first()).is_some_and(|(turns, one)| turns.is_of_late(one, late))
     }
 
@@ -263,7 +263,9 @@ impl<T> Arrivals<T> {
         batch: &[T],
         late: &HashSet<IdentityPart>,
     ) -> Option<LateRun<T>> {
-        arriving.is_late(batch, late).then(|| self.guard_late_run(self.aside.begin_late(Instant::now())))
+        arriving
+            .begins_with_late(batch, late)
+            .then(|| self.guard_late_run(self.aside.begin_late(Instant::now())))
     }
 
     /// Creates the guard of a run that began with this time.

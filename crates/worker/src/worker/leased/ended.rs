@@ -202,7 +202,7 @@ impl Runner {
         let shared = &*self.shared;
         lease.release().await;
         shared.progress.record_stall();
-        let decision = self.put_aside_for(candidate, fault.class);
+        let decision = self.decide_aside(candidate, fault.class);
         let (consumer, identity) = (&shared.consumer.name, &candidate.identity);
         let (tenant, key) = (&identity.tenant, &identity.key);
         match shared.health.record_stall(fault, Some(identity)) {
@@ -226,7 +226,7 @@ impl Runner {
         let (shared, identity) = (&*self.shared, &candidate.identity);
         lease.release().await;
         // First a pause here, whichever its rung is; the next time it goes back to its queue.
-        let decision = self.put_aside_for(candidate, FaultClass::Contention);
+        let decision = self.decide_aside(candidate, FaultClass::Contention);
         tracing::error!(consumer = %shared.consumer.name, tenant = %identity.tenant, key = %identity.key, error = %fault,
             "encryption key missing in this process; the message is retried, no attempt is spent");
         if shared.progress.tries(identity) % 2 == 1 {

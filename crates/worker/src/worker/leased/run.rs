@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::runner::{MessageDecision, PendingClaim, Runner, SendTime, TimedAnswer};
 use super::waiting::{RunAdmission, RunIsolation};
-use crate::worker::batch::prepare::{names_unknown_key, prepare};
+use crate::worker::batch::prepare::{names_unknown_signing_key, prepare};
 use crate::worker::candidate::{Candidate, DecidedDelivery};
 use crate::worker::intake::aside::BatchOrigin;
 use crate::worker::settle::settle;
@@ -64,7 +64,7 @@ impl Runner {
         permit: Option<OwnedSemaphorePermit>,
     ) {
         let shared = &*self.shared;
-        let lacks_keys = shared.keys.are_stale() || names_unknown_key(shared, &delivery);
+        let lacks_keys = shared.keys.are_stale() || names_unknown_signing_key(shared, &delivery);
         if lacks_keys && !self.refresh_keys().await {
             return;
         }
@@ -77,7 +77,7 @@ impl Runner {
                 let outcome = match decision {
                     MessageDecision::Outcome(outcome) => outcome,
                     MessageDecision::Redelivery => return,
-                    MessageDecision::Aside(cause, wait, since) => {
+                    MessageDecision::Aside { cause, wait, since } => {
                         let journal = Outcome::Postponed { delay: wait };
                         shared.journal.record(&candidate.delivery, &journal);
                         drop(permit);
@@ -163,7 +163,7 @@ impl Runner {
         loop {
             let permit = match self.wait_for_permit(isolation).await {
                 RunAdmission::Granted(permit) => permit,
-                RunAdmission::Busy(why) => return self.put_suspect_aside(candidate, why),
+                RunAdmission::Busy(why) => return self.decide_suspect(candidate, why),
                 RunAdmission::Stopping => return MessageDecision::Redelivery,
             };
             let Some((lease_answer, sent_at)) = self.claim(candidate, &trail).await else {
@@ -188,7 +188,7 @@ impl Runner {
                     drop(permit);
                     return self.decide_in_flight(candidate, delay).await;
                 }
-                LeaseClaimOutcome::Locked => return self.put_aside_for(candidate, FaultClass::Contention),
+                LeaseClaimOutcome::Locked => return self.decide_aside(candidate, FaultClass::Contention),
                 LeaseClaimOutcome::Wait(delay) => return self.postpone(candidate, delay),
                 LeaseClaimOutcome::Duplicate => {
                     let outcome = Outcome::Duplicate(DuplicateSource::Postgres);

@@ -41,8 +41,8 @@ pub(super) type TimedAnswer = (LeaseClaimOutcome, SendTime);
 pub(super) enum MessageDecision {
     /// Outcome by which it is settled.
     Outcome(Outcome),
-    /// It waits in this process for this time; it has waited since the last field.
-    Aside(Cause, Duration, tokio::time::Instant),
+    /// It waits in this process for the time `wait`, and has waited since the time `since`.
+    Aside { cause: Cause, wait: Duration, since: tokio::time::Instant },
     /// No outcome: it comes again with its channel.
     Redelivery,
 }

@@ -1,4 +1,4 @@
-//! Messages that can't run now: their key is held, or a process crashed while they ran and they must be alone.
+//! Decisions about messages that can't run now: their key is held, or a process crashed while they ran and they must be alone.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -23,7 +23,7 @@ use oncely_core::reason::{Reason, Rejection};
 /// Maximum wait in the worker before a key is claimed again: its holder may be done long before the lease is over.
 const MAX_CLAIM_PAUSE: Duration = Duration::from_secs(5);
 
-/// Wait of a suspect for another one.
+/// Wait of a suspect behind another one that runs alone, if the try does not count.
 const SUSPECT_WAIT: Duration = Duration::from_millis(500);
 
 /// Isolation of a run from the other runs of the process.
@@ -95,27 +95,35 @@ impl Runner {
             // Without retry queues it would circulate between broker and worker without a pause.
             InFlightPolicy::Retry | InFlightPolicy::Wait | InFlightPolicy::Reject => {
                 let (_, since) = self.record_undecided(candidate, FaultClass::Contention);
-                MessageDecision::Aside(Cause::Held, delay.min(MAX_CLAIM_PAUSE), since)
+                MessageDecision::Aside { cause: Cause::Held, wait: delay.min(MAX_CLAIM_PAUSE), since }
             }
         }
     }
 
-    /// Puts a message aside that can't be decided now, longer each time.
-    pub(super) fn put_aside_for(&self, candidate: &Candidate, class: FaultClass) -> MessageDecision {
+    /// Decides that a message that can't be decided now waits aside, longer each time.
+    pub(super) fn decide_aside(&self, candidate: &Candidate, class: FaultClass) -> MessageDecision {
         let (wait, since) = self.record_undecided(candidate, class);
         match class {
-            FaultClass::Contention => MessageDecision::Aside(Cause::Held, wait.min(MAX_CLAIM_PAUSE), since),
-            _ => MessageDecision::Aside(Cause::Environment, wait, since),
+            FaultClass::Contention => {
+                MessageDecision::Aside { cause: Cause::Held, wait: wait.min(MAX_CLAIM_PAUSE), since }
+            }
+            _ => MessageDecision::Aside { cause: Cause::Environment, wait, since },
         }
     }
 
-    /// Puts a suspect aside until it can be alone.
-    pub(super) fn put_suspect_aside(&self, candidate: &Candidate, why: NotAlone) -> MessageDecision {
-        let (progress, is_behind) = (&self.shared.progress, why == NotAlone::Suspect);
-        match progress.record_wait_alone(&candidate.identity, Instant::now(), is_behind) {
-            (since, false) => MessageDecision::Aside(Cause::Held, SUSPECT_WAIT, since),
-            (_, true) => self.put_aside_for(candidate, FaultClass::Contention),
+    /// Decides about a suspect that can't run alone now: it waits aside. The try counts, unless it is behind another suspect and has waited
+    /// for less than a minute; after the last try it runs beside others.
+    pub(super) fn decide_suspect(&self, candidate: &Candidate, why: NotAlone) -> MessageDecision {
+        let is_behind_another = why == NotAlone::Suspect;
+        let progress = &self.shared.progress;
+        let (since, counts) =
+            progress.record_wait_alone(&candidate.identity, Instant::now(), is_behind_another);
+        if counts {
+            return self.decide_aside(candidate, FaultClass::Contention);
         }
+        // Not `Cause::Suspect`, which never goes to the end of its queue: the crashes of runs under a lease are counted with the key, so a
+        // copy is a suspect, too.
+        MessageDecision::Aside { cause: Cause::Held, wait: SUSPECT_WAIT, since }
     }
 
     /// Returns the isolation in which a run begins. A known suspect holds its key only while it is alone: a crash of the process would
@@ -138,7 +146,7 @@ impl Runner {
             Some(delay) => Outcome::Postponed { delay }.into(),
             None => {
                 let (_, since) = self.record_undecided(candidate, FaultClass::Contention);
-                MessageDecision::Aside(Cause::Held, delay, since)
+                MessageDecision::Aside { cause: Cause::Held, wait: delay, since }
             }
         }
     }
