@@ -12,6 +12,7 @@ mod pace;
 mod payment;
 mod publish;
 mod raw;
+mod round_trip;
 mod serve;
 
 use clap::{Parser, Subcommand};
@@ -39,6 +40,8 @@ enum Client {
     Leased(leased::Arguments),
     /// The rows that a worker writes, by bare batched inserts, without a broker
     Raw(raw::Arguments),
+    /// Measure round trips to Redis and back
+    RoundTrip(round_trip::Arguments),
     /// Claim keys in Redis and complete them, by our store or as the articles do
     Claims(claims::Arguments),
     /// A shop over HTTP, behind the HTTP door or with its own transaction
@@ -63,6 +66,7 @@ async fn main() -> anyhow::Result<()> {
         Client::Handler(arguments) => handler::run(&arguments).await,
         Client::Leased(arguments) => leased::run(&arguments).await,
         Client::Raw(arguments) => raw::run(&arguments).await,
+        Client::RoundTrip(arguments) => round_trip::run(&arguments).await,
         Client::Claims(arguments) => claims::run(&arguments).await,
         Client::Serve(arguments) => serve::run(&arguments).await,
         Client::Order(arguments) => order::run(&arguments).await,

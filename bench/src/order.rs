@@ -53,7 +53,7 @@ struct Plan {
 pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let mut connections = Vec::new();
     for _ in 0..arguments.connections {
-        let stream = TcpStream::connect(("127.0.0.1", arguments.port)).await?;
+        let stream = connect(arguments.port).await?;
         stream.set_nodelay(true)?;
         let (sender, connection) = handshake(TokioIo::new(stream)).await?;
         tokio::spawn(connection);
@@ -83,6 +83,21 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
         times.get(rank).map_or(0.0, |time| time.as_secs_f64() * 1e3)
     };
     crate::tell(&serde_json::json!({ "seconds": seconds, "p50_ms": millis(0.5), "p99_ms": millis(0.99) }))
+}
+
+/// Connects to a server that may not listen yet.
+async fn connect(port: u16) -> anyhow::Result<TcpStream> {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        match TcpStream::connect(("127.0.0.1", port)).await {
+            Err(error)
+                if error.kind() == std::io::ErrorKind::ConnectionRefused && Instant::now() < deadline =>
+            {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            connected => return Ok(connected?),
+        }
+    }
 }
 
 async fn send(mut sender: SendRequest<Full<Bytes>>, plan: Arc<Plan>) -> anyhow::Result<Vec<Duration>> {

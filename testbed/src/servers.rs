@@ -1,10 +1,14 @@
 //! The three servers together.
 
+use std::net::{Ipv4Addr, SocketAddr};
+
 use anyhow::Context as _;
 use sqlx::{Connection as _, PgConnection};
+use url::Url;
 
 use crate::install::{self, Server};
-use crate::{Postgres, RabbitMq, RawConnection, Redis};
+use crate::link::Forward;
+use crate::{Postgres, RabbitMq, RawConnection, Redis, ports};
 
 /// Where the three servers are.
 #[derive(Clone, Debug)]
@@ -139,6 +143,27 @@ impl Servers {
     #[must_use]
     pub fn urls(&self) -> &Urls {
         &self.urls
+    }
+
+    /// Returns the servers' URLs at another `host`, and the forwards that lead from there to the servers.
+    ///
+    /// # Errors
+    /// If there is no free port, or a URL has no IPv4 address.
+    pub fn behind(&self, host: Ipv4Addr) -> anyhow::Result<(Urls, Vec<Forward>)> {
+        let mut forwards = Vec::new();
+        let mut behind = |text: &str| {
+            let mut url = Url::parse(text)?;
+            let server = url.host_str().zip(url.port()).context("a server without host or port")?;
+            let server = SocketAddr::from((server.0.parse::<Ipv4Addr>()?, server.1));
+            let listen = SocketAddr::from((host, ports::free_port()?));
+            forwards.push(Forward { listen, server });
+            url.set_host(Some(&host.to_string()))?;
+            url.set_port(Some(listen.port())).ok().context("a URL that can't have a port")?;
+            anyhow::Ok(url.to_string())
+        };
+        let Urls { postgres, rabbitmq, redis } = &self.urls;
+        let urls = Urls { postgres: behind(postgres)?, rabbitmq: behind(rabbitmq)?, redis: behind(redis)? };
+        Ok((urls, forwards))
     }
 
     /// What they say they are: `PostgreSQL 17.6, RabbitMQ 4.0.5, Valkey 8.1.1`.

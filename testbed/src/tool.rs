@@ -23,6 +23,14 @@ pub fn systemd_analyze() -> anyhow::Result<PathBuf> {
     tool(&["systemd-analyze"], "systemd")
 }
 
+/// The program that configures the kernel's network; Debian's package is installed where there is none.
+///
+/// # Errors
+/// When there is none and none can be installed: says what helps.
+pub(crate) fn ip() -> anyhow::Result<PathBuf> {
+    tool(&["ip"], "iproute2")
+}
+
 fn tool(names: &'static [&'static str], package: &'static str) -> anyhow::Result<PathBuf> {
     let found = || names.iter().find_map(|name| in_path(name));
     install(|| found().is_none().then(|| (package.to_owned(), vec![package]))).map_err(|failure| {

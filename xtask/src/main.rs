@@ -42,6 +42,9 @@ enum Task {
     Demo(demo::Arguments),
     /// Measure against the usual way, on private servers with durable defaults
     Bench(bench::Arguments),
+    /// Forward connections with a delay, for `bench --network`
+    #[command(hide = true)]
+    Forward(bench::ForwardArguments),
     /// Random traffic and random faults on real processes, then an independent check
     Faults(faults::Arguments),
     /// A consumer in Python with a backlog is observed, taken over, given back and taken over again, while all are killed; then the count
@@ -93,6 +96,7 @@ async fn main() -> ExitCode {
     let done = match Arguments::parse().task {
         Task::Demo(arguments) => demo::run(&arguments).await,
         Task::Bench(arguments) => bench::run(&arguments).await,
+        Task::Forward(arguments) => bench::forward(&arguments),
         Task::Faults(arguments) => faults::run(&arguments).await,
         Task::Adopt(arguments) => adopt::run(&arguments).await,
         Task::Upgrade(arguments) => upgrade::run(&arguments).await,

@@ -248,6 +248,20 @@ pub(crate) const CASES: [Case; 58] = [
 ];
 
 impl Case {
+    /// Returns whether the case can be measured over a network: its programs talk to the three servers only.
+    pub(crate) fn crosses_network(&self) -> bool {
+        const OF_BATCHES: [&str; 5] =
+            ["e2e_classic_full", "cpu_per_message", "wal_per_message", "e2e_quorum_full", "e2e_rust_handler"];
+        const OF_TIMES: [&str; 2] = ["latency_200", "latency_1000"];
+        const OF_EVENTS: [&str; 2] = ["relay_to_rabbitmq", "relay_ordered"];
+        const OF_LEASES: [&str; 2] = ["lease_empty", "lease_50ms_256"];
+        self.is_of(Group::Hot)
+            || self.is_of(Group::Http)
+            || [&OF_BATCHES[..], &OF_TIMES, &OF_EVENTS, &OF_LEASES]
+                .iter()
+                .any(|names| names.contains(&self.name))
+    }
+
     /// Cases that begin with the same word belong together.
     pub(crate) fn is_of(&self, group: Group) -> bool {
         let beginning = match group {

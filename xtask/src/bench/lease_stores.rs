@@ -60,7 +60,7 @@ async fn claims(stage: &Stage, way: &str, keys: u64) -> anyhow::Result<Measured>
     let cpu = || cpu_time(stage.redis_pid()?).context("Redis has ended");
     let before = cpu()?;
     let (count, clients) = (keys.to_string(), CLIENTS.to_string());
-    let environment = [("REDIS_URL", stage.servers.urls().redis.as_str())];
+    let environment = [("REDIS_URL", stage.urls().redis.as_str())];
     let arguments = ["claims", "--way", way, "--keys", &count, "--clients", &clients];
     let told: Value = serde_json::from_str(&stage.ask("bench", &arguments, &environment).await?)?;
     let seconds = told["seconds"].as_f64().context("no time")?;

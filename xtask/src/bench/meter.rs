@@ -10,6 +10,9 @@ use testbed::{cpu_time, cpu_time_of_family};
 use super::site::Member;
 use super::stage::Stage;
 
+/// Role of the process that forwards connections with a delay. Its CPU time is no part of a message's cost.
+pub(crate) const LINK: &str = "link";
+
 /// Counters at a moment.
 #[derive(Clone, Debug)]
 pub(crate) struct Reading {
@@ -21,7 +24,7 @@ pub(crate) struct Reading {
 /// What was used between two readings.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Usage {
-    /// CPU time by role: postgres (with its backends), rabbitmq, redis, naive, worker, relay.
+    /// CPU time by role: postgres (with its backends), rabbitmq, redis, naive, worker, relay, link.
     pub(crate) cpu: BTreeMap<&'static str, Duration>,
     /// Bytes of WAL.
     pub(crate) wal: u64,
@@ -38,6 +41,9 @@ impl Reading {
             ("rabbitmq", cpu_time(stage.rabbitmq_pid()?).context("RabbitMQ has ended")?),
             ("redis", cpu_time(stage.redis_pid()?).context("Redis has ended")?),
         ]);
+        if let Some(network) = &stage.network {
+            cpu.insert(LINK, cpu_time(network.pid()).context("the link has ended")?);
+        }
         for member in members {
             let time = cpu_time(member.process.id())
                 .with_context(|| format!("{} has ended\n{}", member.role, member.process.output()))?;

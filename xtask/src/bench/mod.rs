@@ -16,6 +16,7 @@ mod limit;
 mod measured;
 mod meter;
 mod mirror;
+mod network;
 mod outcome;
 mod plan;
 mod published;
@@ -33,11 +34,13 @@ mod verify;
 mod web;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
 
 use crate::servers::Choice;
 use case::{CASES, Group, Target};
+pub(crate) use network::{ForwardArguments, forward};
 use outcome::Outcome;
 use stage::Stage;
 
@@ -70,6 +73,10 @@ pub(crate) struct Arguments {
     /// Version of the classic queues of both sides; 2 is the only one since RabbitMQ 4.3. Default: the server's
     #[arg(long, value_name = "VERSION", value_parser = clap::value_parser!(u8).range(1..=2))]
     queue_version: Option<u8>,
+    /// Between programs and servers there is a network with this round trip, such as 1ms: each side in a network namespace of its own, a
+    /// link of MTU 1500, each byte delayed by half of it. Needs root. Only the cases that are marked with *
+    #[arg(long, value_name = "ROUND_TRIP", value_parser = network::parse_round_trip)]
+    network: Option<Duration>,
     /// Print one JSON object a line for each case
     #[arg(long)]
     json: bool,
@@ -81,11 +88,13 @@ pub(crate) struct Arguments {
 impl Arguments {
     /// Is a case wanted?
     fn wants(&self, name: &str) -> bool {
-        let is_of = |group| case::find(name).is_some_and(|case| case.is_of(group));
-        match self.group {
-            None => self.only.is_empty() || self.only.iter().any(|only| only == name),
-            Some(group) => is_of(group) || self.only.iter().any(|only| only == name),
-        }
+        let Some(case) = case::find(name) else { return false };
+        let is_named = self.only.iter().any(|only| only == name);
+        let is_of_group = match self.group {
+            None => self.only.is_empty(),
+            Some(group) => case.is_of(group),
+        };
+        is_named || (is_of_group && (self.network.is_none() || case.crosses_network()))
     }
 }
 
@@ -97,7 +106,8 @@ fn cases() -> String {
             Target::AtMost(value) => format!("at most {value}"),
             Target::None => "no target".to_owned(),
         };
-        text.push_str(&format!("  {:<22} {:<14} {}\n", case.name, target, case.what));
+        let mark = if case.crosses_network() { "*" } else { " " };
+        text.push_str(&format!("{mark} {:<22} {:<14} {}\n", case.name, target, case.what));
     }
     text
 }
@@ -121,7 +131,12 @@ fn help() -> String {
 /// Runs the cases. Fails where a result is wrong; a target that is missed is only shown.
 pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     for name in &arguments.only {
-        anyhow::ensure!(case::find(name).is_some(), "there is no case {name}; see cargo xtask bench --help");
+        let case = case::find(name)
+            .ok_or_else(|| anyhow::anyhow!("there is no case {name}; see cargo xtask bench --help"))?;
+        anyhow::ensure!(
+            arguments.network.is_none() || case.crosses_network(),
+            "{name} is measured without a network; --network is for the cases marked with * in cargo xtask bench --help"
+        );
     }
     arguments.servers.apply()?;
     let stage = Stage::set(arguments).await?;

@@ -10,6 +10,7 @@ use super::lease_stores;
 use super::leases;
 use super::limit::raw_batch;
 use super::mirror::lag;
+use super::network::RoundTrips;
 use super::outcome::Outcome;
 use super::relay;
 use super::report::print_line;
@@ -24,6 +25,7 @@ use super::{Arguments, backlog};
 #[derive(Debug)]
 pub(crate) struct Results<'a> {
     arguments: &'a Arguments,
+    round_trips: Option<RoundTrips>,
     pub(crate) outcomes: Vec<Outcome>,
     /// Cases whose results were wrong.
     pub(crate) failed: Vec<&'static str>,
@@ -42,6 +44,9 @@ impl Results<'_> {
                 for mut outcome in outcomes {
                     if let Some(version) = self.arguments.queue_version {
                         outcome = outcome.note("queue_version", version.into());
+                    }
+                    if let Some(round_trips) = self.round_trips {
+                        outcome = outcome.note("network", round_trips.json());
                     }
                     if self.wants(&[outcome.case.name]) {
                         if self.arguments.json {
@@ -62,7 +67,8 @@ impl Results<'_> {
 
 /// Measures what is wanted; several cases may come out of one measurement.
 pub(crate) async fn carry_out<'a>(arguments: &'a Arguments, stage: &Stage) -> anyhow::Result<Results<'a>> {
-    let mut results = Results { arguments, outcomes: Vec::new(), failed: Vec::new() };
+    let mut results =
+        Results { arguments, round_trips: stage.round_trips, outcomes: Vec::new(), failed: Vec::new() };
     let rounds = Rounds::new(stage, arguments);
     if results.wants(&["e2e_classic_full", "cpu_per_message", "wal_per_message"]) {
         results.take("e2e_classic_full", rate::classic(&rounds).await)?;

@@ -18,6 +18,15 @@ use super::stage::Stage;
 /// What events are published with; their exchange is called like the queue.
 const ROUTING_KEY: &str = "captured";
 
+/// Settings of all programs. Over a network, the servers are no servers of this machine to them.
+const COMMON: &str = r#"[log]
+level = "warn"
+[rabbitmq]
+allow_plaintext = true
+[redis]
+allow_plaintext = true
+"#;
+
 #[derive(Debug)]
 pub(crate) struct Site<'s> {
     pub(crate) stage: &'s Stage,
@@ -26,6 +35,8 @@ pub(crate) struct Site<'s> {
     pub(crate) queue: String,
     /// Completed keys that were there before, each with an audit row.
     pub(crate) prefilled: u64,
+    /// The database's URL for programs.
+    database_url: String,
     configuration: PathBuf,
     started: u32,
     /// Where worker and relay tell their metrics.
@@ -55,6 +66,7 @@ impl<'s> Site<'s> {
         let site = Self {
             stage,
             job: job.clone(),
+            database_url: stage.database_url(&database),
             database,
             queue,
             prefilled: 0,
@@ -94,7 +106,7 @@ impl<'s> Site<'s> {
                 broker.declare_queue(&site.queue, site.queue_arguments()).await?;
                 broker.declare_exchange(&site.queue, ExchangeKind::Direct).await?;
                 broker.bind(&site.queue, &site.queue, ROUTING_KEY).await?;
-                std::fs::write(&site.configuration, "[log]\nlevel = \"warn\"\n")?;
+                std::fs::write(&site.configuration, COMMON)?;
                 match publisher {
                     Publisher::Relay { .. } => site.oncely(&["migrate"]).await?,
                     Publisher::OutboxCore => {
@@ -134,14 +146,14 @@ impl<'s> Site<'s> {
             _ => String::new(),
         };
         let payments = consumer("payments", &self.queue, self.job.queue_type, handler);
-        format!("{listen}[log]\nlevel = \"warn\"\n\n{payments}")
+        format!("{listen}{COMMON}\n{payments}")
     }
 
     pub(crate) fn environment(&self) -> [(&str, &str); 4] {
-        let urls = self.stage.servers.urls();
+        let urls = self.stage.urls();
         [
             ("ONCELY_CONFIG", self.configuration.to_str().unwrap_or_default()),
-            ("DATABASE_URL", self.database.url()),
+            ("DATABASE_URL", &self.database_url),
             ("AMQP_URL", &urls.rabbitmq),
             ("REDIS_URL", &urls.redis),
         ]
@@ -189,9 +201,10 @@ impl<'s> Site<'s> {
     /// The same with a copy of the database as it is now, on the same queue: one at a time.
     pub(crate) async fn copy(&self) -> anyhow::Result<Self> {
         let database = self.database.copy().await?;
+        let database_url = self.stage.database_url(&database);
         let (job, queue, configuration) = (self.job.clone(), self.queue.clone(), self.configuration.clone());
         let (listens, more_queues) = (self.listens.clone(), self.more_queues.clone());
-        Ok(Self { database, job, queue, configuration, listens, more_queues, ..*self })
+        Ok(Self { database, database_url, job, queue, configuration, listens, more_queues, ..*self })
     }
 
     /// Fills the queue (or the table of events) with the job's messages, then lets the servers finish what that left behind.
@@ -381,7 +394,7 @@ impl<'s> Site<'s> {
     ) -> anyhow::Result<Member> {
         self.started += 1;
         let log = self.configuration.with_extension(format!("{role}-{}.log", self.started));
-        let process = Process::start(&self.stage.program(program), arguments, &self.environment(), &log)?;
+        let process = self.stage.start(program, arguments, &self.environment(), &log)?;
         if self.stage.pids {
             let postgres = self.stage.postgres_pid()?;
             eprintln!(

@@ -1,15 +1,17 @@
 //! The servers and the programs of a benchmark.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use serde_json::Value;
 use sqlx::{Connection as _, PgConnection, Row as _};
-use testbed::{Scratch, Servers};
+use testbed::{Database, Process, Scratch, Servers, Urls, eventually_within};
 
 use super::Arguments;
+use super::network::{Network, RoundTrips};
 use crate::process;
 
 #[derive(Debug)]
@@ -26,6 +28,10 @@ pub(crate) struct Stage {
     pub(crate) pids: bool,
     /// Of classic queues, where it is not the server's default.
     queue_version: Option<u8>,
+    /// Time of a round trip between programs and servers, where there is a network.
+    round_trip: Option<Duration>,
+    pub(crate) network: Option<Network>,
+    pub(crate) round_trips: Option<RoundTrips>,
 }
 
 /// What a commit and a page must survive; PostgreSQL's own defaults.
@@ -53,6 +59,9 @@ impl Stage {
             peer: OnceLock::new(),
             pids: arguments.pids,
             queue_version: arguments.queue_version,
+            round_trip: arguments.network,
+            network: None,
+            round_trips: None,
         }
         .prepare()
         .await
@@ -67,7 +76,7 @@ impl Stage {
     }
 
     /// With servers that are as the readers of the figures will think they are.
-    async fn prepare(self) -> anyhow::Result<Self> {
+    async fn prepare(mut self) -> anyhow::Result<Self> {
         let mut connection = PgConnection::connect(&self.servers.urls().postgres).await?;
         for setting in DURABLE {
             let value: String = sqlx::query("select current_setting($1)")
@@ -86,7 +95,77 @@ impl Stage {
             let policy = format!("{{\"queue-version\": {version}}}");
             rabbitmq.ctl(&["set_policy", "queue-version", ".*", &policy, "--apply-to", "queues"]).await?;
         }
+        if let Some(round_trip) = self.round_trip {
+            self.add_network(round_trip).await?;
+        }
         Ok(self)
+    }
+
+    /// Puts a network between programs and servers, and measures it.
+    async fn add_network(&mut self, round_trip: Duration) -> anyhow::Result<()> {
+        self.network = None;
+        let loopback = self.measure_round_trip().await?;
+        self.network = Some(Network::create(&self.servers, Duration::ZERO, &self.scratch).await?);
+        let no_delay = self.measure_round_trip().await?;
+        self.network = Some(Network::create(&self.servers, round_trip, &self.scratch).await?);
+        let delayed = self.measure_round_trip().await?;
+        let round_trips = RoundTrips { loopback, no_delay, delayed };
+        eprintln!("{round_trips}");
+        self.round_trips = Some(round_trips);
+        Ok(())
+    }
+
+    /// Returns the median of round trips from a program to Redis and back, in milliseconds.
+    async fn measure_round_trip(&self) -> anyhow::Result<f64> {
+        let environment = [("REDIS_URL", self.urls().redis.as_str())];
+        let measured = eventually_within(Duration::from_secs(30), "Redis answers over the link", || {
+            self.ask("bench", &["round-trip"], &environment)
+        });
+        let measured: Value = serde_json::from_str(&measured.await?)?;
+        measured["p50_ms"].as_f64().context("no time")
+    }
+
+    /// Returns the servers' URLs for programs.
+    pub(crate) fn urls(&self) -> &Urls {
+        self.network.as_ref().map_or_else(|| self.servers.urls(), |network| &network.urls)
+    }
+
+    /// Returns a database's URL for programs.
+    pub(crate) fn database_url(&self, database: &Database) -> String {
+        match &self.network {
+            None => database.url().to_owned(),
+            Some(network) => {
+                let server = network.urls.postgres.rsplit_once('/').map_or("", |(server, _)| server);
+                format!("{server}/{}", database.name())
+            }
+        }
+    }
+
+    /// Starts a program; its output is appended to `log`.
+    pub(crate) fn start(
+        &self,
+        program: &str,
+        arguments: &[&str],
+        environment: &[(&str, &str)],
+        log: &Path,
+    ) -> anyhow::Result<Process> {
+        let (program, mut all) = self.command(program);
+        all.extend(arguments.iter().map(|argument| (*argument).to_owned()));
+        let all: Vec<&str> = all.iter().map(String::as_str).collect();
+        Process::start(&program, &all, environment, log)
+    }
+
+    /// Returns the command of a program, with its first arguments: where there is a network, in the programs' namespace.
+    pub(crate) fn command(&self, name: &str) -> (PathBuf, Vec<String>) {
+        let program = self.program(name);
+        match &self.network {
+            None => (program, Vec::new()),
+            Some(network) => {
+                let (nsenter, mut arguments) = network.namespace.prefix();
+                arguments.push(program.display().to_string());
+                (nsenter.into(), arguments)
+            }
+        }
     }
 
     /// Makes `bench-outbox`: only what needs it has to wait for its crates.
@@ -101,7 +180,7 @@ impl Stage {
     }
 
     /// One of the programs; the clients of the benchmark are `bench`.
-    pub(crate) fn program(&self, name: &str) -> PathBuf {
+    fn program(&self, name: &str) -> PathBuf {
         match name {
             "bench" => self.clients.clone(),
             "bench-outbox" => self.peer.get().cloned().unwrap_or_default(),
@@ -126,7 +205,9 @@ impl Stage {
         arguments: &[&str],
         environment: &[(&str, &str)],
     ) -> anyhow::Result<String> {
-        let output = tokio::process::Command::new(self.program(program))
+        let (path, first) = self.command(program);
+        let output = tokio::process::Command::new(path)
+            .args(first)
             .args(arguments)
             .envs(environment.iter().copied())
             .stdin(Stdio::null())

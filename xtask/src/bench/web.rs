@@ -1,12 +1,11 @@
 //! The HTTP door: a shop behind it against the same shop with a transaction of its own and no key.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use anyhow::Context as _;
 use serde_json::{Value, json};
 use sqlx::{PgConnection, Row as _};
-use testbed::{Database, Process, eventually_within, free_port};
+use testbed::{Database, free_port};
 
 use super::case::find;
 use super::measured::Measured;
@@ -42,10 +41,10 @@ impl<'s> Shop<'s> {
         let configuration: PathBuf = folder.join("shop.toml");
         std::fs::write(&configuration, "[log]\nlevel = \"warn\"\n")?;
         let configuration = configuration.display().to_string();
-        let urls = stage.servers.urls();
+        let (urls, database_url) = (stage.urls(), stage.database_url(&database));
         let environment = [
             ("ONCELY_CONFIG", configuration.as_str()),
-            ("DATABASE_URL", database.url()),
+            ("DATABASE_URL", &database_url),
             ("AMQP_URL", &urls.rabbitmq),
             ("REDIS_URL", &urls.redis),
         ];
@@ -58,14 +57,14 @@ impl<'s> Shop<'s> {
         let mut arguments = vec!["serve", "--port", &told];
         arguments.extend(door.then_some("--door"));
         let log = folder.join(format!("shop-{port}.log"));
-        let process = Process::start(&stage.program("bench"), &arguments, &environment, &log)?;
-        eventually_within(Duration::from_secs(30), "the shop listens", || async {
-            tokio::net::TcpStream::connect(("127.0.0.1", port)).await
-        })
-        .await
-        .with_context(|| process.output())?;
+        let process = stage.start("bench", &arguments, &environment, &log)?;
         let members = vec![Member { role: "shop", process }];
         Ok(Self { stage, database, door, port, members, watch, answered: 0 })
+    }
+
+    /// Returns what the shop has printed.
+    fn output(&self) -> String {
+        self.members.iter().map(|member| member.process.output()).collect()
     }
 
     /// Sends so many orders, and measures.
@@ -74,7 +73,8 @@ impl<'s> Shop<'s> {
         let (port, count, seed) = (self.port.to_string(), requests.to_string(), seed.to_string());
         let mut arguments = vec!["order", "--port", &port, "--requests", &count, "--seed", &seed];
         arguments.extend(more);
-        let told: Value = serde_json::from_str(&self.stage.ask("bench", &arguments, &[]).await?)?;
+        let told = self.stage.ask("bench", &arguments, &[]).await;
+        let told: Value = serde_json::from_str(&told.with_context(|| self.output())?)?;
         let usage = Reading::take(self.stage, &self.members, &mut self.watch).await?.since(&before);
         let count = requests as f64;
         let cpu =

@@ -52,7 +52,9 @@ pub(super) fn verbs(marks: &Landmarks) -> Vec<Vec<String>> {
 /// Runs one, and tells how long it took.
 pub(super) async fn run(site: &Site<'_>, verb: &[String]) -> anyhow::Result<Duration> {
     let began = Instant::now();
-    let output = tokio::process::Command::new(site.stage.program("oncely"))
+    let (oncely, first) = site.stage.command("oncely");
+    let output = tokio::process::Command::new(oncely)
+        .args(first)
         .args(verb)
         .envs(site.environment())
         .stdin(Stdio::null())
