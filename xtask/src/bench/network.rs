@@ -4,10 +4,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
-use serde_json::{Value, json};
 use testbed::{Forward, Namespace, Process, Scratch, Servers, Urls, forward_with_delay};
-
-use super::outcome::rounded;
 
 /// Parses a round trip's time, such as `0.3ms`.
 pub(crate) fn parse_round_trip(text: &str) -> Result<Duration, String> {
@@ -58,16 +55,6 @@ pub(crate) struct RoundTrips {
     /// Over a link without a delay: the cost of namespace and forwarding.
     pub(crate) no_delay: f64,
     pub(crate) delayed: f64,
-}
-
-impl RoundTrips {
-    pub(crate) fn json(self) -> Value {
-        json!({
-            "loopback_ms": rounded(self.loopback),
-            "link_without_delay_ms": rounded(self.no_delay),
-            "link_ms": rounded(self.delayed),
-        })
-    }
 }
 
 impl std::fmt::Display for RoundTrips {

@@ -1,5 +1,7 @@
 //! Which measurements the wanted cases need.
 
+use serde_json::{Value, json};
+
 use super::console;
 use super::gc;
 use super::growth::growth;
@@ -11,7 +13,7 @@ use super::leases;
 use super::limit::raw_batch;
 use super::mirror::lag;
 use super::network::RoundTrips;
-use super::outcome::Outcome;
+use super::outcome::{Outcome, rounded};
 use super::relay;
 use super::report::print_line;
 use super::round::Rounds;
@@ -46,7 +48,7 @@ impl Results<'_> {
                         outcome = outcome.note("queue_version", version.into());
                     }
                     if let Some(round_trips) = self.round_trips {
-                        outcome = outcome.note("network", round_trips.json());
+                        outcome = outcome.note("network", to_json(round_trips));
                     }
                     if self.wants(&[outcome.case.name]) {
                         if self.arguments.json {
@@ -63,6 +65,14 @@ impl Results<'_> {
         }
         Ok(())
     }
+}
+
+fn to_json(RoundTrips { loopback, no_delay, delayed }: RoundTrips) -> Value {
+    json!({
+        "loopback_ms": rounded(loopback),
+        "link_without_delay_ms": rounded(no_delay),
+        "link_ms": rounded(delayed),
+    })
 }
 
 /// Measures what is wanted; several cases may come out of one measurement.
