@@ -19,8 +19,10 @@ use super::stage::Stage;
 const ROUTING_KEY: &str = "captured";
 
 /// Settings of all programs. Over a network, the servers are no servers of this machine to them.
-const COMMON: &str = r#"[log]
+pub(crate) const COMMON: &str = r#"[log]
 level = "warn"
+[postgres]
+allow_plaintext = true
 [rabbitmq]
 allow_plaintext = true
 [redis]

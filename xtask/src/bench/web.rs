@@ -12,7 +12,7 @@ use super::measured::Measured;
 use super::meter::Reading;
 use super::outcome::{Figure, Outcome, Side, rounded};
 use super::round::Rounds;
-use super::site::Member;
+use super::site::{COMMON, Member};
 use super::stage::Stage;
 use super::throughput::ratios;
 
@@ -39,7 +39,7 @@ impl<'s> Shop<'s> {
         let database = Database::create(&stage.servers.urls().postgres).await?;
         let folder = stage.scratch.path();
         let configuration: PathBuf = folder.join("shop.toml");
-        std::fs::write(&configuration, "[log]\nlevel = \"warn\"\n")?;
+        std::fs::write(&configuration, COMMON)?;
         let configuration = configuration.display().to_string();
         let (urls, database_url) = (stage.urls(), stage.database_url(&database));
         let environment = [
