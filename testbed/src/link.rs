@@ -125,7 +125,7 @@ mod tests {
         let listen = SocketAddr::from(([127, 0, 0, 1], free_port().unwrap()));
         std::thread::spawn(move || forward_with_delay(&[Forward { listen, server: address }], delay));
         std::thread::spawn(move || {
-            // Returns what it receives.
+            // Echoes all bytes.
             let (mut connection, _) = server.accept().unwrap();
             let mut to = connection.try_clone().unwrap();
             std::io::copy(&mut connection, &mut to).unwrap();

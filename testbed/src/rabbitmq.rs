@@ -237,12 +237,12 @@ impl RabbitMq {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// A script in `folder` that is `rabbitmqctl` for this node; returns its path.
+    /// A script in `folder` that is `rabbitmqctl` for this node; returns its path. The environment names the node, as rabbitmqctl of RabbitMQ 4
+    /// reads a password only if it has no options.
     pub fn ctl_script(&self, folder: &Path) -> anyhow::Result<PathBuf> {
         let program = install::Server::RabbitMq.program()?.beside("rabbitmqctl");
         let mut command = program.command(User::Same);
         self.environment(&mut command);
-        command.args(["-n", &self.name]);
         let mut script = "#!/bin/sh\n".to_owned();
         for (name, value) in command.get_envs() {
             let value = value.unwrap_or_default();

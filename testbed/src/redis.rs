@@ -1,5 +1,6 @@
 //! A private Redis (or Valkey) server.
 
+use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
@@ -26,12 +27,23 @@ impl Redis {
         Self::start_with(&[]).await
     }
 
-    /// Starts an empty server with further options, such as `--cluster-enabled yes`.
+    /// Starts an empty server with further options, such as `--cluster-enabled yes`. It reads a copy of a file that an option names: in the
+    /// root of another release, a server finds only the scratch folders at their paths.
     pub async fn start_with(options: &[&str]) -> anyhow::Result<Self> {
         install::ensure(&[install::Server::Redis])?;
-        let options = options.iter().map(|option| (*option).to_owned()).collect();
+        let scratch = Scratch::new("redis")?;
+        let copied = |option: &&str| -> anyhow::Result<String> {
+            let file = Path::new(option);
+            let Some(name) = file.file_name().filter(|_| file.is_absolute() && file.is_file()) else {
+                return Ok((*option).to_owned());
+            };
+            let copy = scratch.path().join(name);
+            std::fs::copy(file, &copy).with_context(|| format!("cannot copy {option}"))?;
+            Ok(copy.display().to_string())
+        };
+        let options = options.iter().map(copied).collect::<anyhow::Result<_>>()?;
         let mut server = Self {
-            scratch: Scratch::new("redis")?,
+            scratch,
             port: ports::free_port()?,
             // Of a node of a cluster; by default 10,000 above the other one, which is beyond the last port for every fifth of them.
             bus_port: ports::free_port()?,

@@ -205,8 +205,7 @@ impl Site {
             let text = at(text, "@rabbitmq:5672", &self.rabbitmq.url());
             *value = at(text, "@redis:6379", &self.redis.url());
         }
-        // The broker is on this host, and its program is the test's.
-        variables.retain(|(name, _)| name != "BROKER_NODE");
+        // The test's rabbitmqctl has the name of its own broker.
         variables.push(("RIGHTS_FILE".to_owned(), "examples/rights/rabbitmq.sh".to_owned()));
         variables.push(("ONCELY_CONFIG".to_owned(), "examples/tour/oncely.toml".to_owned()));
         let path = std::env::var_os("PATH").unwrap();
