@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 
-use crate::files::Scratch;
+use crate::files::{Scratch, scratch_folder};
 use crate::life::User;
 use crate::{install, ports, spawner, wait};
 
@@ -27,14 +27,15 @@ impl Redis {
         Self::start_with(&[]).await
     }
 
-    /// Starts an empty server with further options, such as `--cluster-enabled yes`. It reads a copy of a file that an option names: in the
-    /// root of another release, a server finds only the scratch folders at their paths.
+    /// Starts an empty server with further options, such as `--cluster-enabled yes`. Of a file outside the scratch folders that an option
+    /// names, it reads a copy: in the root of another release, a server finds only the scratch folders at their paths.
     pub async fn start_with(options: &[&str]) -> anyhow::Result<Self> {
         install::ensure(&[install::Server::Redis])?;
         let scratch = Scratch::new("redis")?;
         let copied = |option: &&str| -> anyhow::Result<String> {
             let file = Path::new(option);
-            let Some(name) = file.file_name().filter(|_| file.is_absolute() && file.is_file()) else {
+            let is_seen = !file.is_absolute() || !file.is_file() || file.starts_with(scratch_folder());
+            let Some(name) = file.file_name().filter(|_| !is_seen) else {
                 return Ok((*option).to_owned());
             };
             let copy = scratch.path().join(name);
