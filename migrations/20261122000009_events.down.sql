@@ -11,6 +11,7 @@ drop function oncely.emit(
     text, text, text, jsonb, text, text, text, interval, text, text, text, text, text, text, oncely.message
 );
 drop function oncely.add_event;
+drop function oncely.notify_relay;
 drop function oncely.check_room;
 
 drop function oncely.list_events;

@@ -3,6 +3,7 @@
 
 mod claims;
 mod consume;
+mod emit;
 mod handler;
 mod hot;
 mod leased;
@@ -34,6 +35,8 @@ enum Client {
     Naive(naive::Arguments),
     /// A consumer that does nothing but acknowledge
     Consume(consume::Arguments),
+    /// Add events at a fixed rate, and receive them
+    Emit(emit::Arguments),
     /// A worker with a handler in Rust that inserts one row per message
     Handler(handler::Arguments),
     /// A worker with a handler in Rust that runs under leases, and does nothing
@@ -63,6 +66,7 @@ async fn main() -> anyhow::Result<()> {
         Client::Pace(arguments) => pace::run(&arguments).await,
         Client::Naive(arguments) => naive::run(&arguments).await,
         Client::Consume(arguments) => consume::run(&arguments).await,
+        Client::Emit(arguments) => emit::run(&arguments).await,
         Client::Handler(arguments) => handler::run(&arguments).await,
         Client::Leased(arguments) => leased::run(&arguments).await,
         Client::Raw(arguments) => raw::run(&arguments).await,

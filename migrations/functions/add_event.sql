@@ -172,6 +172,9 @@ begin
         tenant, id, at, due, exchange, routing_key, payload, headers, content_type, message_id,
         ordering_key, number, type, correlation_id, reply_to, app_id
     );
+    if due <= at then
+        perform oncely.notify_relay();
+    end if;
     return id;
 end
 $$;

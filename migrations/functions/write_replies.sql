@@ -31,6 +31,7 @@ begin
         as r (tenant, key, id, reply_to, message_id, correlation_id, headers)
     join oncely.idempotency_keys as i on i.tenant = r.tenant and i.consumer = write_replies.consumer and i.key = r.key;
     get diagnostics written = row_count;
+    perform oncely.notify_relay();
     return written;
 end
 $$;

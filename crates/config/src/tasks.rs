@@ -191,8 +191,9 @@ pub(crate) struct RelayTable {
     /// Mirror records taken in one transaction. A record carries the tags of a whole batch.
     #[garde(range(min = 1, max = 10_000))]
     pub(crate) batch: u32,
-    /// Longest pause between two looks at an empty mirror queue. A notification inside the business transaction would serialise its commits, so the relay
-    /// looks.
+    /// Longest pause between two reads of the mirror queue or the events while they are empty. A relay without events is notified of new ones, and does
+    /// not wait for its next read; an event whose transaction can't notify (max_prepared_transactions or synchronous_standby_names is set) waits for up to
+    /// this long.
     #[garde(range(min = MILLISECOND, max = MINUTE))]
     pub(crate) poll: Length,
     /// As worker.listen, for the relay.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sqlx::postgres::PgConnection;
+use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{ConnectOptions as _, Connection as _, Row as _};
 
 use super::address::Address;
@@ -71,6 +71,13 @@ impl PgSettings {
         false
     }
 
+    /// Returns the options of a connection to the first host.
+    pub(super) async fn connect_options(&self, application: &str) -> sqlx::Result<PgConnectOptions> {
+        let options = Address::from_settings(self)?.into_options().await?;
+        // Statement texts hold no data, but at their default level they would drown all other log lines.
+        Ok(options.application_name(application).log_statements(tracing::log::LevelFilter::Trace))
+    }
+
     /// Opens a connection to the first host only.
     pub(super) async fn connect_to_host(
         &self,
@@ -78,16 +85,13 @@ impl PgSettings {
         search_path: Option<&str>,
     ) -> sqlx::Result<PgConnection> {
         let limits = self.session_settings();
-        let options = Address::from_settings(self)?
-            .into_options()
+        let options = self
+            .connect_options(application)
             .await?
-            .application_name(application)
             .options(limits.iter().map(|(name, value)| (*name, value)))
             .options(search_path.map(|path| ("search_path", path)))
             // By outdated statistics a statement of milliseconds may seem so expensive that PostgreSQL compiles it, which takes seconds.
-            .options([("jit", "off")])
-            // Statement texts hold no data, but at their default level they would drown all other log lines.
-            .log_statements(tracing::log::LevelFilter::Trace);
+            .options([("jit", "off")]);
         let connected = async {
             let mut connection = options.connect().await?;
             let settings = read_required_settings(&mut connection).await?;

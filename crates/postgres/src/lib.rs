@@ -21,6 +21,7 @@ mod dead_letter;
 pub mod equivalent_sql;
 mod error;
 mod event;
+mod event_listener;
 mod event_operator;
 mod event_relay;
 mod first_run;
@@ -116,6 +117,7 @@ pub use error::{
 };
 pub use event::emit;
 pub use event::emit_for;
+pub use event_listener::EventListener;
 pub use event_operator::{EventChange, EventChangeAuthor, change_events};
 pub use event_operator::{EventFilter, EventRow, EventStatus, list_events, read_event_status};
 pub use event_relay::{

@@ -4,6 +4,7 @@ mod emit;
 mod operators;
 mod order;
 mod outages;
+mod prompt;
 mod publish;
 mod refusals;
 mod replies;

@@ -42,7 +42,7 @@ const fn case(name: &'static str, target: Target, what: &'static str) -> Case {
 }
 
 /// In the order in which they are reported.
-pub(crate) const CASES: [Case; 58] = [
+pub(crate) const CASES: [Case; 62] = [
     case(
         "e2e_classic_full",
         AtLeast(12.0),
@@ -197,10 +197,18 @@ pub(crate) const CASES: [Case; 58] = [
     case("wal_vs_lean", Target::None, "wal_per_message against the same"),
     case(
         "relay_to_rabbitmq",
-        AtLeast(0.7),
+        AtLeast(0.95),
         "rate at which the relay empties the table of events / a bare client that publishes and confirms the same messages",
     ),
-    case("relay_ordered", Target::None, "the same with events of 1,000 ordering keys"),
+    case("relay_ordered", AtLeast(0.9), "the same with events of 1,000 ordering keys"),
+    case(
+        "event_delay_1",
+        AtMost(3.0),
+        "milliseconds: median from COMMIT to the event's arrival at a consumer, at 1/s; 99th percentile at most 10",
+    ),
+    case("event_delay_100", AtMost(3.0), "the same at 100/s"),
+    case("event_delay_1000", AtMost(3.0), "the same at 1,000/s"),
+    case("relay_idle", AtMost(0.003), "cores that a relay uses while there is nothing to publish"),
     case(
         "lease_empty",
         AtLeast(4.0),
@@ -253,7 +261,8 @@ impl Case {
         const OF_BATCHES: [&str; 5] =
             ["e2e_classic_full", "cpu_per_message", "wal_per_message", "e2e_quorum_full", "e2e_rust_handler"];
         const OF_TIMES: [&str; 2] = ["latency_200", "latency_1000"];
-        const OF_EVENTS: [&str; 2] = ["relay_to_rabbitmq", "relay_ordered"];
+        const OF_EVENTS: [&str; 5] =
+            ["relay_to_rabbitmq", "relay_ordered", "event_delay_1", "event_delay_100", "event_delay_1000"];
         const OF_LEASES: [&str; 2] = ["lease_empty", "lease_50ms_256"];
         self.is_of(Group::Hot)
             || self.is_of(Group::Http)

@@ -5,6 +5,7 @@ mod backlog;
 mod case;
 mod configuration;
 mod console;
+mod event_delay;
 mod gc;
 mod growth;
 mod hot;

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::console;
+use super::event_delay;
 use super::gc;
 use super::growth::growth;
 use super::hot;
@@ -149,6 +150,14 @@ pub(crate) async fn carry_out<'a>(arguments: &'a Arguments, stage: &Stage) -> an
     }
     if results.wants(&["relay_ordered"]) {
         results.take("relay_ordered", relay::ordered(&rounds).await)?;
+    }
+    for (name, rate) in event_delay::CASES {
+        if results.wants(&[name]) {
+            results.take(name, event_delay::delays(&rounds, name, rate).await)?;
+        }
+    }
+    if results.wants(&["relay_idle"]) {
+        results.take("relay_idle", event_delay::idle(&rounds).await)?;
     }
     if results.wants(&["relay_vs_outbox_core"]) {
         results.take("relay_vs_outbox_core", relay::against_outbox_core(&rounds).await)?;

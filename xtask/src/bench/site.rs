@@ -16,7 +16,7 @@ use super::scrape::scrape;
 use super::stage::Stage;
 
 /// What events are published with; their exchange is called like the queue.
-const ROUTING_KEY: &str = "captured";
+pub(crate) const ROUTING_KEY: &str = "captured";
 
 /// Settings of all programs. Over a network, the servers are no servers of this machine to them.
 pub(crate) const COMMON: &str = r#"[log]

@@ -1,5 +1,6 @@
 //! A lane takes batches of events, one after another, through its own connections to PostgreSQL and RabbitMQ.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use chrono::DateTime;
@@ -10,6 +11,7 @@ use super::activity::LaneReporter;
 use super::events::{EventBatch, EventError, EventReport, has_due_events};
 use super::idle::{IdleBackoff, MIN_PAUSE, REPORT_INTERVAL};
 use super::sessions::RelaySessions;
+use super::waker::{LaneWait, LaneWaker, ReadResult};
 use oncely_amqp::{AmqpError, PublishConnection};
 use oncely_config::Config;
 use oncely_core::backoff::Backoff;
@@ -36,21 +38,26 @@ const CLOCK_INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum pause between two reads.
 const MAX_PAUSE: Duration = Duration::from_secs(60);
 
+/// Pause after a batch that was not full: events that come meanwhile share the next one. Half of an event's delay under load.
+const PROMPT_PAUSE: Duration = Duration::from_millis(1);
+
 /// Interval at which a lane checks whether the broker takes messages again.
 const BLOCKED_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Publishes events until the relay stops: after a full batch it goes on at once, after an empty one after a growing pause, up to
-/// `relay.poll`. Waits for a server that is away, which costs no event an attempt.
+/// `relay.poll`, or when it is woken. Waits for a server that is away, which costs no event an attempt.
 pub(super) async fn publish_events(
     config: Config,
     number: u32,
     factory: SessionFactory,
     reporter: LaneReporter,
     traces: EventTraces,
+    waker: Arc<LaneWaker>,
     stop: CancellationToken,
 ) {
+    let mut wait = waker.lane();
     let name = format!("oncely relay {} events {number}", config.worker.name);
-    let mut idle = IdleBackoff::new(config.relay.poll);
+    let mut idle = IdleBackoff::new(PROMPT_PAUSE, config.relay.poll);
     let mut backoff = Backoff::default();
     let mut total = EventReport::default();
     let mut last_report = Instant::now();
@@ -74,24 +81,31 @@ pub(super) async fn publish_events(
                 + lane.config.rabbitmq.timeout * 4,
         );
         let began = Instant::now();
-        let pause = match lane.relay_batch(&reporter.activity.witnesses).await {
+        let pause = match lane.relay_batch(&reporter.activity.witnesses, &mut wait).await {
             Ok(Some((report, failure))) => {
                 reporter.record_report(&report, began.elapsed());
                 total.published += report.published;
                 total.failed += report.failed;
                 total.parked += report.parked;
                 match failure {
-                    Some(error) => lane.report_failure(&reporter, &error.into(), &mut backoff),
+                    Some(error) => {
+                        wait.record_read(ReadResult::Failed);
+                        lane.report_failure(&reporter, &error.into(), &mut backoff)
+                    }
                     None => lane.report_success(&reporter, &report, &mut idle, &mut backoff),
                 }
             }
             Ok(None) => {
+                wait.record_read(ReadResult::Failed);
                 reporter
                     .activity
                     .record_failure(Target::Rabbitmq, "RabbitMQ takes no messages (an alarm)".to_owned());
                 BLOCKED_INTERVAL
             }
-            Err(error) => lane.report_failure(&reporter, &error, &mut backoff),
+            Err(error) => {
+                wait.record_read(ReadResult::Failed);
+                lane.report_failure(&reporter, &error, &mut backoff)
+            }
         };
         if last_report.elapsed() >= REPORT_INTERVAL {
             log_total(&mut total);
@@ -100,6 +114,7 @@ pub(super) async fn publish_events(
         if !pause.is_zero() {
             tokio::select! {
                 () = stop.cancelled() => {}
+                () = wait.woken() => {}
                 () = tokio::time::sleep(pause) => {}
             }
         }
@@ -138,6 +153,7 @@ impl EventLane {
     async fn relay_batch(
         &mut self,
         witnesses: &Witnesses<Uuid>,
+        wait: &mut LaneWait<'_>,
     ) -> Result<Option<(EventReport, Option<AmqpError>)>, EventError> {
         let client_timeout = self.config.postgres.client_timeout();
         self.sessions.take_if(|open| !open.are_admitted(&self.factory));
@@ -160,6 +176,7 @@ impl EventLane {
             Some(connection) => connection,
             // Without events the broker is not needed.
             None if !has_due_events(session, &self.config.events, client_timeout).await? => {
+                wait.record_read(ReadResult::Nothing);
                 return Ok(Some(Default::default()));
             }
             None => self.connection.insert(PublishConnection::open(&self.config.rabbitmq, &self.name).await?),
@@ -177,6 +194,7 @@ impl EventLane {
             answer_timeout: self.config.rabbitmq.timeout.min(self.config.postgres.statement_timeout / 3),
             traces: &self.traces,
             witnesses,
+            lane: wait,
         };
         batch.publish().await.map(Some)
     }

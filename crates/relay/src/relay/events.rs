@@ -9,6 +9,7 @@ use lapin::types::{FieldTable, ShortString};
 use sqlx::{Connection as _, PgConnection};
 use uuid::Uuid;
 
+use super::waker::{LaneWait, ReadResult};
 use oncely_amqp::{
     AmqpError, MAX_CONCURRENT_EXCHANGES, OutgoingMessage, PublishConnection, PublishLimits, PublishResult,
     restore_headers,
@@ -83,7 +84,7 @@ pub(crate) enum EventError {
 }
 
 /// Inputs of a batch.
-pub(crate) struct EventBatch<'a> {
+pub(crate) struct EventBatch<'a, 'b> {
     pub(crate) session: &'a mut Session,
     /// Present if commits wait for a standby: queries whether the data that `session` sees has reached it.
     pub(crate) witness: Option<&'a mut PgConnection>,
@@ -101,6 +102,8 @@ pub(crate) struct EventBatch<'a> {
     pub(crate) answer_timeout: Duration,
     pub(crate) traces: &'a EventTraces,
     pub(crate) witnesses: &'a Witnesses<Uuid>,
+    /// The lane, for the result of its read, which is known before the events are published.
+    pub(crate) lane: &'a mut LaneWait<'b>,
 }
 
 /// Returns whether any event is due, for a lane that has no connection to the broker yet: without events it needs none. Takes events in a
@@ -136,7 +139,7 @@ fn take_limits(settings: &EventSettings) -> TakeLimits {
     }
 }
 
-impl EventBatch<'_> {
+impl EventBatch<'_, '_> {
     /// Takes a batch of events, publishes it, deletes the events that have arrived. The rows stay locked meanwhile, so that several lanes
     /// and relays share the work; a crash before the COMMIT publishes the same events again, with the same `message_id`s. Beside the
     /// results it returns the error of the broker's connection that ended the batch; `None` if the batch was not ended early.
@@ -153,6 +156,7 @@ impl EventBatch<'_> {
             answer_timeout,
             traces,
             witnesses,
+            lane,
         } = self;
         let now = session.clock.now();
         let mut transaction = pg::wait_for_answer(client_timeout, session.connection.begin()).await?;
@@ -162,6 +166,11 @@ impl EventBatch<'_> {
             take_batch(&mut transaction, client_timeout, now, limits, cursor, *ordered_first).await?;
         *ordered_first = !*ordered_first;
         step("events.take.after");
+        lane.record_read(match events.len() {
+            0 if cursor.is_none() => ReadResult::Nothing,
+            taken if i64::try_from(taken).is_ok_and(|taken| taken < limits.events) => ReadResult::Some,
+            _ => ReadResult::Full,
+        });
         if events.iter().map(TakenEvent::size).sum::<i64>() > MAX_KEPT_BYTES {
             // It would keep the memory for the largest batch.
             transaction.shrink_buffers();

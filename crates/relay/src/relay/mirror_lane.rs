@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::activity::LaneReporter;
-use super::idle::{IdleBackoff, REPORT_INTERVAL};
+use super::idle::{IdleBackoff, MIN_PAUSE, REPORT_INTERVAL};
 use super::mirror_batch::{MirrorReport, mirror_batch};
 use super::sessions::RelaySessions;
 use oncely_config::Config;
@@ -43,7 +43,7 @@ pub(super) async fn relay_mirror_records(
     let application = format!("oncely relay {}", config.worker.name);
     let mut state: Option<MirrorLaneState> = None;
     let mut backoff = Backoff::default();
-    let mut idle = IdleBackoff::new(config.relay.poll);
+    let mut idle = IdleBackoff::new(MIN_PAUSE, config.relay.poll);
     let mut total = MirrorReport::default();
     let mut last_report = tokio::time::Instant::now();
     tracing::info!("mirror lane started");

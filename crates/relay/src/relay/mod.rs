@@ -11,5 +11,6 @@ mod observe;
 mod run;
 mod sessions;
 mod trail_index;
+mod waker;
 
 pub use run::Relay;

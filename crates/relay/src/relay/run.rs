@@ -13,6 +13,7 @@ use super::event_lane::publish_events;
 use super::examine::run_doctor;
 use super::mirror_lane::relay_mirror_records;
 use super::observe::RelayObserver;
+use super::waker::{LaneWaker, wake_lanes};
 use crate::maintenance;
 use oncely_config::{Config, Problems};
 use oncely_doctor::{CHECKS, check_mirror};
@@ -119,6 +120,7 @@ impl Relay {
         if mirror.is_none() {
             tracing::info!("redis.url is not set: mirror records are dropped");
         }
+        let waker = Arc::new(LaneWaker::default());
         for lane in 1..=self.config.events.lanes {
             let beat = vitals.liveness.watch(format!("event lane {lane}"));
             let reporter = LaneReporter { activity: Arc::clone(activity), beat };
@@ -129,9 +131,17 @@ impl Relay {
                 factory.clone(),
                 reporter,
                 traces,
+                Arc::clone(&waker),
                 stop.clone(),
             ));
         }
+        tasks.spawn(wake_lanes(
+            waker,
+            self.config.postgres.clone(),
+            format!("oncely relay {} listener", self.config.worker.name),
+            self.config.relay.poll,
+            stop.clone(),
+        ));
         let observer = RelayObserver {
             config: self.config.clone(),
             vitals: Arc::clone(vitals),
