@@ -25,7 +25,9 @@ async fn idle_world(settings: &str) -> (World, String) {
 
 /// Counts the announcements of the relay of this name.
 fn announced_by(name: &str) -> String {
-    format!("{ANNOUNCED} and l.pid in (select pid from pg_stat_activity where application_name = 'oncely relay {name} listener')")
+    format!(
+        "{ANNOUNCED} and l.pid in (select pid from pg_stat_activity where application_name = 'oncely relay {name} listener')"
+    )
 }
 
 /// Emits one event after another until the relay is notified of one: an announcement that is seen may be the one that is being withdrawn.

@@ -259,10 +259,7 @@ pub(crate) const TESTED: &[Tested] = &[
         &["headers::tests::a_table_of_one_entry_counts_as_much_as_its_node_takes"],
     ),
     it("events_in_one_order", &["events::order::large_events_of_ordering_keys_keep_no_other_waiting"]),
-    it(
-        "events_wait_is_not_withdrawn",
-        &["events::prompt::a_relay_at_work_has_withdrawn_its_announcement"],
-    ),
+    it("events_wait_is_not_withdrawn", &["events::prompt::a_relay_at_work_has_withdrawn_its_announcement"]),
     it(
         "mirror_records_of_any_size",
         &["bounded_memory::processes::no_mirror_record_ends_a_relay_in_256_mib"],
