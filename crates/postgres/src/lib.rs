@@ -121,8 +121,8 @@ pub use event_listener::EventListener;
 pub use event_operator::{EventChange, EventChangeAuthor, change_events};
 pub use event_operator::{EventFilter, EventRow, EventStatus, list_events, read_event_status};
 pub use event_relay::{
-    EventFailure, OrderingKeyCursor, TakeLimits, TakenEvent, delete_events, fail_events, read_database_time,
-    take_events, take_ordered,
+    EventFailure, OrderingKeyCursor, TakeLimits, TakenEvent, delete_events, fail_events, has_events,
+    read_database_time, take_events, take_ordered,
 };
 pub use first_run::read_first_runs;
 pub use http_answer::{

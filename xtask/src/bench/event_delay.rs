@@ -1,5 +1,6 @@
 //! How soon an event is published after its transaction's COMMIT, and what a relay costs that has nothing to publish.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -35,12 +36,14 @@ pub(crate) async fn delays(
     name: &'static str,
     rate: u64,
 ) -> anyhow::Result<Vec<Outcome>> {
-    let (mut medians, mut worst) = (Vec::new(), Vec::new());
+    let (mut medians, mut worst, mut cpu) = (Vec::new(), Vec::new(), BTreeMap::<String, Vec<f64>>::new());
     for round in 0..rounds.rounds {
         rounds.say(name, round);
         let mut site = Site::prepare(rounds.stage, &job(rate * (WARM_UP + SPAN))).await?;
         site.settle().await?;
         let members = site.start()?;
+        let mut watch = site.connect().await?;
+        let before = Reading::take(site.stage, &members, &mut watch).await?;
         let (events, rate, warm_up) =
             (site.job.messages.to_string(), rate.to_string(), (rate * WARM_UP).to_string());
         let arguments = [
@@ -65,13 +68,21 @@ pub(crate) async fn delays(
         }
         medians.push(told["p50_ms"].as_f64().context("no median")?);
         worst.push(told["p99_ms"].as_f64().context("no percentile")?);
+        for (role, used) in Reading::take(site.stage, &members, &mut watch).await?.since(&before).cpu {
+            cpu.entry(role.to_string())
+                .or_default()
+                .push(used.as_secs_f64() * 1e6 / site.job.messages as f64);
+        }
         site.finish(members).await?;
         site.clear().await?;
     }
     let worst = Figure(worst).median();
+    let cpu: BTreeMap<String, f64> =
+        cpu.into_iter().map(|(role, used)| (role, rounded(Figure(used).median()))).collect();
     let outcome = find(name).map(|case| {
         Outcome::new(case, medians)
             .note("p99_ms", json!(rounded(worst)))
+            .note("cpu_us", json!(cpu))
             .unless(worst > LONGEST, || format!("the 99th percentile is {worst:.1} ms; at most {LONGEST} ms"))
     });
     Ok(outcome.into_iter().collect())

@@ -38,13 +38,13 @@ const CLOCK_INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum pause between two reads.
 const MAX_PAUSE: Duration = Duration::from_secs(60);
 
-/// Pause after a batch that was not full: events that come meanwhile share the next one. Half of an event's delay under load.
+/// Shortest pause after a read that found no events.
 const PROMPT_PAUSE: Duration = Duration::from_millis(1);
 
 /// Interval at which a lane checks whether the broker takes messages again.
 const BLOCKED_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Publishes events until the relay stops: after a full batch it goes on at once, after an empty one after a growing pause, up to
+/// Publishes events until the relay stops: after a batch it goes on at once, after an empty read after a growing pause, up to
 /// `relay.poll`, or when it is woken. Waits for a server that is away, which costs no event an attempt.
 pub(super) async fn publish_events(
     config: Config,
@@ -148,8 +148,9 @@ fn log_total(total: &mut EventReport) {
 }
 
 impl EventLane {
-    /// Publishes one batch of events; opens the connections that it needs. Returns the results and the error that ended the batch early,
-    /// without an error if none did; `None` while the broker takes no messages.
+    /// Publishes one batch of events; opens the connections that it needs. Unless the last batch was full, looks for events before it takes
+    /// any, in one statement: most of these reads find none. Returns the results and the error that ended the batch early, without an error
+    /// if none did; `None` while the broker takes no messages.
     async fn relay_batch(
         &mut self,
         witnesses: &Witnesses<Uuid>,
@@ -170,9 +171,21 @@ impl EventLane {
             self.clock_read_at = query_time;
         }
         self.connection.take_if(|connection| !connection.is_open());
-        let connection = match &mut self.connection {
+        if self.connection.as_ref().is_some_and(PublishConnection::is_blocked) {
             // Taken events would wait in an open transaction.
-            Some(connection) if connection.is_blocked() => return Ok(None),
+            return Ok(None);
+        }
+        if !wait.knows_of_more()
+            && !pg::wait_for_answer(
+                client_timeout,
+                pg::has_events(&mut session.connection, session.clock.now()),
+            )
+            .await?
+        {
+            wait.record_read(ReadResult::Nothing);
+            return Ok(Some(Default::default()));
+        }
+        let connection = match &mut self.connection {
             Some(connection) => connection,
             // Without events the broker is not needed.
             None if !has_due_events(session, &self.config.events, client_timeout).await? => {
@@ -230,7 +243,8 @@ impl EventLane {
         match report.taken {
             // Many keys wait, and not all of them were read.
             0 if self.cursor.is_some() => MIN_PAUSE,
-            taken => idle.next_pause(taken, batch),
+            // None after a batch of any size: its events took their time, and others have come meanwhile.
+            taken => idle.next_pause(taken, 1),
         }
     }
 

@@ -39,7 +39,7 @@ pub(super) struct LaneWaker {
 #[derive(Debug)]
 pub(super) struct LaneWait<'a> {
     waker: &'a LaneWaker,
-    is_idle: bool,
+    last_read: ReadResult,
 }
 
 /// Result of a lane's read.
@@ -58,7 +58,7 @@ pub(super) enum ReadResult {
 impl LaneWaker {
     /// Adds a lane, which is at work.
     pub(super) fn lane(&self) -> LaneWait<'_> {
-        LaneWait { waker: self, is_idle: false }
+        LaneWait { waker: self, last_read: ReadResult::Failed }
     }
 
     /// Wakes an idle lane, and waits until any lane has read; returns whether it found events.
@@ -98,8 +98,8 @@ impl LaneWaker {
 impl LaneWait<'_> {
     /// Records the result of a read, as soon as it is known.
     pub(super) fn record_read(&mut self, result: ReadResult) {
-        let was_idle = std::mem::replace(&mut self.is_idle, result == ReadResult::Nothing);
-        let is_idle = self.is_idle;
+        let was_idle = std::mem::replace(&mut self.last_read, result) == ReadResult::Nothing;
+        let is_idle = result == ReadResult::Nothing;
         self.waker.reads.send_modify(|reads| {
             reads.total += 1;
             if matches!(result, ReadResult::Some | ReadResult::Full) {
@@ -117,9 +117,14 @@ impl LaneWait<'_> {
         }
     }
 
+    /// Returns whether more events waited at the last read than it took.
+    pub(super) fn knows_of_more(&self) -> bool {
+        self.last_read == ReadResult::Full
+    }
+
     /// Waits until this lane is woken; for ever unless it is idle. May be cancelled.
     pub(super) async fn woken(&self) {
-        match self.is_idle {
+        match self.last_read == ReadResult::Nothing {
             true => self.waker.wake.notified().await,
             false => std::future::pending().await,
         }
