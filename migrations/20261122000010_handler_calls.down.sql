@@ -1,5 +1,7 @@
 set local search_path = pg_catalog, pg_temp;
 
+drop function oncely.retake_request;
+drop function oncely.claim_request;
 drop function oncely.handle_parts;
 drop function oncely.handle_each;
 drop function oncely.take_turn;

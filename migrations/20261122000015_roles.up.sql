@@ -91,7 +91,7 @@ begin
             ('oncely_worker', 'execute on function oncely.epoch, oncely.bucket, oncely.register_consumer, '
                 'oncely.handler_name, oncely.handler_calls, oncely.claim_fresh, oncely.record_fresh, '
                 'oncely.response_texts, oncely.handle_parts, oncely.handle_each, oncely.take_turn, oncely.try_jsonb, '
-                'oncely.reject, oncely.refuse, '
+                'oncely.reject, oncely.refuse, oncely.claim_request, oncely.retake_request, '
                 'oncely.write_replies, oncely.is_at_work, oncely.beat, oncely.leave, oncely.record_stats, '
                 'oncely.mirror_keys, oncely.signing_keys, '
                 'oncely.claim_lease, oncely.take_leases, oncely.renew_lease, oncely.renew_leases, oncely.begin_step, '

@@ -11,7 +11,7 @@ use oncely_core::fingerprint::FingerprintPolicy;
 use oncely_core::identity::IdentityPart;
 use oncely_core::retry::RetryPolicy;
 
-/// Maximum of `handler_limit`: PostgreSQL ends a session that is idle in a transaction for longer (`claim_request.sql`).
+/// Maximum of `handler_limit`: PostgreSQL ends a session that is idle in a transaction for longer (`oncely.claim_request`).
 const MAX_HANDLER_LIMIT: Duration = Duration::from_secs(60);
 /// Maximum of `handler_limit` under a lease.
 const MAX_LEASED_HANDLER_LIMIT: Duration = Duration::from_secs(12 * 3_600);

@@ -208,7 +208,7 @@ impl AnswerCommit<'_> {
         step("http.leave.after");
         match state {
             TransactionState::Whole => {}
-            TransactionState::Aborted | TransactionState::Away(_) => {
+            TransactionState::Aborted | TransactionState::Lost(_) => {
                 tracing::error!(%consumer, key = %request.identity.key, "handler answered in an aborted transaction");
                 try_rollback(transaction).await;
                 return build_misuse_problem().into();
@@ -263,7 +263,7 @@ impl AnswerCommit<'_> {
                     Err(error) => Err(error),
                 }
             }
-            TransactionState::Away(error) => Err(error),
+            TransactionState::Lost(error) => Err(error),
             TransactionState::Ended(error) => {
                 give_up_key(self.store, request, transaction, &error).await;
                 return Err(build_misuse_problem().into());
@@ -362,8 +362,8 @@ enum TransactionState {
     Whole,
     /// A statement has failed. The handler may have ended the transaction before that and begun another: its key shows it.
     Aborted,
-    /// The session is lost, and with it all that was not committed.
-    Away(sqlx::Error),
+    /// The session, or its transaction, is lost, and with it all that was not committed.
+    Lost(sqlx::Error),
     /// The handler has ended the transaction itself.
     Ended(sqlx::Error),
 }
@@ -383,8 +383,8 @@ async fn leave_transaction(transaction: &mut PgConnection) -> TransactionState {
     match pg::leave_request(transaction).await {
         Ok(()) => TransactionState::Whole,
         Err(error) if pg::is_aborted(&error) => TransactionState::Aborted,
-        Err(error) if pg::is_outage(&error) => TransactionState::Away(error),
-        Err(error) => TransactionState::Ended(error),
+        Err(error) if pg::is_role_missing(&error) => TransactionState::Ended(error),
+        Err(error) => TransactionState::Lost(error),
     }
 }
 

@@ -90,6 +90,12 @@ pub fn is_aborted(error: &sqlx::Error) -> bool {
     error.as_database_error().and_then(|error| error.code()).as_deref() == Some("25P02")
 }
 
+/// Returns whether [`leave_request`](super::leave_request) failed because its role is missing: the transaction that stored it has ended
+/// (undefined_object in a session without that setting, else invalid_parameter_value).
+pub fn is_role_missing(error: &sqlx::Error) -> bool {
+    matches!(error.as_database_error().and_then(|error| error.code()).as_deref(), Some("22023" | "42704"))
+}
+
 fn is_unique_violation(error: &sqlx::Error) -> bool {
     error.as_database_error().is_some_and(|error| error.code().as_deref() == Some("23505"))
 }

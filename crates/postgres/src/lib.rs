@@ -90,7 +90,9 @@ pub use audit_seal::{
 pub use backlog::{
     Backlog, WaitingLetters, count_waiting_letters, count_waiting_letters_with_reason, read_backlog,
 };
-pub use claim::{FreshClaim, claim, claim_fresh, is_aborted, is_locked, is_taken, look_up, retake};
+pub use claim::{
+    FreshClaim, claim, claim_fresh, is_aborted, is_locked, is_role_missing, is_taken, look_up, retake,
+};
 pub use clock_check::ObservedClock;
 pub use clock_check::{accept_clock, observe_clock, read_clock_refusal_time};
 pub use collection::{

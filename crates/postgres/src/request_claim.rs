@@ -59,7 +59,7 @@ pub async fn claim_request(
     let count = |column: Option<i32>| u32::try_from(column.unwrap_or_default()).unwrap_or(u32::MAX);
     let record = KeyRecord {
         status,
-        fingerprint: row.fingerprint.and_then(|bytes| Fingerprint::from_stored(&bytes)),
+        fingerprint: row.known_fingerprint.and_then(|bytes| Fingerprint::from_stored(&bytes)),
         attempts: count(row.attempts),
         crash_attempts: count(row.crash_attempts),
         reason: row.reason.as_deref().and_then(Reason::from_code),
@@ -67,7 +67,7 @@ pub async fn claim_request(
         error_code: row.error_code,
         not_before: row.not_before,
         is_running: row.is_running.unwrap_or(false),
-        is_leased: row.is_leased,
+        is_leased: row.is_leased.unwrap_or(false),
     };
     Ok(RequestClaim::Known(record, answer))
 }
@@ -84,8 +84,8 @@ pub async fn retake_request(
     now: DateTime<Utc>,
     due: DateTime<Utc>,
 ) -> sqlx::Result<bool> {
-    let row = sqlx::query_file!(
-        "src/retake_request.sql",
+    let row = sqlx::query!(
+        r#"select oncely.retake_request($1, $2, $3, $4, $5, $6) as "is_claimed!""#,
         identity.tenant.as_str(),
         identity.consumer.as_str(),
         identity.key.as_str(),

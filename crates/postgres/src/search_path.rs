@@ -24,13 +24,7 @@ macro_rules! give_way {
 }
 
 /// Each statement that follows qualifies its names: the search_path is the handler's.
-const BEGIN_REQUEST: &str = concat!(
-    "begin isolation level read committed;
-    select pg_catalog.set_config('oncely.handler_lock_timeout', pg_catalog.current_setting('lock_timeout'), true),
-        pg_catalog.set_config('lock_timeout', '",
-    give_way!(),
-    "', true)"
-);
+const BEGIN_REQUEST: &str = "begin isolation level read committed";
 
 /// Begins a transaction with Oncely's search_path, in one round trip.
 pub async fn begin(connection: &mut PgConnection) -> sqlx::Result<Transaction<'_, Postgres>> {
@@ -61,8 +55,7 @@ pub async fn begin_on_pool(pool: &PgPool) -> sqlx::Result<Transaction<'static, P
     .await
 }
 
-/// Begins the transaction of a request in an application's session, for [`claim_request`](super::claim_request). That statement's lock
-/// waits are short, also for a lock of the whole table; then the transaction is the handler's, with its session's lock wait.
+/// Begins the transaction of a request in an application's session, for [`claim_request`](super::claim_request).
 pub async fn begin_request(pool: &PgPool) -> sqlx::Result<Transaction<'static, Postgres>> {
     pool.begin_with(BEGIN_REQUEST).await
 }

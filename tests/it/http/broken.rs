@@ -33,6 +33,29 @@ async fn a_handler_that_fails_commits_nothing_and_may_run_again() {
     }
 }
 
+/// Its role can't be restored, so its transaction is lost, but not ended: nothing of it is committed.
+#[tokio::test]
+async fn a_handler_that_forges_its_role_commits_nothing_and_may_run_again() {
+    let mut world = World::new().await;
+    let login = Login::create(&mut world, "oncely_worker").await;
+    let grant = format!(
+        "grant usage on schema app to {0}; grant insert on all tables in schema app to {0}",
+        login.name
+    );
+    sqlx::raw_sql(sqlx::AssertSqlSafe(grant)).execute(&mut world.sql).await.unwrap();
+    let server = Server::start(pool(&login.url, 4).await, |settings| settings).await;
+    for _ in 0..2 {
+        let reply = server.client.ask(&Ask::pay("forge", r#"{"do":"forge"}"#)).await;
+        assert_eq!((reply.status, reply.problem().as_str()), (500, "failed"));
+    }
+    assert_eq!((server.calls.count(), world.count(EFFECTS).await, world.count(KEYS).await), (2, 0, 0));
+    for number in 0..8 {
+        assert_eq!(server.client.ask(&Ask::pay(&format!("well-{number}"), "{}")).await.status, 201);
+    }
+    server.layer.drain().await;
+    login.drop_now(&mut world).await;
+}
+
 /// What it wrote after that is committed by itself: a retry would do it again.
 #[tokio::test]
 async fn a_handler_that_rolls_its_transaction_back_itself_has_an_unknown_outcome() {

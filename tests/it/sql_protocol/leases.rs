@@ -1121,7 +1121,7 @@ async fn claims_give_way_to_whoever_holds_the_key_in_a_transaction() {
     }
     transaction.rollback().await.unwrap();
     // All of them for as long, and workers and the door with them.
-    let moments = "select count(*) from pg_proc where pronamespace = 'oncely'::regnamespace and proname in ('claim', 'claim_lease', 'take_leases')
+    let moments = "select count(*) from pg_proc where pronamespace = 'oncely'::regnamespace and proname in ('claim', 'claim_lease', 'take_leases', 'claim_request', 'retake_request')
         and 'lock_timeout=100ms' = any (proconfig)";
-    assert_eq!(world.count(moments).await, 3);
+    assert_eq!(world.count(moments).await, 5);
 }

@@ -139,6 +139,10 @@ async fn pay(State(calls): State<Calls>, mut tx: Tx, headers: HeaderMap, body: B
         "empty" => return StatusCode::NO_CONTENT.into_response(),
         // And leaves it to whoever has the session next.
         "role" => drop(tx.execute("set role oncely_auditor").await),
+        // Of which its login is no member.
+        "forge" => {
+            drop(tx.execute("select set_config('oncely.handler_role', 'oncely_operator', true)").await);
+        }
         // Compressed by itself, in a way.
         "encoded" => {
             return ([("content-encoding", "gzip"), ("content-type", "text/plain")], "z").into_response();
