@@ -46,7 +46,7 @@ impl EventListener {
 
     /// Opens a session on a host; returns `None` if it is a standby.
     async fn open_on_host(host: &PgSettings, application: &str) -> sqlx::Result<Option<Self>> {
-        // A lost host is noticed within half a minute or so, by both sides: until then its announcement stays.
+        // PostgreSQL notices a lost relay within half a minute or so: until then its announcement stays.
         let keepalive = ["tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_user_timeout"];
         let keepalive = keepalive.into_iter().zip(["10", "10", "30s"]);
         let options = host.connect_options(application).await?;

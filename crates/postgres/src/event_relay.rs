@@ -60,15 +60,10 @@ const MAX_HEADER_BYTES: i32 = 1 << 20;
 /// The ordering key (with its tenant) after which the next walk begins; after its end a walk starts over.
 pub type OrderingKeyCursor = Option<(String, String)>;
 
-/// Returns whether any event may be due, in one round trip: one without an ordering key is, or one has an ordering key.
+/// Returns whether any event may be due, in one round trip.
 pub async fn has_events(connection: &mut PgConnection, now: DateTime<Utc>) -> sqlx::Result<bool> {
-    sqlx::query_scalar!(
-        r#"select exists (select from oncely.events where state = 'pending' and ordering_key is null and available_at <= $1)
-            or exists (select from oncely.events where ordering_key is not null) as "any!""#,
-        now
-    )
-    .fetch_one(connection)
-    .await
+    let row = sqlx::query_file!("src/events_look.sql", now).fetch_one(connection).await?;
+    Ok(row.any)
 }
 
 /// Takes events without an ordering key.

@@ -15,7 +15,7 @@ use super::settings::PgSettings;
 
 /// Returns whether the server is a standby.
 pub async fn is_standby(connection: &mut PgConnection) -> sqlx::Result<bool> {
-    sqlx::raw_sql("select pg_is_in_recovery()").fetch_one(connection).await?.try_get(0)
+    sqlx::raw_sql("select pg_catalog.pg_is_in_recovery()").fetch_one(connection).await?.try_get(0)
 }
 
 /// The database's clock, advanced by this machine's monotonic clock: the database decides the time, and a jump of this machine's clock has

@@ -175,3 +175,35 @@ async fn a_transaction_with_an_event_can_be_prepared() {
         sqlx::query_scalar("select count(*) from oncely.events").fetch_one(&mut emitter).await.unwrap();
     assert_eq!(events, 1);
 }
+
+/// A lane that is idle looks for events again and again, however many of them are not due.
+#[tokio::test]
+async fn a_look_for_events_reads_no_event_that_is_not_due() {
+    let (mut world, queue) = idle_world("").await;
+    let look = format!(
+        "prepare look as {}; set plan_cache_mode = force_generic_plan",
+        include_str!("../../../crates/postgres/src/events_look.sql")
+    );
+    sqlx::raw_sql(sqlx::AssertSqlSafe(look)).execute(&mut world.sql).await.unwrap();
+    for (ordering_key, waiting) in [("null", "interval '1 hour'"), ("'k' || n", "null")] {
+        run(
+            &mut world,
+            &format!(
+                "delete from oncely.events;
+                 select count(oncely.emit('', '{queue}', 'x', tenant => 'acme', ordering_key => {ordering_key}, delay => {waiting}))
+                 from generate_series(1, 5000) as n",
+            ),
+        )
+        .await;
+        for analyzed in ["", "analyze oncely.events"] {
+            run(&mut world, analyzed).await;
+            let plan: serde_json::Value = sqlx::query_scalar("explain (format json) execute look(now())")
+                .fetch_one(&mut world.sql)
+                .await
+                .unwrap();
+            let text = plan.to_string();
+            assert!(text.contains("events_due") && text.contains("events_ordered"), "{plan:#}");
+            assert!(!text.contains("Seq Scan") && !text.contains("Sort"), "{plan:#}");
+        }
+    }
+}

@@ -167,7 +167,8 @@ impl EventBatch<'_, '_> {
         *ordered_first = !*ordered_first;
         step("events.take.after");
         lane.record_read(match events.len() {
-            0 if cursor.is_none() => ReadResult::Nothing,
+            // Also where the walk over the ordering keys goes on: those that it has seen wait.
+            0 => ReadResult::Nothing,
             taken if i64::try_from(taken).is_ok_and(|taken| taken < limits.events) => ReadResult::Some,
             _ => ReadResult::Full,
         });

@@ -14,6 +14,9 @@ use oncely_postgres::{EventListener, PgSettings, describe};
 /// Time for which a session listens: a new one is opened on the host that takes writes by then.
 const SESSION_LIFETIME: Duration = Duration::from_secs(600);
 
+/// Maximum time of an announcement: its withdrawal finds a session that was lost without a word.
+const ANNOUNCEMENT_TIME: Duration = Duration::from_secs(30);
+
 /// Time without events after which the relay announces that it waits: until then its lanes read more often than that.
 const QUIET_TIME: Duration = Duration::from_millis(5);
 
@@ -142,18 +145,16 @@ pub(super) async fn wake_lanes(
 ) {
     let mut backoff = Backoff::default();
     while !stop.is_cancelled() {
+        let began = Instant::now();
         let result = match EventListener::open(&settings, &application).await {
-            Ok(mut listener) => {
-                let result = listen(&waker, &mut listener, poll, &stop).await;
-                if result.is_ok() {
-                    backoff.reset();
-                }
-                result
-            }
+            Ok(mut listener) => listen(&waker, &mut listener, poll, &stop).await,
             Err(error) => Err(error),
         };
+        if result.is_ok() || began.elapsed() > ANNOUNCEMENT_TIME {
+            backoff.reset();
+        }
         if let Err(error) = result {
-            tracing::debug!(error = describe(&error), "no notifications of events; retrying");
+            tracing::info!(error = describe(&error), "no notifications of events; retrying");
             let _ = stop.run_until_cancelled(sleep(backoff.next_pause())).await;
         }
     }
@@ -191,10 +192,11 @@ async fn listen(
                 () = stop.cancelled() => false,
                 () = waker.wait_until_busy() => false,
                 notified = listener.wait() => notified.map(|()| true)?,
-                () = sleep_until(if is_announced { end } else { end.min(Instant::now() + poll) }) => false,
+                () = sleep(if is_announced { ANNOUNCEMENT_TIME } else { poll }) => false,
             };
         let withdraw = async {
-            match is_announced {
+            // At its stop the session ends, and its announcement with it.
+            match is_announced && !stop.is_cancelled() {
                 true => listener.withdraw_wait().await,
                 false => Ok(()),
             }
