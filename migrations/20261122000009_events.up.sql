@@ -406,8 +406,9 @@ revoke execute on function oncely.check_room from public;
 -- waits for it no longer than lock_timeout, and keeps it until its commit is flushed. So none is sent unless a relay
 -- waits, which holds the first advisory lock; nor while another transaction with one is under way, which holds the
 -- second: after that one's commit the relay reads again and again. Any login may take these locks, and can thereby
--- delay events until the next read, or have one transaction at a time notify. No notification is sent where a commit waits for a standby, or where transactions can be prepared, which
--- PostgreSQL refuses after one, or when the server's queue of notifications fills up, as its end fails commits.
+-- delay events until the next read, or have one transaction at a time notify. No notification is sent where a commit
+-- waits for a standby, or where transactions can be prepared, which PostgreSQL refuses after one, or when the server's
+-- queue of notifications fills up, as its end fails commits.
 create or replace function oncely.notify_relay() returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
