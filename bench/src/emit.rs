@@ -31,7 +31,7 @@ pub(crate) struct Arguments {
     /// Events a second
     #[arg(long)]
     rate: u64,
-    /// So many of the first ones are not among the times
+    /// Events at the beginning that don't count
     #[arg(long)]
     warm_up: u64,
     /// Connections to PostgreSQL

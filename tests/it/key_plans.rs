@@ -60,7 +60,7 @@ async fn a_statement_about_one_key_reads_by_the_primary_key_whatever_its_plan_wa
     }
 }
 
-/// A function's plans are not in the snapshot: the counts of its scans show what it has read.
+/// The snapshot has no plans of functions, so this counts their scans.
 #[tokio::test]
 async fn a_function_about_one_key_reads_by_the_primary_key_whatever_its_plan_was_made_for() {
     let mut world = World::new().await;

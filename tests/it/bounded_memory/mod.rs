@@ -22,8 +22,8 @@ pub(crate) const LIMIT: u64 = 256 << 20;
 /// The largest body that a consumer takes by default.
 const LARGE: usize = 16 << 20;
 
-/// Bounds a wait for the largest bodies, which an unoptimised build reads slowly beside other tests. Three of them fit into the time of a
-/// test (`.config/nextest.toml`), so that one that takes too long says what it has waited for.
+/// Bounds a wait for the largest bodies, which an unoptimised build reads slowly beside other tests. Three waits fit into nextest's limit for
+/// a test (`.config/nextest.toml`): a test fails with its state before nextest ends it.
 const LONG: Duration = Duration::from_secs(280);
 
 /// A handler that takes its time for a large body.

@@ -176,6 +176,21 @@ async fn a_transaction_with_an_event_can_be_prepared() {
     assert_eq!(events, 1);
 }
 
+/// A batch that is full of first events of ordering keys leaves a walk unfinished: a lane that finds no event after it pauses all the same.
+#[tokio::test]
+async fn a_lane_pauses_longer_and_longer_after_a_full_batch_of_ordered_events() {
+    let (mut world, queue) = idle_world("batch = 1\nlanes = 1").await;
+    let relay = world.start("relay");
+    let emitted = format!("select oncely.emit('', '{queue}', 'x', tenant => 'acme', ordering_key => 'k')");
+    run(&mut world, &emitted).await;
+    world.wait_for("select count(*) from oncely.events", 0).await;
+    // Its session is at rest for that long.
+    let paused = "select count(*) from pg_stat_activity where datname = current_database()
+        and application_name = 'oncely relay relay events 1' and clock_timestamp() - state_change > interval '3 seconds'";
+    world.wait_for(paused, 1).await;
+    world.stop(relay).await;
+}
+
 /// A lane that is idle looks for events again and again, however many of them are not due.
 #[tokio::test]
 async fn a_look_for_events_reads_no_event_that_is_not_due() {

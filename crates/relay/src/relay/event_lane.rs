@@ -182,6 +182,8 @@ impl EventLane {
             )
             .await?
         {
+            // A walk over ordering keys that was to go on has nothing left.
+            self.cursor = None;
             wait.record_read(ReadResult::Nothing);
             return Ok(Some(Default::default()));
         }
@@ -189,6 +191,7 @@ impl EventLane {
             Some(connection) => connection,
             // Without events the broker is not needed.
             None if !has_due_events(session, &self.config.events, client_timeout).await? => {
+                self.cursor = None;
                 wait.record_read(ReadResult::Nothing);
                 return Ok(Some(Default::default()));
             }
