@@ -97,6 +97,11 @@ checks! {
         reads "`n_dead_tup` and `n_live_tup` of Oncely's tables, `autovacuum`, tables' `autovacuum_enabled`"
         bad "warning: more than 50,000 dead rows and more than a fifth of a table are dead; autovacuum is off"
         fix "turn autovacuum on; look at pg.xmin; `vacuum (verbose)` the table";
+    DOCTOR_ONLY "pg.wal" "Checkpoints come in time"
+        reads "`wal_compression`, `max_wal_size`, `checkpoint_timeout`, `pg_stat_wal`, and `pg_stat_checkpointer` (`pg_stat_bgwriter` before 17)"
+        bad "warning: ten or more checkpoints were requested, and fewer were in time: each makes PostgreSQL write every page that changes next \
+             into its log whole; info: such pages may be half of more than 1 GiB of log or more, and `wal_compression` is off"
+        fix "raise `max_wal_size` to what the finding says (`alter system set`, and reload); `wal_compression = lz4`, or `pglz`";
     DOCTOR_ONLY "pg.slots" "No slot fills the disk"
         reads "`pg_replication_slots`"
         bad "warning: an inactive slot keeps more than 1 GiB of the log, or a slot has lost what it needs; info: a slot is inactive"

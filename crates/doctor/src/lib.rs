@@ -25,6 +25,7 @@ mod role;
 mod scope;
 mod server;
 mod start;
+mod wal;
 mod words;
 
 use std::time::Duration;
@@ -205,6 +206,7 @@ async fn check_postgres(config: &Config, scope: &CheckSelection, role: Role, ses
     let limits = &scope.limits;
     login::check_powers(session).await;
     server::run_checks(config, limits, session).await;
+    wal::run_checks(limits, session).await;
     maintenance::run_checks(config, limits, session).await;
     if scope.includes_any_of(&["live"]) {
         live::run_checks(config, limits, session).await;

@@ -17,6 +17,10 @@ pub struct Limits {
     pub pause: Duration,
     /// Maximum difference of the clocks.
     pub skew: Duration,
+    /// Number of requested checkpoints from which on they are reported, if they are also more than those in time.
+    pub requested_checkpoints: i64,
+    /// Bytes of WAL from which on its pages written whole are judged.
+    pub wal_bytes: i64,
 }
 
 impl Default for Limits {
@@ -28,6 +32,8 @@ impl Default for Limits {
             decisions: 50,
             pause: Duration::from_secs(86_400),
             skew: Duration::from_secs(1),
+            requested_checkpoints: 10,
+            wal_bytes: 1 << 30,
         }
     }
 }

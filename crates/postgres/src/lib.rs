@@ -77,6 +77,7 @@ mod trail;
 mod turn;
 mod unknown_keys;
 mod vacuum;
+mod wal;
 
 pub use ability::{Abilities, read_abilities};
 pub use address::{Address, AddressError, classify_tls_fault, parse_url_files};
@@ -244,3 +245,4 @@ pub use vacuum::{
     list_dead_rows, list_invalid_indexes, list_old_transactions, list_replication_slots,
     read_login_without_activity,
 };
+pub use wal::{WalActivity, read_wal_activity};

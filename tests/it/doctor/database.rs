@@ -14,6 +14,8 @@ const LIMITS: Limits = Limits {
     decisions: 20,
     pause: std::time::Duration::from_secs(86_400),
     skew: std::time::Duration::from_secs(1),
+    requested_checkpoints: 10,
+    wal_bytes: 1 << 30,
 };
 
 const SETTINGS: &[Case] = &[

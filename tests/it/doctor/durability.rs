@@ -78,6 +78,30 @@ async fn settings_that_lose_commits_and_slots_that_fill_the_disk_are_told() {
 }
 
 #[tokio::test]
+async fn checkpoints_that_come_too_early_and_pages_written_whole_are_told() {
+    let (_postgres, mut world) = own().await;
+    let config = world.config();
+    let default = only("pg.wal", Limits::default());
+    let soon = only("pg.wal", Limits { requested_checkpoints: 3, wal_bytes: 1, ..Limits::default() });
+    says(&config, &default, "pg.wal", Verdict::Ok, "").await;
+    // After a checkpoint each page of the table is written whole.
+    run(
+        &mut world,
+        "create table app.pages as select repeat('x', 500) as filler from generate_series(1, 2000)",
+    )
+    .await;
+    for _ in 0..4 {
+        run(&mut world, "checkpoint").await;
+        run(&mut world, "update app.pages set filler = filler || 'x'").await;
+    }
+    says(&config, &soon, "pg.wal", Verdict::Warning, "max_wal_size: is 1.0 GiB").await;
+    says(&config, &soon, "pg.wal", Verdict::Warning, "checkpoints were requested").await;
+    says(&config, &soon, "pg.wal", Verdict::Warning, "wal_compression: is off, and up to").await;
+    // Fewer than ten requests and less than 1 GiB are nothing to worry about.
+    says(&config, &default, "pg.wal", Verdict::Ok, "").await;
+}
+
+#[tokio::test]
 async fn transactions_that_hold_back_vacuum_are_named() {
     let (_postgres, mut world) = own().await;
     let config = world.config();
