@@ -20,7 +20,7 @@ pub struct Library {
     connection: Arc<Mutex<Option<RedisConnection>>>,
 }
 
-/// One part of a response; `None` for nil.
+/// One part of a response, a number as text; `None` for nil.
 pub type ReplyPart = Option<Vec<u8>>;
 
 /// The reason why a call of a function failed.
@@ -70,8 +70,10 @@ impl Library {
         match result {
             Ok(parts) => parts
                 .into_iter()
-                .map(|part| {
-                    ReplyPart::from_redis_value(part).map_err(|error| redis::RedisError::from(error).into())
+                .map(|part| match part {
+                    Value::Int(number) => Ok(Some(number.to_string().into_bytes())),
+                    part => ReplyPart::from_redis_value(part)
+                        .map_err(|error| redis::RedisError::from(error).into()),
                 })
                 .collect(),
             Err(LibraryError::Mirror(MirrorError::Redis(error))) if error.code() == Some("WRONGTYPE") => {

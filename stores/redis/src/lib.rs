@@ -30,7 +30,7 @@ fn library_name() -> String {
     format!("oncely_lease_{short}")
 }
 
-/// A lease store in Redis or Valkey, 7 or later. Each key is one hash, changed by functions inside the server, by the server's clock. Each
+/// A lease store in Redis or Valkey, 7 or later. Each key is one string, changed by functions inside the server, by the server's clock. Each
 /// call is one round trip on a shared connection.
 ///
 /// It is as durable as the server: a crash loses the last second (`appendonly yes`, `appendfsync everysec`) or everything (no append-only
@@ -105,20 +105,7 @@ fn to_argument(given: impl ToString) -> Vec<u8> {
 impl RedisStore {
     /// Commands that the Redis user must be allowed by ACL, beside the keys that begin with the prefix. A function runs as the user who
     /// calls it.
-    pub const COMMANDS: &[&str] = &[
-        "+info",
-        "+function|list",
-        "+fcall",
-        "+time",
-        "+exists",
-        "+hget",
-        "+hmget",
-        "+hset",
-        "+hdel",
-        "+hkeys",
-        "+hstrlen",
-        "+pexpireat",
-    ];
+    pub const COMMANDS: &[&str] = &["+info", "+function|list", "+fcall", "+time", "+get", "+set"];
 
     /// Connects and checks that the server may keep leases. Loads the functions if they are missing, for which the user also needs
     /// `+function|load`; otherwise an administrator loads [`RedisStore::library`].
@@ -167,7 +154,7 @@ impl RedisStore {
         match said.as_str() {
             "lost" => Err(StoreError::Lost),
             "refused" => Err(StoreError::Refused(answer.take_text()?)),
-            "damaged" => Err(StoreError::Damaged(format!("field {}", answer.take_text()?))),
+            "damaged" => Err(StoreError::Damaged(format!("its {} can't be read", answer.take_text()?))),
             _ => Ok((said, answer)),
         }
     }

@@ -21,20 +21,20 @@ struct Mutant {
 const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "redis_ttl_is_lease",
-        from: "expire(key, at + retention)",
-        to: "expire(key, at + lease)",
+        from: "math.ceil(retention / 1000)) then",
+        to: "math.ceil(lease / 1000)) then",
         breaks: "a_late_finish_without_a_takeover_stands",
     },
     Mutant {
         name: "redis_complete_without_token",
-        from: "if not is_held(record, token) then return { 'lost' } end\n    redis.call('HDEL', key, 'o', 'm', 'l', 'd', 'k',",
-        to: "redis.call('HDEL', key, 'o', 'm', 'l', 'd', 'k',",
+        from: "if not is_held(record, token) then return { 'lost' } end\n    record.s, record.a, record.value = 'C'",
+        to: "record.s, record.a, record.value = 'C'",
         breaks: "a_frozen_holder_cannot_complete",
     },
     Mutant {
         name: "redis_release_without_token",
-        from: "if is_held(record, token) then\n        redis.call('HDEL'",
-        to: "if record then\n        redis.call('HDEL'",
+        from: "if is_held(record, token) then\n        free(record)",
+        to: "if record then\n        free(record)",
         breaks: "a_frozen_holder_cannot_release",
     },
     Mutant {
@@ -51,26 +51,26 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "redis_told_unknown_goes_on",
-        from: "elseif record.o and known.doubted_by == record.t then",
+        from: "elseif record.s == 'H' and doubted_by == record.t then",
         to: "elseif false then",
         breaks: "a_late_outcome_ends_the_run_that_was_told_that_it_is_unknown",
     },
     Mutant {
         name: "redis_held_is_free",
-        from: "if record.o and record.l > at and record.l <= at + DAY then",
+        from: "if has_holder and record.l > at and record.l <= at + DAY then",
         to: "if false then",
         breaks: "one_of_64_claimants_wins",
     },
     Mutant {
         name: "redis_reentrant_by_nobody",
-        from: "if record.o == owner then",
+        from: "if has_holder and record.value == owner then",
         to: "if false then",
         breaks: "a_claim_that_is_said_again_is_granted_again",
     },
     Mutant {
         name: "redis_token_restarts",
-        from: "local token = math.max(record.t + 1, at)",
-        to: "local token = record.t",
+        from: "record.t, record.k = math.max(record.t + 1, at), retention",
+        to: "record.k = retention",
         breaks: "tokens_only_grow",
     },
     Mutant {
@@ -94,12 +94,12 @@ const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "redis_conflict_is_duplicate",
         from: "then return { 'conflict' } end",
-        to: "then return { 'done', redis.call('HGET', key, 'r') } end",
+        to: "then return { 'done', response(record) } end",
         breaks: "another_payload_is_a_conflict_in_every_state",
     },
     Mutant {
         name: "redis_failure_counted_twice",
-        from: "if not record.o then return { 'retry', text(record.a) } end",
+        from: "if record.s == 'P' then return { 'retry', record.a } end",
         to: "",
         breaks: "a_failure_that_is_said_again_counts_once",
     },

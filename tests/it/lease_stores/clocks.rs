@@ -29,28 +29,27 @@ impl Clock for PostgresClock {
     }
 }
 
-/// Of all keys of a Redis: those of our store (`m`, `l`, and when each step began), and those of the articles' samples (`since`).
+/// Of all keys of a Redis: those of our store (ends of run and lease, and when each step began), and those of the articles' samples (`since`).
 #[derive(Clone)]
 pub(super) struct RedisClock(pub(super) MultiplexedConnection);
 
 const SHIFT: &str = "
     local micros, seconds = tonumber(ARGV[1]), tonumber(ARGV[1]) / 1000000
     for _, key in ipairs(redis.call('KEYS', '*')) do
-        if redis.call('TYPE', key).ok == 'hash' then
-            local all = redis.call('HGETALL', key)
-            for i = 1, #all, 2 do
-                local field, value = all[i], all[i + 1]
-                if field == 'm' or field == 'l' then
-                    redis.call('HSET', key, field, string.format('%.0f', math.max(tonumber(value) - micros, 0)))
-                elseif string.sub(field, 1, 2) == 'x:' then
-                    local front, began, rest = string.match(value, '^(%l+|%d+|%d+|)(%d+)(|.*)$')
-                    if began then
-                        redis.call('HSET', key, field, front .. string.format('%.0f', tonumber(began) - micros) .. rest)
-                    end
-                end
-            end
-        elseif redis.call('TYPE', key).ok == 'string' then
+        if redis.call('TYPE', key).ok == 'string' then
             local value = redis.call('GET', key)
+            if string.find(value, '^[HPF]') and #value >= 61 then
+                local s, f, t, a, c, k, m, l, bytes, rest = struct.unpack('>c1c16dI4I4dddI4', value)
+                m, l = math.max(m - micros, 0), math.max(l - micros, 0)
+                local owner, steps = string.sub(value, rest, rest + bytes - 1), string.sub(value, rest + bytes)
+                if steps ~= '' then
+                    steps = cmsgpack.unpack(steps)
+                    for _, step in pairs(steps) do step.began = step.began and step.began - micros end
+                    steps = cmsgpack.pack(steps)
+                end
+                local shifted = struct.pack('>c1c16dI4I4dddI4', s, f, t, a, c, k, m, l, bytes) .. owner .. steps
+                redis.call('SET', key, shifted, 'KEEPTTL')
+            end
             local shifted, changed = string.gsub(value, '\"since\":(%d+)', function (at)
                 return '\"since\":' .. string.format('%.0f', math.max(tonumber(at) - seconds * 1000, 0))
             end)

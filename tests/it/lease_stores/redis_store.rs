@@ -1,7 +1,9 @@
 //! The store in Redis.
 
 use oncely::lease::conformance::{self, Clock as _};
-use oncely::lease::{ClaimOutcome, Failover, LeaseStore as _, RenewOutcome, StepStore as _, StoreError};
+use oncely::lease::{
+    ClaimOutcome, Failover, LeaseStore as _, RenewOutcome, Repeat, Step, StepStore as _, StoreError,
+};
 use oncely::redis_store::{RedisSettings, RedisStore};
 use redis::aio::MultiplexedConnection;
 use std::time::Duration;
@@ -22,6 +24,13 @@ async fn run(connection: &mut MultiplexedConnection, words: &[&str]) -> redis::V
         command.arg(*word);
     }
     command.query_async(connection).await.unwrap()
+}
+
+/// Changes the bytes of a string.
+async fn change(connection: &mut MultiplexedConnection, place: &str, change: impl FnOnce(&mut Vec<u8>)) {
+    let mut record: Vec<u8> = redis::cmd("GET").arg(place).query_async(connection).await.unwrap();
+    change(&mut record);
+    redis::cmd("SET").arg(place).arg(record).query_async::<()>(connection).await.unwrap();
 }
 
 #[tokio::test]
@@ -111,29 +120,39 @@ async fn what_is_damaged_is_an_error_and_no_freedom() {
     let redis = Redis::start().await.unwrap();
     let store = RedisStore::open(RedisSettings::new(&redis.url())).await.unwrap();
     let mut connection = connect(&redis.url()).await;
-    for (number, words) in [
-        &["HSET", "s", "X"][..],
-        &["HSET", "f", "short"],
-        &["HSET", "t", "many"],
-        &["HSET", "t", "-5"],
-        &["HSET", "a", "1e3"],
-        &["HSET", "l", "nan"],
-        &["HSET", "m", ""],
-        &["HDEL", "s"],
-        &["HDEL", "t"],
-        &["HDEL", "k"],
-        &["HDEL", "l"],
-        &["HDEL", "m"],
-        &["HDEL", "f"],
-    ]
-    .iter()
-    .enumerate()
-    {
-        let key = identity(&format!("order {number}"));
+    // A record: status, fingerprint, token at 17, attempts and crashes, retention at 33, end of the run, end of the lease, bytes of the owner
+    // at 57, the owner, the steps.
+    type Damage = fn(&mut Vec<u8>);
+    let damages: [(&str, Damage); 14] = [
+        ("an unknown status", |record| record[0] = b'X'),
+        ("nothing", |record| record.clear()),
+        ("without times", |record| record.truncate(40)),
+        ("completed, and cut", |record| {
+            record[0] = b'C';
+            record.truncate(30);
+        }),
+        ("cut in the owner", |record| record.truncate(63)),
+        ("no owner", |record| {
+            record.truncate(61);
+            record[57..61].fill(0);
+        }),
+        ("a longer owner", |record| record[57] = 1),
+        ("a token that is no number", |record| record[17..25].copy_from_slice(&f64::NAN.to_be_bytes())),
+        ("a negative token", |record| record[17..25].copy_from_slice(&(-5.0_f64).to_be_bytes())),
+        ("half a token", |record| record[17..25].copy_from_slice(&0.5_f64.to_be_bytes())),
+        ("an endless retention", |record| record[33..41].copy_from_slice(&f64::INFINITY.to_be_bytes())),
+        ("no end of the run", |record| record[41..49].fill(0)),
+        ("no end of the lease", |record| record[49..57].fill(0)),
+        ("an end of the lease that is no number", |record| {
+            record[49..57].copy_from_slice(&f64::NAN.to_be_bytes())
+        }),
+    ];
+    for (name, damage) in damages {
+        let key = identity(name);
         let held = hold(&store, &key, "first").await;
         let place = store.place(&key);
-        run(&mut connection, &[&[words[0], &place], &words[1..]].concat()).await;
-        let before = run(&mut connection, &["HGETALL", &place]).await;
+        change(&mut connection, &place, damage).await;
+        let before = run(&mut connection, &["GET", &place]).await;
         for answer in [
             store.claim(&claim(&key, "second")).await.map(drop),
             store.complete(&held, None).await,
@@ -141,10 +160,20 @@ async fn what_is_damaged_is_an_error_and_no_freedom() {
             store.renew(std::slice::from_ref(&held), LEASE).await.map(drop),
             store.look_up(&key).await.map(drop),
         ] {
-            assert!(matches!(answer, Err(StoreError::Damaged(_))), "{words:?}: {answer:?}");
+            assert!(matches!(answer, Err(StoreError::Damaged(_))), "{name}: {answer:?}");
         }
-        assert_eq!(run(&mut connection, &["HGETALL", &place]).await, before, "{words:?}");
+        assert_eq!(run(&mut connection, &["GET", &place]).await, before, "{name}");
     }
+    let key = identity("steps");
+    let held = hold(&store, &key, "first").await;
+    let step = Step::new("charge", Repeat::Never);
+    store.begin_step(&held, &step, uuid::Uuid::new_v4(), LEASE).await.unwrap();
+    let cut = |record: &mut Vec<u8>| record.truncate(record.len() - 3);
+    change(&mut connection, &store.place(&key), cut).await;
+    let begun = store.begin_step(&held, &step, uuid::Uuid::new_v4(), LEASE).await;
+    assert!(matches!(&begun, Err(StoreError::Damaged(part)) if part.contains("steps")), "{begun:?}");
+    let stored = store.checkpoint(&held, "charge", &1.into(), LEASE).await;
+    assert!(matches!(stored, Err(StoreError::Damaged(_))), "{stored:?}");
     let key = identity("a list");
     run(&mut connection, &["LPUSH", &store.place(&key), "x"]).await;
     let claimed = store.claim(&claim(&key, "first")).await;
