@@ -15,6 +15,7 @@ mod fuzz;
 mod judgement;
 mod mutants;
 mod noticed;
+mod peers;
 mod plot;
 mod prepare;
 mod process;
@@ -42,6 +43,8 @@ enum Task {
     Demo(demo::Arguments),
     /// Measure against the usual way, on private servers with durable defaults
     Bench(bench::Arguments),
+    /// Measure other people's queues and workflow engines beside us: the same job for minutes, on the same servers
+    Peers(peers::Arguments),
     /// Forward connections with a delay, for `bench --network`
     #[command(hide = true)]
     Forward(bench::ForwardArguments),
@@ -96,6 +99,7 @@ async fn main() -> ExitCode {
     let done = match Arguments::parse().task {
         Task::Demo(arguments) => demo::run(&arguments).await,
         Task::Bench(arguments) => bench::run(&arguments).await,
+        Task::Peers(arguments) => peers::run(&arguments).await,
         Task::Forward(arguments) => bench::forward(&arguments),
         Task::Faults(arguments) => faults::run(&arguments).await,
         Task::Adopt(arguments) => adopt::run(&arguments).await,

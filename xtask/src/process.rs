@@ -86,7 +86,7 @@ pub(crate) fn build_peers() -> anyhow::Result<PathBuf> {
     eprintln!("building other people's relays for release");
     let here = std::env::current_exe()?;
     let target = here.parent().and_then(Path::parent).context("no folder")?.join("peers");
-    let mut build = cargo(&root().join("bench").join("peers"));
+    let mut build = cargo(&root().join("bench/peers/outbox"));
     run(build.args(["build", "--release", "--locked", "--bins", "--target-dir"]).arg(&target))?;
     Ok(target.join("release"))
 }

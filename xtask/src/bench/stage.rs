@@ -40,7 +40,23 @@ const DURABLE: [&str; 3] = ["fsync", "synchronous_commit", "full_page_writes"];
 impl Stage {
     /// Builds the programs, but for those that are given, and starts private servers.
     pub(crate) async fn set(arguments: &Arguments) -> anyhow::Result<Self> {
-        let given = arguments.binaries.as_ref().map(|folder| (folder.to_owned(), folder.join("bench")));
+        Self {
+            pids: arguments.pids,
+            queue_version: arguments.queue_version,
+            round_trip: arguments.network,
+            ..Self::launch(arguments.binaries.as_deref()).await?
+        }
+        .prepare()
+        .await
+    }
+
+    /// Does the same without the settings of a benchmark.
+    pub(crate) async fn set_plain(given: Option<&Path>) -> anyhow::Result<Self> {
+        Self::launch(given).await?.prepare().await
+    }
+
+    async fn launch(given: Option<&Path>) -> anyhow::Result<Self> {
+        let given = given.map(|folder| (folder.to_owned(), folder.join("bench")));
         let (binaries, clients) = match given {
             Some((binaries, clients)) if clients.exists() => (binaries, clients),
             given => {
@@ -51,20 +67,18 @@ impl Stage {
         for program in ["worker", "relay", "oncely"] {
             anyhow::ensure!(binaries.join(program).exists(), "{} has no {program}", binaries.display());
         }
-        Self {
+        Ok(Self {
             servers: start(&[]).await?,
             scratch: Scratch::new("bench")?,
             binaries,
             clients,
             peer: OnceLock::new(),
-            pids: arguments.pids,
-            queue_version: arguments.queue_version,
-            round_trip: arguments.network,
+            pids: false,
+            queue_version: None,
+            round_trip: None,
             network: None,
             round_trips: None,
-        }
-        .prepare()
-        .await
+        })
     }
 
     /// Other servers in place of these: PostgreSQL notes when each transaction committed.
