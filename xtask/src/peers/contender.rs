@@ -87,8 +87,8 @@ pub(crate) const CONTENDERS: [Contender; 8] = [
     },
     Contender {
         name: "dbos",
-        setup: "DBOS Transact 4.27.6 with postgres-datasource 4.24.16: startWorkflow() with the message's key as workflow id, a transaction step; two pools of 20",
-        guarantee: "\"Transactions commit exactly once\": the payment commits with its step's checkpoint; a crash before it resumes the workflow at the next start. A workflow id is known until its row is deleted",
+        setup: "DBOS Transact 4.27.6 with drizzle-datasource 4.27.6: startWorkflow() with the message's key as workflow id, a transaction step; two pools of 20",
+        guarantee: "\"Transactions commit exactly once\": the payment commits with its step's checkpoint; a crash before it resumes the workflow at the next start; one that ends in an error is not repeated. A workflow id is known until its row is deleted",
         system: System::Peer { program: Program::Node("dbos.mjs"), unique_key: false },
     },
     Contender {

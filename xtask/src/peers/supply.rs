@@ -2,23 +2,26 @@
 
 use std::time::Duration;
 
+use futures::future::try_join_all;
 use tokio_util::sync::CancellationToken;
 
 use crate::bench::site::Site;
 
-/// Messages that are published at once.
+/// Messages that a publisher sends in its turn.
 const CHUNK: u64 = 10_000;
-/// Of a chunk, so many are published once more after the chunk that follows it.
-const AGAIN: u64 = 1_000;
-/// Below this depth the next chunk is published.
-const LOW: u64 = 30_000;
+/// Publishers that send at the same time.
+const PUBLISHERS: u64 = 2;
+/// Of each turn, so many messages are published once more in the turn that follows it.
+const AGAIN: u64 = 2_000;
+/// Below this depth the next turn begins.
+const LOW: u64 = 20_000;
 /// Between two looks at the queue.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// What has been published.
 #[derive(Debug, Default)]
 pub(crate) struct Supply {
-    chunks: u64,
+    turns: u64,
     /// The fewest messages that were seen in the queue.
     pub(crate) least: Option<u64>,
 }
@@ -26,12 +29,12 @@ pub(crate) struct Supply {
 impl Supply {
     /// Returns how many different messages there are.
     pub(crate) fn distinct(&self) -> u64 {
-        self.chunks * CHUNK
+        self.turns * PUBLISHERS * CHUNK
     }
 
     /// Returns how many messages come twice.
     pub(crate) fn duplicates(&self) -> u64 {
-        self.chunks.saturating_sub(1) * AGAIN
+        self.turns.saturating_sub(1) * AGAIN
     }
 
     /// Publishes until the queue is full.
@@ -57,16 +60,17 @@ impl Supply {
         Ok(())
     }
 
-    /// Publishes a chunk, and the beginning of the one before a second time: the same seed gives the same messages.
+    /// Publishes a turn, and beside it the beginning of the one before a second time: the same seed gives the same messages.
     async fn publish(&mut self, site: &Site<'_>) -> anyhow::Result<()> {
-        let parts = [(CHUNK, Some(self.chunks)), (AGAIN, self.chunks.checked_sub(1))];
-        for (messages, seed) in parts {
-            let Some(seed) = seed else { continue };
-            let (messages, seed) = (messages.to_string(), seed.to_string());
-            let arguments = ["publish", "--queue", &site.queue, "--messages", &messages, "--seed", &seed];
-            site.client(&arguments).await?;
-        }
-        self.chunks += 1;
+        let seeds = self.turns * PUBLISHERS..(self.turns + 1) * PUBLISHERS;
+        let again = seeds.start.checked_sub(PUBLISHERS).map(|seed| send(site, AGAIN, seed));
+        try_join_all(seeds.map(|seed| send(site, CHUNK, seed)).chain(again)).await?;
+        self.turns += 1;
         Ok(())
     }
+}
+
+async fn send(site: &Site<'_>, messages: u64, seed: u64) -> anyhow::Result<()> {
+    let (messages, seed) = (messages.to_string(), seed.to_string());
+    site.client(&["publish", "--queue", &site.queue, "--messages", &messages, "--seed", &seed]).await
 }
