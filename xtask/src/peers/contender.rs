@@ -1,4 +1,4 @@
-//! Who does the job.
+//! The systems that do the job.
 
 use super::program::Program;
 use crate::bench::job::{Consumer, Handler, Job, Ours, QueueType};
@@ -10,7 +10,7 @@ pub(crate) struct Contender {
     pub(crate) name: &'static str,
     /// The versions and the settings that it runs with; the pages of its documentation are named in its program.
     pub(crate) setup: &'static str,
-    /// What its documentation promises, and what a crash between effect and completion does.
+    /// The promise of its documentation, and the result of a crash between effect and completion.
     pub(crate) guarantee: &'static str,
     pub(crate) system: System,
 }

@@ -1,5 +1,5 @@
-//! `cargo xtask peers`: other people's queues and workflow engines beside us, each used as its documentation says, with the same job on the same
-//! servers.
+//! `cargo xtask peers`: other people's queues and workflow engines beside us, each used as its documentation says, with the same job on
+//! the same servers.
 
 mod contender;
 mod program;
@@ -30,7 +30,7 @@ pub(crate) struct Arguments {
     /// How long each is measured, from its first payment on
     #[arg(long, default_value_t = 10.0)]
     minutes: f64,
-    /// Take worker, relay, oncely and bench from this folder, and build only what is not there
+    /// Take worker, relay, oncely and bench from this folder, and build the programs that are not there
     #[arg(long, value_name = "DIR")]
     binaries: Option<PathBuf>,
     /// Print one JSON object a line for each

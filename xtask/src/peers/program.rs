@@ -1,4 +1,4 @@
-//! The peers' programs: installed below `target/`, from what is pinned in `bench/peers`.
+//! The peers' programs: installed below `target/`, from the versions that `bench/peers` pins.
 
 use std::path::{Path, PathBuf};
 
@@ -25,7 +25,7 @@ pub(crate) struct Installation {
 }
 
 impl Installation {
-    /// Installs what the programs need.
+    /// Installs the packages of the programs.
     pub(crate) fn make(programs: &[Program]) -> anyhow::Result<Self> {
         let here = std::env::current_exe()?;
         let target = here.parent().and_then(Path::parent).context("no folder")?.join("peers");

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::contender::Contender;
 use super::trial::Figures;
 
-/// A contender and what its run has shown, or why it has shown nothing.
+/// Holds a contender and the figures of its run, or the error that ended it.
 #[derive(Debug)]
 pub(crate) struct Standing {
     contender: &'static Contender,
@@ -24,7 +24,7 @@ impl Standing {
         self.contender.name
     }
 
-    /// Says what went wrong, where anything did.
+    /// Returns the error of the run or of its verification, if there was one.
     pub(crate) fn wrong(&self) -> Option<String> {
         match &self.figures {
             Ok(figures) => figures.wrong.clone(),
@@ -67,13 +67,13 @@ impl Standing {
 }
 
 impl Figures {
-    /// All processes together, in microseconds a payment.
+    /// Returns the sum of all processes, in microseconds a payment.
     fn total_cpu(&self) -> f64 {
         self.cpu.values().sum()
     }
 }
 
-/// One line a contender; below it the CPU time by process, the setup and the guarantee of each.
+/// Returns one line a contender; below it the CPU time by process, the setup and the guarantee of each.
 pub(crate) fn table(standings: &[Standing]) -> String {
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED);

@@ -18,7 +18,7 @@ const LOW: u64 = 20_000;
 /// Between two looks at the queue.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// What has been published.
+/// Counts the messages that have been published.
 #[derive(Debug, Default)]
 pub(crate) struct Supply {
     turns: u64,

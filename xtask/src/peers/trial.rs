@@ -1,4 +1,5 @@
-//! One contender's run: a filled queue that is kept filled, a window of minutes from the first payment on, then the rest of the queue, then the count.
+//! One contender's run: a queue that is kept filled, a window of minutes from the first payment on, then the rest of the queue, then
+//! the count.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -24,7 +25,7 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// Between two lines of progress.
 const PROGRESS: Duration = Duration::from_secs(15);
 
-/// What a run has shown.
+/// Holds the measurements of a run.
 #[derive(Debug)]
 pub(crate) struct Figures {
     /// Payments a second.
@@ -42,7 +43,7 @@ pub(crate) struct Figures {
     /// The fewest messages in the queue during the window; with none the publisher was the limit.
     pub(crate) least: u64,
     pub(crate) duplicates: u64,
-    /// What was wrong in the end.
+    /// The error of the verification, if it failed.
     pub(crate) wrong: Option<String>,
 }
 
