@@ -1,5 +1,5 @@
 // Graphile Worker as its pages "Performance" (the configuration with batching), "Job key" and "addJobs()" say. A job key is known only
-// while its job waits, and a job "will execute at least once": so the payments have a unique index.
+// while its job waits, and "each job will execute at least once": so the payments have a unique index.
 import { Logger, makeWorkerUtils, run } from "graphile-worker";
 import { Backlog, consume } from "./deliveries.mjs";
 

@@ -76,13 +76,13 @@ pub(crate) const CONTENDERS: [Contender; 8] = [
     Contender {
         name: "graphile-worker",
         setup: "graphile-worker 0.18.0: addJobs() of up to 500 with jobKey; concurrentJobs 24, maxPoolSize 25, localQueue 500, completeJobBatchDelay 0",
-        guarantee: "\"a job will execute at least once\"; a crash between effect and completion repeats the job once its lock is 4 h old; a finished job's key is forgotten. Once by the payments' unique index",
+        guarantee: "\"each job will execute at least once\"; a crash between effect and completion repeats the job once its lock is 4 h old; a finished job's key is forgotten. Once by the payments' unique index",
         system: System::Peer { program: Program::Node("graphile-worker.mjs"), unique_key: true },
     },
     Contender {
         name: "pgmq",
         setup: "PGMQ 1.13.0 by the Python client pgmq 1.1.4: send_batch, read and delete_batch of up to 500; 2 readers, visibility timeout 30 s",
-        guarantee: "\"exactly once delivery of messages to a consumer within a visibility timeout\"; the delete commits with the payments, a crash before it repeats the batch after 30 s. A queue has no keys: duplicates are kept out by the payments' unique index",
+        guarantee: "\"Exactly-once delivery: guaranteed delivery to a single consumer within a visibility timeout\"; the delete commits with the payments, a crash before it repeats the batch after 30 s. A queue has no keys: duplicates are kept out by the payments' unique index",
         system: System::Peer { program: Program::Python("pgmq_peer.py"), unique_key: true },
     },
     Contender {
@@ -94,7 +94,7 @@ pub(crate) const CONTENDERS: [Contender; 8] = [
     Contender {
         name: "restate",
         setup: "Restate 1.7.12 (one node, defaults, synced log) with SDK 1.17.2: one-way calls with the message's key as idempotency key; pool of 20",
-        guarantee: "a call with a key is executed once, and retried until it completes: a crash between effect and completion repeats the insert. A key is known for a day. Once by the payments' unique index",
+        guarantee: "a call with a key is not executed again for a day (\"within 24 hours\"); one that fails is retried, 70 times by default, and then paused: a crash between effect and completion repeats the insert. Once by the payments' unique index",
         system: System::Peer { program: Program::Restate("restate.mjs"), unique_key: true },
     },
 ];
