@@ -1,5 +1,6 @@
 //! Publishes at a fixed rate.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use clap::Args;
@@ -8,7 +9,7 @@ use lapin::{Connection, ConnectionProperties, PublisherConfirm};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior};
 
-use crate::payment::{Payments, now};
+use crate::payment::{Outgoing, Payments, now};
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
@@ -23,9 +24,51 @@ pub(crate) struct Arguments {
     /// Messages a second
     #[arg(long)]
     rate: u32,
+    /// Each so many-th message that repeats no other is one that the handler rejects
+    #[arg(long, default_value_t = 0)]
+    poison_every: u64,
+    /// Of ten messages, how many repeat an earlier one, byte for byte
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..10))]
+    repeats_of_ten: u64,
+    /// Seconds back in which the repeated messages lie; half of them lie within the last one
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=3_600))]
+    repeat_within: u32,
 }
 
-/// A message goes out when its time has come, not when the one before is confirmed: a broker that stalls is not spared.
+/// Messages that can be sent again: of each the payments before it, from which it is made a second time, and when it was sent.
+#[derive(Debug)]
+struct Memory {
+    sent: VecDeque<(Payments, i64)>,
+    random: fastrand::Rng,
+    /// Messages that are remembered, and those of a second.
+    within: usize,
+    recent: usize,
+}
+
+impl Memory {
+    fn new(arguments: &Arguments) -> Self {
+        let recent = arguments.rate as usize;
+        let within = if arguments.repeats_of_ten > 0 { recent * arguments.repeat_within as usize } else { 0 };
+        Self { sent: VecDeque::new(), random: fastrand::Rng::with_seed(arguments.seed), within, recent }
+    }
+
+    fn remember(&mut self, before: Payments, sent_at: i64) {
+        if self.within > 0 {
+            self.sent.truncate(self.within - 1);
+            self.sent.push_front((before, sent_at));
+        }
+    }
+
+    /// Returns a message of before once more; none where there was none yet.
+    fn repeat(&mut self) -> Option<Outgoing> {
+        let reach = if self.random.bool() { self.recent } else { self.within }.min(self.sent.len());
+        let (before, sent_at) = self.sent.get(self.random.usize(0..reach.max(1)))?;
+        Some(before.clone().next(*sent_at))
+    }
+}
+
+/// A message goes out when its time has come, not when the one before is confirmed: a broker that stalls is not spared. Prints how many
+/// different messages there were, and how many of these the handler rejects; they are never repeated.
 pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let connection = Connection::connect(&arguments.amqp, ConnectionProperties::default()).await?;
     let channel = connection.create_channel().await?;
@@ -37,13 +80,25 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
         }
         Ok(())
     });
-    let mut payments = Payments::new(arguments.seed, 0);
+    let mut payments = Payments::new(arguments.seed, arguments.poison_every);
+    let mut memory = Memory::new(arguments);
+    let (mut different, mut rejected) = (0_u64, 0_u64);
     // One at a time up to 1,000 a second, as independent senders would.
     let mut tick = tokio::time::interval_at(Instant::now(), Duration::from_secs(1) / arguments.rate);
     tick.set_missed_tick_behavior(MissedTickBehavior::Burst);
-    for _ in 0..arguments.messages {
+    for number in 0..arguments.messages {
         tick.tick().await;
-        let message = payments.next(now());
+        let again = if number % 10 < arguments.repeats_of_ten { memory.repeat() } else { None };
+        let message = again.unwrap_or_else(|| {
+            let (before, sent_at) = (payments.clone(), now());
+            let message = payments.next(sent_at);
+            different += 1;
+            match payments.last_is_negative() {
+                true => rejected += 1,
+                false => memory.remember(before, sent_at),
+            }
+            message
+        });
         let publishing = channel.basic_publish(
             "".into(),
             arguments.queue.as_str().into(),
@@ -56,5 +111,5 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     drop(sender);
     confirmed.await??;
     connection.close(200, "done".into()).await?;
-    Ok(())
+    crate::tell(&serde_json::json!({ "different": different, "rejected": rejected }))
 }

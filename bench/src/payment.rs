@@ -33,7 +33,7 @@ impl Outgoing {
 }
 
 /// Always the same payments for the same seed, so that they can be published a second time.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Payments {
     random: fastrand::Rng,
     number: u64,
@@ -61,13 +61,17 @@ impl Payments {
         (tenant, uuid::Builder::from_random_bytes(bytes).into_uuid().to_string())
     }
 
+    /// Returns whether the last payment has an amount that the handler rejects or refuses.
+    pub(crate) fn last_is_negative(&self) -> bool {
+        self.poison_every > 0 && self.number.is_multiple_of(self.poison_every)
+            || self.number % 10 < self.negative_of_ten
+    }
+
     /// The next payment. `sent_at` is in microseconds since 1970.
     pub(crate) fn next(&mut self, sent_at: i64) -> Outgoing {
         let (tenant, key) = self.next_identity();
         self.number += 1;
-        let poisoned = self.poison_every > 0 && self.number.is_multiple_of(self.poison_every)
-            || self.number % 10 < self.negative_of_ten;
-        let amount = if poisoned { -1 } else { self.random.i64(1..1_000_000) };
+        let amount = if self.last_is_negative() { -1 } else { self.random.i64(1..1_000_000) };
         let customer = self.random.u32(0..1_000);
         let mut body = format!(
             r#"{{"payment":"{key}","customer":{customer},"amount":{amount},"currency":"EUR","sent_at":{sent_at},"note":""#

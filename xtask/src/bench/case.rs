@@ -42,7 +42,7 @@ const fn case(name: &'static str, target: Target, what: &'static str) -> Case {
 }
 
 /// In the order in which they are reported.
-pub(crate) const CASES: [Case; 62] = [
+pub(crate) const CASES: [Case; 66] = [
     case(
         "e2e_classic_full",
         AtLeast(12.0),
@@ -253,6 +253,22 @@ pub(crate) const CASES: [Case; 62] = [
         AtLeast(5.0),
         "rate at which the relay empties the table of events / outbox-core and outbox-postgres theirs",
     ),
+    case(
+        "long_p99",
+        AtMost(1.1),
+        "a month of data: 99th percentile from publish to commit, last ten minutes / first ten (below 20 minutes thirds)",
+    ),
+    case("long_cpu", AtMost(1.1), "the same: CPU time of all processes a message"),
+    case(
+        "long_bytes_per_key",
+        AtMost(1.3),
+        "the same: bytes of the table of keys a live key, at the end / when its keys had just been inserted",
+    ),
+    case(
+        "long_wal",
+        AtMost(2_000.0),
+        "the same: bytes of WAL a message in the last third, a checkpoint each five minutes",
+    ),
 ];
 
 impl Case {
@@ -277,6 +293,7 @@ impl Case {
             Group::Leases => "lease_",
             Group::Http => "http_",
             Group::Hot => "hot_",
+            Group::Long => "long_",
         };
         self.name.starts_with(beginning)
     }
@@ -291,6 +308,8 @@ pub(crate) enum Group {
     Http,
     /// Rows that many messages update
     Hot,
+    /// A month of data in an hour; only where it is named
+    Long,
 }
 
 /// The case of a name.

@@ -32,6 +32,21 @@ begin
 end
 $$;
 
+-- The same, and the payments of every tenth customer are announced.
+create function bench.capture_and_announce(messages oncely.message[]) returns setof oncely.result
+language plpgsql
+as $$
+begin
+    perform oncely.emit(
+        '', 'captured', jsonb_build_object('event', 'captured', 'key', m.key, 'amount', m.payload -> 'amount'),
+        message_id => m.key, tenant => m.tenant
+    )
+    from unnest(messages) as m
+    where (m.payload ->> 'customer')::integer % 10 = 0;
+    return query select * from bench.capture_valid_payments(messages);
+end
+$$;
+
 -- The batch form with a branch that nobody has deployed.
 create function bench.capture_by_branch(messages oncely.message[]) returns setof oncely.result
 language plpgsql

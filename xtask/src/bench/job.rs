@@ -81,6 +81,8 @@ pub(crate) enum Handler {
     Batch,
     /// The same with a rule that rejects messages.
     StrictBatch,
+    /// The same, and each tenth message or so emits an event.
+    Announcing,
     /// The same with a branch that misses its table.
     BranchBatch,
     /// A SQL function per message.
@@ -102,6 +104,7 @@ impl Handler {
             Self::Leased { concurrency, .. } => return format!("lease = {{ concurrency = {concurrency} }}"),
             Self::Batch => "handler = { function = \"bench.capture_payments\", batch = true }",
             Self::StrictBatch => "handler = { function = \"bench.capture_valid_payments\", batch = true }",
+            Self::Announcing => "handler = { function = \"bench.capture_and_announce\", batch = true }",
             // One attempt, so that what becomes of those messages is known when the others are done.
             Self::BranchBatch => {
                 "handler = { function = \"bench.capture_by_branch\", batch = true }\nretry = { delays = [\"1s\"], max_attempts = 1 }"

@@ -14,6 +14,7 @@ mod latency;
 mod lease_stores;
 mod leases;
 mod limit;
+mod long;
 pub(crate) mod measured;
 pub(crate) mod meter;
 mod mirror;
@@ -68,6 +69,8 @@ pub(crate) struct Arguments {
     /// Rows of the trail in console_5m; a fifth as many keys, a hundredth as many dead letters
     #[arg(long, default_value_t = 5_000_000, value_parser = clap::value_parser!(u64).range(100_000..=1_000_000_000))]
     trail_rows: u64,
+    #[command(flatten)]
+    long: long::Arguments,
     /// Take worker, relay and oncely from this folder, and build only what is not there
     #[arg(long, value_name = "DIR")]
     binaries: Option<PathBuf>,
@@ -92,7 +95,8 @@ impl Arguments {
         let Some(case) = case::find(name) else { return false };
         let is_named = self.only.iter().any(|only| only == name);
         let is_of_group = match self.group {
-            None => self.only.is_empty(),
+            // An hour by itself.
+            None => self.only.is_empty() && !case.is_of(Group::Long),
             Some(group) => case.is_of(group),
         };
         is_named || (is_of_group && (self.network.is_none() || case.crosses_network()))

@@ -12,6 +12,7 @@ use super::latency::latency;
 use super::lease_stores;
 use super::leases;
 use super::limit::raw_batch;
+use super::long;
 use super::mirror::lag;
 use super::network::RoundTrips;
 use super::outcome::{Outcome, rounded};
@@ -198,21 +199,24 @@ pub(crate) async fn carry_out<'a>(arguments: &'a Arguments, stage: &Stage) -> an
 /// The cases that need to know when each transaction committed.
 pub(crate) async fn carry_out_with_commit_times(
     results: &mut Results<'_>,
-    stage: Stage,
+    mut stage: Stage,
 ) -> anyhow::Result<()> {
-    if !results.wants(&["latency_200", "latency_1000", "mirror_lag"]) {
-        return Ok(());
-    }
-    let stage = stage.with_commit_times().await?;
-    let rounds = Rounds::new(&stage, results.arguments);
-    for (name, messages) in [("latency_200", 200), ("latency_1000", 1_000)] {
-        if results.wants(&[name]) {
-            results.take(name, latency(&rounds, messages).await)?;
+    if results.wants(&["latency_200", "latency_1000", "mirror_lag"]) {
+        stage = stage.with_commit_times(&[]).await?;
+        let rounds = Rounds::new(&stage, results.arguments);
+        for (name, messages) in [("latency_200", 200), ("latency_1000", 1_000)] {
+            if results.wants(&[name]) {
+                results.take(name, latency(&rounds, messages).await)?;
+            }
         }
+        if results.wants(&["mirror_lag"]) {
+            results.take("mirror_lag", lag(&rounds).await)?;
+        }
+        rounds.bar.finish_and_clear();
     }
-    if results.wants(&["mirror_lag"]) {
-        results.take("mirror_lag", lag(&rounds).await)?;
+    if results.wants(&long::CASES) {
+        stage = stage.with_commit_times(&long::SETTINGS).await?;
+        results.take("long", long::long(&stage, results.arguments).await)?;
     }
-    rounds.bar.finish_and_clear();
     Ok(())
 }

@@ -151,6 +151,12 @@ impl<'s> Site<'s> {
         format!("{listen}{COMMON}\n{payments}")
     }
 
+    /// Appends lines to what the programs read: those of the consumer, then further tables.
+    pub(crate) fn append_to_configuration(&self, lines: &str) -> anyhow::Result<()> {
+        let text = std::fs::read_to_string(&self.configuration)? + lines;
+        Ok(std::fs::write(&self.configuration, text)?)
+    }
+
     pub(crate) fn environment(&self) -> [(&str, &str); 4] {
         let urls = self.stage.urls();
         [

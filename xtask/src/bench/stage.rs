@@ -81,11 +81,11 @@ impl Stage {
         })
     }
 
-    /// Other servers in place of these: PostgreSQL notes when each transaction committed.
-    pub(crate) async fn with_commit_times(self) -> anyhow::Result<Self> {
+    /// Other servers in place of these: PostgreSQL notes when each transaction committed, and has these settings, too.
+    pub(crate) async fn with_commit_times(self, settings: &[&str]) -> anyhow::Result<Self> {
         // Never six servers at once.
         drop(self.servers);
-        let servers = start(&["track_commit_timestamp=on"]).await?;
+        let servers = start(&[&["track_commit_timestamp=on"], settings].concat()).await?;
         Self { servers, ..self }.prepare().await
     }
 
