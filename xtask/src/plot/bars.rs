@@ -23,7 +23,7 @@ pub(crate) struct Row {
     pub(crate) note: String,
 }
 
-const COLOURS: [RGBColor; 4] =
+pub(crate) const COLOURS: [RGBColor; 4] =
     [RGBColor(31, 119, 180), RGBColor(255, 127, 14), RGBColor(214, 39, 40), RGBColor(148, 148, 148)];
 const WIDTH: i32 = 900;
 const LEFT: i32 = 200;
@@ -31,7 +31,7 @@ const RIGHT: i32 = 170;
 const TOP: i32 = 70;
 const STEP: i32 = 24;
 const BAR: i32 = 16;
-const INK: RGBColor = RGBColor(40, 40, 40);
+pub(crate) const INK: RGBColor = RGBColor(40, 40, 40);
 
 impl Bars {
     pub(crate) fn draw(&self, path: &Path) -> anyhow::Result<()> {

@@ -1,6 +1,8 @@
 //! `cargo xtask plot`: the figures of docs/src/explanation/performance.md, drawn from what `cargo xtask bench --json` printed.
 
 mod bars;
+mod lines;
+mod long;
 
 use std::path::{Path, PathBuf};
 
@@ -15,28 +17,46 @@ pub(crate) struct Arguments {
     /// Files with one JSON object a line; a case that comes twice counts as it came last
     #[arg(required = true)]
     files: Vec<PathBuf>,
-    /// Folder to write ratios.svg, rates.svg and cpu.svg to
+    /// Folder to write ratios.svg, rates.svg, cpu.svg and, where `bench long` is in the files, long.svg to
     #[arg(long, default_value = "docs/src/explanation/performance")]
     out: PathBuf,
 }
 
-/// Draws the three figures.
+/// Draws the figures for which there are results.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let mut cases: Vec<Value> = Vec::new();
+    let (mut cases, mut minutes) = (Vec::<Value>::new(), Vec::<Value>::new());
     for file in &arguments.files {
         let text =
             std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
         for line in text.lines().filter(|line| line.starts_with('{')) {
             let case: Value =
                 serde_json::from_str(line).with_context(|| format!("{}: not JSON", file.display()))?;
+            let minute = &case["long"];
+            if !minute.is_null() {
+                // A later run replaces an earlier one.
+                if minute["minute"] == 1 {
+                    minutes.clear();
+                }
+                minutes.push(minute.clone());
+                continue;
+            }
             match cases.iter_mut().find(|before| before["name"] == case["name"]) {
                 Some(before) => *before = case,
                 None => cases.push(case),
             }
         }
     }
-    anyhow::ensure!(!cases.is_empty(), "there are no results in these files");
+    anyhow::ensure!(!cases.is_empty() || !minutes.is_empty(), "there are no results in these files");
     std::fs::create_dir_all(&arguments.out)?;
+    if !minutes.is_empty() {
+        let path = arguments.out.join("long.svg");
+        long::minutes(&minutes).draw(&path).with_context(|| format!("cannot draw {}", path.display()))?;
+        eprintln!("{}", path.display());
+    }
+    // The files of a long run alone leave the figures of all cases as they are.
+    if cases.iter().all(|case| name(case).starts_with("long_")) {
+        return Ok(());
+    }
     let draw = |name: &str, bars: &Bars| draw(&arguments.out.join(name), bars);
     draw("ratios.svg", &ratios(&cases))?;
     draw("rates.svg", &rates(&cases))?;

@@ -52,9 +52,9 @@ pub(crate) async fn long(stage: &Stage, arguments: &super::Arguments) -> anyhow:
     let messages = u64::from(long.minutes) * 60 * u64::from(long.rate);
     let job = Job::ours(Ours::full(Handler::Announcing), QueueType::Classic, messages);
     let mut site = Site::prepare(stage, &job).await?;
-    let past = Past::fill(&mut site, long).await?;
+    let past = Past::fill(&site, long).await?;
     let mut traffic = Traffic::start(&mut site, long, past).await?;
-    let minutes = traffic.watch(&mut site, long, arguments.json).await?;
+    let minutes = traffic.watch(&site, long, arguments.json).await?;
     let outcomes = judge(&mut traffic, &site, &minutes).await?;
     traffic.clear().await?;
     site.clear().await?;

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use anyhow::Context as _;
 use chrono::{DateTime, Datelike as _, TimeDelta, Utc};
+use futures::StreamExt as _;
 use sqlx::Row as _;
 
 use super::Arguments;
@@ -15,8 +16,9 @@ const WEEKS: i32 = 8;
 /// Shortest retention in seconds: RabbitMQ's consumer timeout of 30 minutes, and the retries. With fewer keys the youngest are as old as
 /// what is missing.
 const SHORTEST: f64 = 32.0 * 60.0;
-/// Keys in one transaction.
-const CHUNK: u64 = 500_000;
+/// Keys in one transaction, and sessions that add keys: several, as in life, and near in time.
+const CHUNK: u64 = 50_000;
+const SESSIONS: usize = 2;
 
 /// Keys and the trail before the run, and their time, which goes by faster than the clock.
 #[derive(Debug)]
@@ -38,7 +40,7 @@ pub(crate) struct Past {
 impl Past {
     /// Fills the tables key by key with their indexes in place: a table whose keys have just been inserted, with the free space that random
     /// keys leave in its indexes. (Indexes built afterwards would be packed, and be split page by page during the first minutes.)
-    pub(crate) async fn fill(site: &mut Site<'_>, arguments: &Arguments) -> anyhow::Result<Self> {
+    pub(crate) async fn fill(site: &Site<'_>, arguments: &Arguments) -> anyhow::Result<Self> {
         let keys = arguments.keys;
         let span = keys as f64 / arguments.different_rate();
         let now = Utc::now();
@@ -54,23 +56,17 @@ impl Past {
             .await
             .context("cannot make the trail's partitions")?;
         let began = Instant::now();
+        let mut chunks = futures::stream::iter((0..keys).step_by(CHUNK as usize))
+            .map(|first| fill(site, first, keys, oldest, span, monday))
+            .buffered(SESSIONS);
         let mut done = 0;
-        while done < keys {
-            let next = keys.min(done + CHUNK);
-            sqlx::query(include_str!("fill.sql"))
-                .bind(i64::try_from(done)?)
-                .bind(i64::try_from(next)?)
-                .bind(i64::try_from(keys)?)
-                .bind(oldest)
-                .bind(span)
-                .bind(monday)
-                .bind(&site.queue)
-                .execute(&mut connection)
-                .await
-                .context("cannot fill the tables")?;
-            done = next;
-            eprintln!("{done} of {keys} keys are there after {:.0} s", began.elapsed().as_secs_f64());
+        while let Some(filled) = chunks.next().await {
+            done += filled.context("cannot fill the tables")?;
+            if done % (10 * CHUNK) == 0 || done == keys {
+                eprintln!("{done} of {keys} keys are there after {:.0} s", began.elapsed().as_secs_f64());
+            }
         }
+        drop(chunks);
         // What autovacuum and the relay would have done by the time that so many have come.
         sqlx::raw_sql("vacuum analyze").execute(&mut connection).await?;
         let mut ended = 0;
@@ -128,4 +124,27 @@ impl Past {
     pub(crate) fn due(&self) -> i32 {
         self.due
     }
+}
+
+/// Adds some keys; returns how many.
+async fn fill(
+    site: &Site<'_>,
+    first: u64,
+    keys: u64,
+    oldest: DateTime<Utc>,
+    span: f64,
+    monday: DateTime<Utc>,
+) -> anyhow::Result<u64> {
+    let end = keys.min(first + CHUNK);
+    sqlx::query(include_str!("fill.sql"))
+        .bind(i64::try_from(first)?)
+        .bind(i64::try_from(end)?)
+        .bind(i64::try_from(keys)?)
+        .bind(oldest)
+        .bind(span)
+        .bind(monday)
+        .bind(&site.queue)
+        .execute(&mut site.connect().await?)
+        .await?;
+    Ok(end - first)
 }

@@ -52,7 +52,6 @@ pub(crate) struct Traffic {
     pub(crate) broker: Broker,
     /// Different messages that were sent, and those of them that the handler rejects.
     pub(crate) sent: Option<(u64, u64)>,
-    /// Not ours to look at after each minute.
     members: Vec<Member>,
     watch: PgConnection,
     _receiving: AbortOnDropHandle<()>,
@@ -108,11 +107,10 @@ impl Traffic {
     /// Lets messages come, and tells each minute what it was like. Returns when all have been settled.
     pub(crate) async fn watch(
         &mut self,
-        site: &mut Site<'_>,
+        site: &Site<'_>,
         arguments: &Arguments,
         as_json: bool,
     ) -> anyhow::Result<Vec<Minute>> {
-        let site = &*site;
         let settings = [
             ("--rate", arguments.rate),
             ("--repeats-of-ten", REPEATS_OF_TEN),
