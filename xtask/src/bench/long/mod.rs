@@ -23,6 +23,7 @@ pub(crate) const CASES: [&str; 4] = ["long_p99", "long_cpu", "long_bytes_per_key
 pub(crate) const SETTINGS: [&str; 1] = ["max_wal_size=16GB"];
 
 #[derive(Debug, Args)]
+#[group(skip)]
 pub(crate) struct Arguments {
     /// For how many minutes messages come, in long
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(2..=10_000))]

@@ -69,10 +69,11 @@ impl Past {
         drop(chunks);
         // What autovacuum and the relay would have done by the time that so many have come.
         sqlx::raw_sql("vacuum analyze").execute(&mut connection).await?;
-        let mut ended = 0;
-        while ended < 2 {
+        // The first call may only set a mark; the one that finds all sealed up to a mark sets another.
+        let mut marks = 0;
+        while marks < 2 {
             let seal = sqlx::query("select until_time from oncely.seal_audit()").fetch_one(&mut connection);
-            ended = if seal.await?.get::<Option<DateTime<Utc>>, _>(0).is_none() { ended + 1 } else { 0 };
+            marks += u32::from(seal.await?.get::<Option<DateTime<Utc>>, _>(0).is_none());
         }
         eprintln!("vacuumed and sealed after {:.0} s", began.elapsed().as_secs_f64());
         site.settle().await?;
@@ -87,10 +88,12 @@ impl Past {
     /// Returns the lines of the configuration that depend on time. Repetitions up to five minutes old find the mirror's entries or the keys.
     fn configuration(&self) -> String {
         let retention = self.retention.round();
+        // A day is the shortest that a configuration may have; what counts is oncely.cell.audit_floor.
+        let trail = retention.max(86_400.0);
         format!(
             "retention = \"{retention}s\"\nredelivery_horizon = \"30m\"\n\
              retry = {{ delays = [\"1s\"], max_attempts = 3 }}\n\
-             [gc]\nschedule = \"0 * * * * *\"\n[mirror]\nttl = \"2m\"\n[audit]\nretention = \"{retention}s\"\n"
+             [gc]\nschedule = \"0 * * * * *\"\n[mirror]\nttl = \"2m\"\n[audit]\nretention = \"{trail}s\"\n"
         )
     }
 

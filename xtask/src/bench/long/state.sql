@@ -1,6 +1,6 @@
 -- What the tables are like. Reads statistics, sizes of files and one row of an index, and counts nothing. $1: retention in seconds.
 with weeks as (
-    select i.inhrelid as oid, to_date(right(c.relname, 8), 'YYYYMMDD') as day
+    select i.inhrelid as oid, case when c.relname ~ '^audit_[0-9]{8}$' then to_date(right(c.relname, 8), 'YYYYMMDD') end as day
     from pg_inherits as i
     join pg_class as c on c.oid = i.inhrelid
     where i.inhparent = 'oncely.audit'::regclass

@@ -93,8 +93,11 @@ impl Traffic {
                 }
             }
         });
-        let members = site.start()?;
-        site.wait_for_consumers(1).await?;
+        let mut members = site.start()?;
+        let ready = site.wait_for_consumers(1).await;
+        // One that ended says why.
+        check(&mut members)?;
+        ready?;
         let watch = site.connect().await?;
         let _receiving = AbortOnDropHandle::new(receiving);
         Ok(Self { past, arrived, broker, sent: None, members, watch, _receiving })
