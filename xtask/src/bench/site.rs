@@ -151,7 +151,7 @@ impl<'s> Site<'s> {
         format!("{listen}{COMMON}\n{payments}")
     }
 
-    /// Appends lines to what the programs read: those of the consumer, then further tables.
+    /// Appends lines to the configuration: those of the consumer, then further tables.
     pub(crate) fn append_to_configuration(&self, lines: &str) -> anyhow::Result<()> {
         let text = std::fs::read_to_string(&self.configuration)? + lines;
         Ok(std::fs::write(&self.configuration, text)?)

@@ -13,7 +13,7 @@ pub(crate) struct Panels {
     pub(crate) panels: Vec<Panel>,
 }
 
-/// A panel: what is on its vertical axis, which begins at 0, and its lines.
+/// Lines with a common vertical axis, which begins at 0.
 pub(crate) struct Panel {
     /// With the unit.
     pub(crate) title: String,
@@ -29,7 +29,7 @@ pub(crate) struct Line {
 
 const WIDTH: i32 = 900;
 const TOP: i32 = 50;
-/// Of a panel, with what is around it, and of the space in it that is not for lines.
+/// Width and height of a panel, and the space in it that is not for lines.
 const PANEL: (i32, i32) = (440, 210);
 const LEFT: i32 = 66;
 const RIGHT: i32 = 14;

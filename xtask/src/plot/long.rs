@@ -1,4 +1,4 @@
-//! The figure of `cargo xtask bench long`: what its minutes were like.
+//! The figure of `cargo xtask bench long`, over its minutes.
 
 use serde_json::Value;
 

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::state::State;
 use crate::bench::outcome::rounded;
 
-/// What a minute was like.
+/// Figures of a minute.
 #[derive(Clone, Debug)]
 pub(crate) struct Minute {
     pub(crate) number: u32,
@@ -18,7 +18,7 @@ pub(crate) struct Minute {
     pub(crate) p99: f64,
     /// Microseconds a message, by process.
     pub(crate) cpu: BTreeMap<&'static str, f64>,
-    /// Bytes a message, and the share that is full-page images.
+    /// Bytes a message, and full-page images a message.
     pub(crate) wal: f64,
     pub(crate) full_pages: f64,
     pub(crate) live_keys: i64,
@@ -32,8 +32,9 @@ pub(crate) struct Minute {
     pub(crate) state: State,
 }
 
-const HEADER: &str = "min  msg/s   p50    p99   CPU µs (pg+mq+redis+worker+relay)      WAL B fpi%   dead: keys  trail others  \
-                      live keys B/key trail B/row  overdue s weeks  events  dead ltr  chk autovacuums";
+const HEADER: &str = "min  msg/s   p50    p99   CPU µs = postgres + rabbitmq + redis + worker + relay  WAL B  FPI \
+                      dead: keys  trail others  live keys B/key B/trail row  overdue s weeks  events dead ltrs  chk \
+                      autovacuums: keys+trail+others";
 
 impl Minute {
     pub(crate) fn total_cpu(&self) -> f64 {
@@ -60,7 +61,7 @@ impl Minute {
             "cpu_us": cpu,
             "cpu_us_total": rounded(self.total_cpu()),
             "wal_bytes": rounded(self.wal),
-            "full_page_share": rounded(self.full_pages),
+            "full_page_images": rounded(self.full_pages),
             "dead_tuples": self.state.dead.0,
             "live_keys": self.live_keys,
             "bytes_per_key": rounded(self.bytes_per_key()),
@@ -89,7 +90,7 @@ impl Minute {
         let of = |counts: &BTreeMap<String, i64>, part: &str| counts.get(part).copied().unwrap_or(0);
         let (dead, vacuums) = (&self.state.dead.0, &self.state.autovacuums.0);
         let row = format!(
-            "{:>3} {:>6.0} {:>5.1} {:>6.1} {:>8.1} = {:<29} {:>6.0} {:>3.0}% {:>12} {:>6} {:>6} {:>10} {:>5.0} {:>11.0} {:>10.1} \
+            "{:>3} {:>6.0} {:>5.1} {:>6.1} {:>8.1} = {:<43} {:>5.0} {:>4.2} {:>10} {:>6} {:>6} {:>10} {:>5.0} {:>11.0} {:>10.0} \
              {:>5} {:>7} {:>9} {:>4} {}+{}+{}",
             self.number,
             self.rate,
@@ -98,7 +99,7 @@ impl Minute {
             self.total_cpu(),
             roles.join(" + "),
             self.wal,
-            self.full_pages * 100.0,
+            self.full_pages,
             of(dead, "keys"),
             of(dead, "trail"),
             of(dead, "others"),

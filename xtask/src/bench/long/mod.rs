@@ -17,7 +17,7 @@ use past::Past;
 use traffic::Traffic;
 use verdict::judge;
 
-/// What comes out.
+/// Results of the run.
 pub(crate) const CASES: [&str; 4] = ["long_p99", "long_cpu", "long_bytes_per_key", "long_wal"];
 /// Checkpoints come by time (`checkpoint_timeout`, five minutes), never because there is much WAL.
 pub(crate) const SETTINGS: [&str; 1] = ["max_wal_size=16GB"];
@@ -47,7 +47,7 @@ impl Arguments {
     }
 }
 
-/// Fills the tables, lets messages come, tells each minute what it was like, counts everything at the end.
+/// Fills the tables, lets messages come, prints the figures of each minute, counts everything at the end.
 pub(crate) async fn long(stage: &Stage, arguments: &super::Arguments) -> anyhow::Result<Vec<Outcome>> {
     let long = &arguments.long;
     let messages = u64::from(long.minutes) * 60 * u64::from(long.rate);

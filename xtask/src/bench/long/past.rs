@@ -1,4 +1,4 @@
-//! What is there when the first message comes.
+//! The keys and the trail that are there when the first message comes.
 
 use std::time::Instant;
 
@@ -13,8 +13,8 @@ use crate::bench::site::Site;
 
 /// Weeks that the trail goes back; the keys of each last an eighth of the time for which there are keys.
 const WEEKS: i32 = 8;
-/// Shortest retention in seconds: RabbitMQ's consumer timeout of 30 minutes, and the retries. With fewer keys the youngest are as old as
-/// what is missing.
+/// Shortest retention in seconds: RabbitMQ's consumer timeout of 30 minutes, and the retries. Fewer keys
+/// than pass in that time are the oldest of it.
 const SHORTEST: f64 = 32.0 * 60.0;
 /// Keys in one transaction, and sessions that add keys: several, as in life, and near in time.
 const CHUNK: u64 = 50_000;
@@ -67,7 +67,7 @@ impl Past {
             }
         }
         drop(chunks);
-        // What autovacuum and the relay would have done by the time that so many have come.
+        // As autovacuum and the relay would have done by the time that so many have come.
         sqlx::raw_sql("vacuum analyze").execute(&mut connection).await?;
         // The first call may only set a mark; the one that finds all sealed up to a mark sets another.
         let mut marks = 0;
@@ -85,10 +85,10 @@ impl Past {
         Ok(past)
     }
 
-    /// Returns the lines of the configuration that depend on time. Repetitions up to five minutes old find the mirror's entries or the keys.
+    /// Returns the lines of the configuration that depend on time. The mirror knows the younger repetitions, the keys know all.
     fn configuration(&self) -> String {
         let retention = self.retention.round();
-        // A day is the shortest that a configuration may have; what counts is oncely.cell.audit_floor.
+        // A day is the shortest that a configuration may have; oncely.cell.audit_floor decides.
         let trail = retention.max(86_400.0);
         format!(
             "retention = \"{retention}s\"\nredelivery_horizon = \"30m\"\n\

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use anyhow::Context as _;
 use chrono::{DateTime, Utc};
 use sqlx::types::Json;
 use sqlx::{FromRow, PgConnection};
 
-/// What `state.sql` reads.
+/// A row of `state.sql`.
 #[derive(Clone, Debug, FromRow)]
 pub(crate) struct State {
     pub(crate) at: DateTime<Utc>,
@@ -28,8 +29,8 @@ pub(crate) struct State {
     /// Of keys, trail, others.
     pub(crate) dead: Json<BTreeMap<String, i64>>,
     pub(crate) autovacuums: Json<BTreeMap<String, i64>>,
-    pub(crate) full_page_bytes: f64,
-    pub(crate) wal_bytes: f64,
+    /// Full-page images in the WAL.
+    pub(crate) full_pages: i64,
     /// Where the last checkpoint began: another one, another checkpoint.
     pub(crate) redo: String,
 }
@@ -37,6 +38,7 @@ pub(crate) struct State {
 impl State {
     /// Reads it.
     pub(crate) async fn read(connection: &mut PgConnection, retention: f64) -> anyhow::Result<Self> {
-        Ok(sqlx::query_as(include_str!("state.sql")).bind(retention).fetch_one(connection).await?)
+        let query = sqlx::query_as(include_str!("state.sql")).bind(retention);
+        query.fetch_one(connection).await.context("cannot read the state of the tables")
     }
 }

@@ -1,6 +1,7 @@
--- What the tables are like. Reads statistics, sizes of files and one row of an index, and counts nothing. $1: retention in seconds.
+-- The state of the tables. Reads statistics, sizes of files and one row of an index, and counts nothing. $1: retention in seconds.
 with weeks as (
-    select i.inhrelid as oid, case when c.relname ~ '^audit_[0-9]{8}$' then to_date(right(c.relname, 8), 'YYYYMMDD') end as day
+    select i.inhrelid as oid,
+        case when c.relname ~ '^audit_[0-9]{8}$' then to_date(right(c.relname, 8), 'YYYYMMDD') end as day
     from pg_inherits as i
     join pg_class as c on c.oid = i.inhrelid
     where i.inhparent = 'oncely.audit'::regclass
@@ -43,8 +44,7 @@ select
     ), 0) as overdue_seconds,
     (select jsonb_object_agg(part, dead) from parts) as dead,
     (select jsonb_object_agg(part, autovacuums) from parts) as autovacuums,
-    w.wal_fpi * 8192.0::double precision as full_page_bytes,
-    w.wal_bytes::double precision as wal_bytes,
+    w.wal_fpi as full_pages,
     c.redo_lsn::text as redo,
     clock_timestamp() as at
 from pg_stat_wal as w

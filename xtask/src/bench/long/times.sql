@@ -1,5 +1,6 @@
 -- Effects committed from $2 to $3, with numbers above $1: how many, the highest number, and how long they took from publish to commit,
--- in milliseconds.
+-- in milliseconds. The time of the commit is the one that the cases latency_... use: it costs no WAL, and the rows of a minute lie together.
+-- (A time in the row of the effect would be taken before the rest of its transaction.)
 select count(*) as effects, max(e.id) as highest,
     coalesce(percentile_disc(0.5) within group (order by e.took), 0)::double precision as p50,
     coalesce(percentile_disc(0.99) within group (order by e.took), 0)::double precision as p99

@@ -44,7 +44,7 @@ pub(crate) struct Arrived {
     pub(crate) wrong: u64,
 }
 
-/// What runs while messages come.
+/// The programs that run while messages come, and the events that arrive.
 #[derive(Debug)]
 pub(crate) struct Traffic {
     pub(crate) past: Past,
@@ -107,7 +107,10 @@ impl Traffic {
         self.arrived.lock().unwrap_or_else(PoisonError::into_inner).ids.len() as u64
     }
 
-    /// Lets messages come, and tells each minute what it was like. Returns when all have been settled.
+    /// Lets messages come, and prints the figures of each minute. Returns when the last message was sent.
+    ///
+    /// Live keys are those of the beginning, the effects and dead letters since, minus the deletions of PostgreSQL's statistics:
+    /// `n_live_tup` is an estimate after each vacuum, and a count would read the whole table.
     pub(crate) async fn watch(
         &mut self,
         site: &Site<'_>,
@@ -162,8 +165,7 @@ impl Traffic {
                 p99: times.p99,
                 cpu: cpu.collect(),
                 wal: usage.wal as f64 / counted,
-                full_pages: (mark.state.full_page_bytes - last.state.full_page_bytes)
-                    / (mark.state.wal_bytes - last.state.wal_bytes).max(1.0),
+                full_pages: (mark.state.full_pages - last.state.full_pages) as f64 / counted,
                 live_keys: i64::try_from(self.past.keys)? + effects + i64::try_from(mark.dead_letters)?
                     - collected,
                 collected,
@@ -186,8 +188,12 @@ impl Traffic {
     }
 
     async fn mark(&mut self, site: &Site<'_>) -> anyhow::Result<Mark> {
-        let (reading, reading_at) =
-            (Reading::take(site.stage, &self.members, &mut self.watch).await?, Instant::now());
+        let (reading, reading_at) = (
+            Reading::take(site.stage, &self.members, &mut self.watch)
+                .await
+                .context("cannot read the counters")?,
+            Instant::now(),
+        );
         let state = State::read(&mut self.watch, self.past.retention).await?;
         let dead_letters = self.broker.depth(&format!("{}.dead", site.queue)).await?.0.into();
         Ok(Mark { at: state.at, reading, reading_at, state, dead_letters })
@@ -233,7 +239,7 @@ impl Times {
         until: DateTime<Utc>,
     ) -> anyhow::Result<Self> {
         let query = sqlx::query_as(include_str!("times.sql")).bind(lowest).bind(from).bind(until);
-        Ok(query.fetch_one(connection).await?)
+        query.fetch_one(connection).await.context("cannot read the times of the effects")
     }
 }
 

@@ -46,7 +46,7 @@ pub(crate) async fn judge(
     };
     let wal_outcome = find("long_wal").map(|case| {
         Outcome::new(case, vec![mean(wal, |minute| minute.wal)])
-            .note("full_page_share", json!(rounded(mean(wal, |minute| minute.full_pages))))
+            .note("full_page_images", json!(rounded(mean(wal, |minute| minute.full_pages))))
             .note("checkpoints", json!(minutes.last().map(|minute| minute.checkpoints)))
             .note("minutes_counted", json!(third))
     });
