@@ -667,9 +667,10 @@ begin
         return false;
     end if;
     -- A mirror entry would outlive the key; or a copy may be on its way that only the key recognises.
-    if status = 'COMPLETED' and exists (
-        select from oncely.mirror_queue as q
-        where coalesce(q.completed_at, q.created_at) <= may_be_forgotten.completed_at
+    -- The oldest record is the first entry of an index. A search for any record that is old enough was planned as a scan
+    -- of the table, which is short and full of dead rows.
+    if status = 'COMPLETED' and completed_at >= (
+        select min(coalesce(q.completed_at, q.created_at)) from oncely.mirror_queue as q
     ) or not without_letters and exists (
         select from oncely.dead_letters as d
         where d.state = 'requeueing' and d.tenant = may_be_forgotten.tenant
@@ -715,6 +716,8 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 -- Planned as for a few places, so that many do not cause a scan of the table.
 set plan_cache_mode = force_generic_plan
+-- Each key is looked for in other tables, too (may_be_forgotten), which may have been short when that was planned.
+set enable_seqscan = off
 as $$
 declare
     at timestamptz;
