@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use testbed::eventually;
 use tokio::sync::Notify;
 
 use super::{COMPLETED, HandlerError, LeasedHandler, Message, Running, message, world_with};
@@ -93,6 +94,34 @@ async fn copies_that_can_not_be_published_hold_no_place() {
     world.wait_for(&settled, 1).await;
     running.end().await;
     assert_eq!(world.broker.ready(&world.queue("charges")).await.unwrap(), 0, "each was acknowledged");
+}
+
+#[tokio::test]
+async fn a_handler_begins_while_the_result_of_another_is_recorded() {
+    let mut world = world_with("", RETRY, "").await;
+    let mut other = world.database.connect().await.unwrap();
+    sqlx::raw_sql("begin; lock table oncely.audit in share mode").execute(&mut other).await.unwrap();
+    let does = Does::default();
+    let running = Running::start(&world, &does);
+    // Eight places: one becomes free, and its message waits for its row of the trail.
+    for key in
+        ["short", "lasts-1", "lasts-2", "lasts-3", "lasts-4", "lasts-5", "lasts-6", "lasts-7", "lasts-8"]
+    {
+        world.publish("charges", message("acme", key), "{}").await;
+    }
+    world.wait_for("select count(*) from oncely.idempotency_keys where owner is not null", 9).await;
+    assert_eq!(world.count(COMPLETED).await, 0);
+    sqlx::raw_sql("rollback").execute(&mut other).await.unwrap();
+    world.wait_for(COMPLETED, 1).await;
+    let mut done = world.database.connect().await.unwrap();
+    eventually("all are done", async || {
+        does.go_on.notify_waiters();
+        let count: i64 = sqlx::query_scalar(COMPLETED).fetch_one(&mut done).await.unwrap();
+        if count == 9 { Ok(()) } else { Err(format!("{count} are")) }
+    })
+    .await
+    .unwrap();
+    running.end().await;
 }
 
 #[tokio::test]

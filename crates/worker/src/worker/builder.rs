@@ -12,6 +12,10 @@ use oncely_handler::HttpHandler;
 use oncely_handler::lease::LeasedHandler;
 use oncely_handler::{BatchHandler, ConsumerHandler, Handler, SqlHandler};
 
+/// Divides the number of messages that may run under leases at the same time: so many more are fetched. They replace messages whose results
+/// are being recorded; few, since a message that waits here could run in another process.
+const LEASED_AHEAD: u32 = 8;
+
 /// A worker: all consumers of a configuration.
 ///
 /// ```no_run
@@ -160,13 +164,14 @@ impl WorkerBuilder {
                 if consumer.fair {
                     problems.add(
                         format!("consumers.{}.fair", consumer.name),
-                        "has no effect if the handler runs under leases: no messages are prefetched",
+                        "has no effect if the handler runs under leases: hardly a message is prefetched",
                     );
                 }
                 // A pause waits this long for its runs.
                 consumer.deadline = consumer.lease.max_run;
-                // Nothing is fetched ahead: a message that waits here could run in another process.
-                consumer.prefetch = u16::try_from(consumer.lease.concurrency).unwrap_or(u16::MAX);
+                let concurrency = consumer.lease.concurrency;
+                let prefetch = concurrency.saturating_add(concurrency / LEASED_AHEAD);
+                consumer.prefetch = u16::try_from(prefetch).unwrap_or(u16::MAX);
             }
         }
         if self.config.encryption.is_none() {

@@ -55,13 +55,13 @@ impl Runner {
         self.run_and_settle(delivery, origin, Some(permit)).await;
     }
 
-    /// Runs and settles a message, also while it is unknown whether the consumer is paused. Releases the permit once the message is
-    /// decided.
+    /// Runs and settles a message, also while it is unknown whether the consumer is paused. Releases the permit once the handler has ended,
+    /// or the message is decided without it.
     pub(super) async fn run_and_settle(
         &self,
         delivery: Box<Delivery>,
         origin: BatchOrigin,
-        permit: Option<OwnedSemaphorePermit>,
+        mut permit: Option<OwnedSemaphorePermit>,
     ) {
         let shared = &*self.shared;
         let lacks_keys = shared.keys.are_stale() || names_unknown_signing_key(shared, &delivery);
@@ -72,7 +72,7 @@ impl Runner {
             Ok(candidate) => {
                 let candidate = Arc::new(candidate);
                 let began = shared.progress.begin();
-                let decision = self.claim_and_run(&candidate, began).await;
+                let decision = self.claim_and_run(&candidate, began, &mut permit).await;
                 let identity = candidate.identity.clone();
                 let outcome = match decision {
                     MessageDecision::Outcome(outcome) => outcome,
@@ -150,9 +150,14 @@ impl Runner {
         self.store.own.run_until_answered(&self.shared.stop, "read keys", make).await.is_ok()
     }
 
-    /// Waits for the permit, claims the message's key, and runs the handler if the claim is granted; returns the decision about the
-    /// message.
-    async fn claim_and_run(&self, candidate: &Arc<Candidate>, began: Began) -> MessageDecision {
+    /// Waits until it may run in its isolation, claims the message's key, and runs the handler if the claim is granted; returns the decision
+    /// about the message. Releases the permit once the handler has ended.
+    async fn claim_and_run(
+        &self,
+        candidate: &Arc<Candidate>,
+        began: Began,
+        permit: &mut Option<OwnedSemaphorePermit>,
+    ) -> MessageDecision {
         let shared = &*self.shared;
         let trail = Arc::new(RunTrail {
             queue: candidate.delivery.message.queue.clone(),
@@ -161,8 +166,8 @@ impl Runner {
         });
         let mut isolation = self.isolation(candidate);
         loop {
-            let permit = match self.wait_for_permit(isolation).await {
-                RunAdmission::Granted(permit) => permit,
+            let admitted = match self.wait_for_permit(isolation).await {
+                RunAdmission::Granted(admitted) => admitted,
                 RunAdmission::Busy(why) => return self.decide_suspect(candidate, why),
                 RunAdmission::Stopping => return MessageDecision::Redelivery,
             };
@@ -182,10 +187,10 @@ impl Runner {
                         isolation = RunIsolation::Alone;
                         continue;
                     }
-                    return self.run_handler(&lease, sent_at.0, candidate, began).await;
+                    return self.run_handler(&lease, sent_at.0, candidate, began, permit).await;
                 }
                 LeaseClaimOutcome::InFlight(delay) => {
-                    drop(permit);
+                    drop(admitted);
                     return self.decide_in_flight(candidate, delay).await;
                 }
                 LeaseClaimOutcome::Locked => return self.decide_aside(candidate, FaultClass::Contention),
@@ -292,6 +297,7 @@ impl Runner {
         claim_sent_at: Instant,
         candidate: &Arc<Candidate>,
         run_began: Began,
+        permit: &mut Option<OwnedSemaphorePermit>,
     ) -> MessageDecision {
         let shared = &*self.shared;
         // Early enough for its failure to be recorded before the key may be taken over: the server counts from the claim.
@@ -314,6 +320,8 @@ impl Runner {
             }))
         };
         let end = self.wait_for_handler(lease, handler, deadline.into()).await;
+        // The next handler may begin while this one's result is recorded.
+        drop(permit.take());
         let is_done = matches!(end, HandlerEnd::Returned(Ok(_)));
         shared.counters.metrics.record_handler_call(began.elapsed(), is_done);
         match end {
