@@ -146,8 +146,11 @@ impl ChannelLife {
     /// Marks deliveries as settled, and acknowledges those that can be, one caller at a time. To be called only for messages that are known
     /// to be committed, or to be held by the broker in another queue. On a channel that has ended nothing is sent: redelivery decides.
     pub async fn settle(&self, tags: impl IntoIterator<Item = u64>) -> Result<(), AmqpError> {
+        self.lock().mark(tags);
+        // Runs whose results share a commit end at the same time: one acknowledgement covers all of them.
+        tokio::task::yield_now().await;
         let _guard = self.send_lock.lock().await;
-        let acks = self.lock().settle(tags);
+        let acks = self.lock().take_acks();
         self.send(acks).await
     }
 

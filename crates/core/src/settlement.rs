@@ -47,9 +47,14 @@ impl Settlement {
         self.outstanding.len()
     }
 
-    /// Settles deliveries; returns the acknowledgements to send now. A tag that is not outstanding is ignored: acknowledging twice would
-    /// close the channel.
+    /// Settles deliveries; returns the acknowledgements to send now.
     pub fn settle(&mut self, tags: impl IntoIterator<Item = u64>) -> Vec<Ack> {
+        self.mark(tags);
+        self.take_acks()
+    }
+
+    /// Marks deliveries as settled. A tag that is not outstanding is ignored: acknowledging twice would close the channel.
+    pub fn mark(&mut self, tags: impl IntoIterator<Item = u64>) {
         for tag in tags {
             if let Ok(index) = self.outstanding.binary_search_by_key(&tag, |(tag, _)| *tag)
                 && !std::mem::replace(&mut self.outstanding[index].1, true)
@@ -57,6 +62,10 @@ impl Settlement {
                 self.held_count += 1;
             }
         }
+    }
+
+    /// Takes out the acknowledgements to send now, for all deliveries that are marked.
+    pub fn take_acks(&mut self) -> Vec<Ack> {
         let mut acks = Vec::new();
         let mut last = None;
         while let Some((tag, true)) = self.outstanding.front().copied() {
