@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use redis::{FromRedisValue as _, Value};
-use tokio::sync::Mutex;
+use tokio::sync::RwLock;
 
 use super::connect::connect;
 use super::connection::{RESPONSE_TIMEOUT, RedisConnection};
@@ -17,7 +17,7 @@ pub struct Library {
     settings: MirrorSettings,
     name: String,
     code: String,
-    connection: Arc<Mutex<Option<RedisConnection>>>,
+    connection: Arc<RwLock<Option<RedisConnection>>>,
 }
 
 /// One part of a response, a number as text; `None` for nil.
@@ -81,7 +81,7 @@ impl Library {
             }
             Err(error) => {
                 // After any error the next call connects and checks again. A late response must not be taken for another call's.
-                *self.connection.lock().await = None;
+                *self.connection.write().await = None;
                 Err(error)
             }
         }
@@ -89,8 +89,11 @@ impl Library {
 
     /// Returns the connection; without one, connects, checks the server and loads the functions.
     async fn connect(&self) -> Result<RedisConnection, LibraryError> {
+        if let Some(connection) = &*self.connection.read().await {
+            return Ok(connection.clone());
+        }
         // Held while connecting, so that concurrent calls don't connect as well.
-        let mut slot = self.connection.lock().await;
+        let mut slot = self.connection.write().await;
         if let Some(connection) = &*slot {
             return Ok(connection.clone());
         }

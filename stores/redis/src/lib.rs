@@ -2,6 +2,7 @@
 
 mod settings;
 
+use std::fmt::Write as _;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -137,7 +138,12 @@ impl RedisStore {
             hash.update(part);
         }
         let digest: [u8; 32] = hash.finalize().into();
-        digest[..20].iter().fold(self.prefix.clone(), |text, byte| format!("{text}{byte:02x}"))
+        let mut place = self.prefix.clone();
+        for byte in &digest[..20] {
+            // Writing to a string never fails.
+            let _ = write!(place, "{byte:02x}");
+        }
+        place
     }
 
     /// Calls a function; returns the first part of the answer and the remaining ones.

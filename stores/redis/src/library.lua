@@ -26,24 +26,31 @@ local function pack(s, f, t, a, c, k, m, l, value, steps)
     return struct.pack(WHOLE, s, f, t, a, c, k, m, l, #value) .. value .. steps
 end
 
+-- The parts of what is written, and where the value begins; nothing where they make no sense.
+local function parse(written)
+    local s, f, t, a, c, k, m, l, bytes, from = string.sub(written, 1, 1), nil, nil, nil, nil, 0, 0, 0, nil, nil
+    if s == 'C' and #written >= HEAD_BYTES then
+        s, f, t, a, c, bytes, from = struct.unpack(HEAD, written)
+    elseif (s == 'H' or s == 'P' or s == 'F') and #written >= WHOLE_BYTES then
+        s, f, t, a, c, k, m, l, bytes, from = struct.unpack(WHOLE, written)
+    else
+        return
+    end
+    local sum = t + k + m + l
+    if not (t >= 0 and k >= 0 and m >= 0 and l >= 0 and sum <= 4 * MAX_NUMBER and sum % 1 == 0) then return end
+    if from - 1 + bytes > #written or s == 'H' and (m == 0 or l == 0 or bytes == 0) then return end
+    return s, f, t, a, c, k, m, l, bytes, from
+end
+
 -- The key's record; nil where there is none; false where it makes no sense.
 local function load(key)
     local written = redis.call('GET', key)
     if not written then return nil end
-    local s, f, t, a, c, k, m, l, bytes, rest = string.sub(written, 1, 1), nil, nil, nil, nil, 0, 0, 0, nil, nil
-    if s == 'C' and #written >= HEAD_BYTES then
-        s, f, t, a, c, bytes, rest = struct.unpack(HEAD, written)
-    elseif (s == 'H' or s == 'P' or s == 'F') and #written >= WHOLE_BYTES then
-        s, f, t, a, c, k, m, l, bytes, rest = struct.unpack(WHOLE, written)
-    else
-        return false
-    end
-    local sum = t + k + m + l
-    if not (t >= 0 and k >= 0 and m >= 0 and l >= 0 and sum <= 4 * MAX_NUMBER and sum % 1 == 0) then return false end
-    if rest - 1 + bytes > #written or s == 'H' and (m == 0 or l == 0 or bytes == 0) then return false end
+    local s, f, t, a, c, k, m, l, bytes, from = parse(written)
+    if not s then return false end
     return {
         s = s, f = f, t = t, a = a, c = c, k = k, m = m, l = l,
-        value = bytes > 0 and string.sub(written, rest, rest + bytes - 1) or '', steps = string.sub(written, rest + bytes)
+        value = string.sub(written, from, from + bytes - 1), steps = string.sub(written, from + bytes)
     }
 end
 
@@ -307,13 +314,15 @@ local function refuse_step(keys, args)
 end
 
 local function complete(keys, args)
-    local token, given = tonumber(args[1]), args[2]
-    local record = load(keys[1])
-    if record == false then return damaged() end
-    if record and record.s == 'C' and record.t == token then return { 'done' } end
-    if not is_held(record, token) then return { 'lost' } end
-    record.s, record.a, record.value = 'C', record.a + 1, given or ''
-    save(keys[1], record, record.k)
+    local key, token, given = keys[1], tonumber(args[1]), args[2] or ''
+    local written = redis.call('GET', key)
+    if not written then return { 'lost' } end
+    local s, f, t, a, c, k, m, l, bytes, from = parse(written)
+    if not s then return damaged() end
+    if s == 'C' and t == token then return { 'done' } end
+    if s ~= 'H' or t ~= token then return { 'lost' } end
+    local done = pack('C', f, t, a + 1, c, k, m, l, given, string.sub(written, from + bytes))
+    redis.call('SET', key, done, 'PX', math.ceil(k / 1000))
     return { 'done' }
 end
 

@@ -27,8 +27,8 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "redis_complete_without_token",
-        from: "if not is_held(record, token) then return { 'lost' } end\n    record.s, record.a, record.value = 'C'",
-        to: "record.s, record.a, record.value = 'C'",
+        from: "if s ~= 'H' or t ~= token then return { 'lost' } end",
+        to: "",
         breaks: "a_frozen_holder_cannot_complete",
     },
     Mutant {
