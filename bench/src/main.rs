@@ -15,6 +15,7 @@ mod publish;
 mod raw;
 mod round_trip;
 mod serve;
+mod statement;
 
 use clap::{Parser, Subcommand};
 
@@ -45,6 +46,8 @@ enum Client {
     Raw(raw::Arguments),
     /// Measure round trips to Redis and back
     RoundTrip(round_trip::Arguments),
+    /// Measure statements with large parameters
+    Statement(statement::Arguments),
     /// Claim keys in Redis and complete them, by our store or as the articles do
     Claims(claims::Arguments),
     /// A shop over HTTP, behind the HTTP door or with its own transaction
@@ -71,6 +74,7 @@ async fn main() -> anyhow::Result<()> {
         Client::Leased(arguments) => leased::run(&arguments).await,
         Client::Raw(arguments) => raw::run(&arguments).await,
         Client::RoundTrip(arguments) => round_trip::run(&arguments).await,
+        Client::Statement(arguments) => statement::run(&arguments).await,
         Client::Claims(arguments) => claims::run(&arguments).await,
         Client::Serve(arguments) => serve::run(&arguments).await,
         Client::Order(arguments) => order::run(&arguments).await,

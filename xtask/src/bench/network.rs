@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
+use serde_json::Value;
 use testbed::{Forward, Namespace, Process, Scratch, Servers, Urls, forward_with_delay};
 
 /// Parses a round trip's time, such as `0.3ms`.
@@ -49,20 +50,22 @@ impl Network {
 }
 
 /// Medians of a round trip to Redis and back (`PING`), in milliseconds: what the link adds to its delay is in them.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct RoundTrips {
     pub(crate) loopback: f64,
     /// Over a link without a delay: the cost of namespace and forwarding.
     pub(crate) no_delay: f64,
     pub(crate) delayed: f64,
+    /// Statements with parameters of several sizes over the delayed link, as `bench statement` prints them.
+    pub(crate) statements: Value,
 }
 
 impl std::fmt::Display for RoundTrips {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             formatter,
-            "round trip (PING to Redis): {:.3} ms on loopback, {:.3} ms over the link without a delay, {:.3} ms with it",
-            self.loopback, self.no_delay, self.delayed
+            "round trip (PING to Redis): {:.3} ms on loopback, {:.3} ms over the link without a delay, {:.3} ms with it; statements: {}",
+            self.loopback, self.no_delay, self.delayed, self.statements
         )
     }
 }

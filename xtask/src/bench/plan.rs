@@ -49,7 +49,7 @@ impl Results<'_> {
                     if let Some(version) = self.arguments.queue_version {
                         outcome = outcome.note("queue_version", version.into());
                     }
-                    if let Some(round_trips) = self.round_trips {
+                    if let Some(round_trips) = &self.round_trips {
                         outcome = outcome.note("network", to_json(round_trips));
                     }
                     if self.wants(&[outcome.case.name]) {
@@ -69,23 +69,24 @@ impl Results<'_> {
     }
 }
 
-fn to_json(RoundTrips { loopback, no_delay, delayed }: RoundTrips) -> Value {
+fn to_json(RoundTrips { loopback, no_delay, delayed, statements }: &RoundTrips) -> Value {
     json!({
-        "loopback_ms": rounded(loopback),
-        "link_without_delay_ms": rounded(no_delay),
-        "link_ms": rounded(delayed),
+        "loopback_ms": rounded(*loopback),
+        "link_without_delay_ms": rounded(*no_delay),
+        "link_ms": rounded(*delayed),
+        "statements": statements,
     })
 }
 
 /// Measures what is wanted; several cases may come out of one measurement.
 pub(crate) async fn carry_out<'a>(arguments: &'a Arguments, stage: &Stage) -> anyhow::Result<Results<'a>> {
     let mut results =
-        Results { arguments, round_trips: stage.round_trips, outcomes: Vec::new(), failed: Vec::new() };
+        Results { arguments, round_trips: stage.round_trips.clone(), outcomes: Vec::new(), failed: Vec::new() };
     let rounds = Rounds::new(stage, arguments);
     if results.wants(&["e2e_classic_full", "cpu_per_message", "wal_per_message"]) {
         results.take("e2e_classic_full", rate::classic(&rounds).await)?;
     }
-    if results.wants(&["e2e_quorum_full"]) {
+    if results.wants(&["e2e_quorum_full", "cpu_quorum"]) {
         results.take("e2e_quorum_full", rate::quorum(&rounds).await)?;
     }
     if results.wants(&["e2e_per_message_sql"]) {
@@ -172,7 +173,7 @@ pub(crate) async fn carry_out<'a>(arguments: &'a Arguments, stage: &Stage) -> an
     if results.wants(&["lease_idle_10k"]) {
         results.take("lease_idle_10k", leases::idle(&rounds).await)?;
     }
-    if results.wants(&["lease_redis_rate", "lease_redis_vs_script", "lease_redis_vs_set"]) {
+    if results.wants(&["lease_redis_rate", "lease_redis_vs_script", "lease_redis_cpu", "lease_redis_vs_set"]) {
         results.take("lease_redis_rate", lease_stores::rates(&rounds).await)?;
     }
     if results.wants(&["lease_redis_bytes"]) {

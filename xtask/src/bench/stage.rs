@@ -123,7 +123,8 @@ impl Stage {
         let no_delay = self.measure_round_trip().await?;
         self.network = Some(Network::create(&self.servers, round_trip, &self.scratch).await?);
         let delayed = self.measure_round_trip().await?;
-        let round_trips = RoundTrips { loopback, no_delay, delayed };
+        let statements = self.measure_statements().await?;
+        let round_trips = RoundTrips { loopback, no_delay, delayed, statements };
         eprintln!("{round_trips}");
         self.round_trips = Some(round_trips);
         Ok(())
@@ -137,6 +138,13 @@ impl Stage {
         });
         let measured: Value = serde_json::from_str(&measured.await?)?;
         measured["p50_ms"].as_f64().context("no time")
+    }
+
+    /// Returns the times of statements with parameters of several sizes, of which the larger ones take several packets.
+    async fn measure_statements(&self) -> anyhow::Result<Value> {
+        let environment = [("DATABASE_URL", self.urls().postgres.as_str())];
+        let arguments = ["statement", "--bytes", "300,1500,4000,10000"];
+        Ok(serde_json::from_str(&self.ask("bench", &arguments, &environment).await?)?)
     }
 
     /// Returns the servers' URLs for programs.

@@ -50,7 +50,12 @@ pub(crate) async fn lean(rounds: &Rounds<'_>) -> anyhow::Result<Vec<Outcome>> {
 pub(crate) async fn quorum(rounds: &Rounds<'_>) -> anyhow::Result<Vec<Outcome>> {
     let ours = Job::ours(Ours::full(Handler::Batch), QueueType::Quorum, rounds.messages);
     let naive = Job::naive(QueueType::Quorum, rounds.messages);
-    rate(rounds, "e2e_quorum_full", &ours, &naive).await
+    let (us, them) = rounds.alternate("e2e_quorum_full", &ours, &naive).await?;
+    let cpu = us.0.iter().map(Measured::total_cpu).collect();
+    let cpu = find("cpu_quorum").map(|case| Outcome::new(case, cpu));
+    let rate = find("e2e_quorum_full")
+        .map(|case| Outcome::new(case, ratios(&us, &them, |run| run.rate)).of(&us, &them));
+    Ok(rate.into_iter().chain(cpu).collect())
 }
 
 /// Alternates, and compares the rates.
