@@ -20,7 +20,7 @@ pub const STEPS: &[&str] = steps! {
         "commit", "record_failure", "reject", "publish", "ack";
     "observe": "commit", "ack";
     "relay": "take", "mirror", "delete", "commit";
-    "events": "take", "publish", "delete", "fail", "commit";
+    "events": "take", "publish", "delete", "fail", "commit", "announce";
     "gc": "partitions", "seal", "drop", "lock", "delete", "count";
     "lease": "claim", "begin", "call", "checkpoint", "transaction", "commit", "fail";
     "http": "claim", "handle", "leave", "store", "commit";

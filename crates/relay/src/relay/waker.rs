@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::idle::{IdleBackoff, MIN_PAUSE};
 use oncely_core::backoff::Backoff;
+use oncely_failpoint::step;
 use oncely_postgres::{EventListener, PgSettings, describe};
 
 /// Time for which a session listens: a new one is opened on the host that takes writes by then.
@@ -183,7 +184,9 @@ async fn listen(
             }
             () = sleep_until(end) => break,
         }
+        step("events.announce.before");
         let is_announced = listener.announce_wait().await?;
+        step("events.announce.after");
         // A transaction that had added its event before the announcement does not notify.
         let found = stop.run_until_cancelled(waker.wake_lane()).await.unwrap_or(true);
         let is_notified = !found
