@@ -6,7 +6,7 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 -- Planned as for a few places, so that many do not cause a scan of the table.
 set plan_cache_mode = force_generic_plan
--- Each key is looked for in other tables, too (may_be_forgotten), which may have been short when that was planned.
+-- Looks into other tables for each key, which may be short when that is planned.
 set enable_seqscan = off
 as $$
 declare

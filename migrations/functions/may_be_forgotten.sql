@@ -20,8 +20,9 @@ create or replace function oncely.may_be_forgotten(
 ) returns boolean
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
--- Called for each key: planned once.
+-- Called for each key: planned once, maybe while other tables are short.
 set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
 as $$
 #variable_conflict use_variable
 declare

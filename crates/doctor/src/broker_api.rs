@@ -190,8 +190,8 @@ fn check_consumer_timeout(
     }
 }
 
-/// Checks that a run under a lease fits twice into the consumer timeout: a message is unacknowledged for as long as its run, and as long
-/// again if the next run waits for the first one's lease. The program knows which handlers run under leases, the file only if it sets
+/// Checks that a run under a lease fits twice into the consumer timeout, with some waiting: a message is unacknowledged for as long as its
+/// run, and as long again if it waits for a place, or for another run's lease. The program knows which handlers run under leases, the file only if it sets
 /// `lease`.
 fn check_leased_timeout(
     consumer: &ConsumerSettings,
@@ -201,11 +201,11 @@ fn check_leased_timeout(
     findings: &mut CheckFindings,
 ) {
     let max_run = consumer.lease.max_run;
-    if consumer.handler.is_some() || max_run * 2 <= timeout {
+    if consumer.handler.is_some() || max_run * 2 + ASIDE_TIME <= timeout {
         return;
     }
     let text = format!(
-        "{queue} has a consumer timeout of {}, and a run under a lease may take {} (lease.max_run): more than half of it. The broker then takes \
+        "{queue} has a consumer timeout of {}, and a run under a lease may take {} (lease.max_run), twice that and two minutes do not fit into it. The broker then takes \
          the message back while it runs, and with it all that is unacknowledged",
         format_duration(timeout),
         format_duration(max_run)

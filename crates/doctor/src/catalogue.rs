@@ -101,7 +101,7 @@ checks! {
         reads "`wal_compression`, `max_wal_size`, `checkpoint_timeout`, `pg_stat_wal`, and `pg_stat_checkpointer` (`pg_stat_bgwriter` before 17)"
         bad "warning: ten or more checkpoints were requested, and fewer were in time: each makes PostgreSQL write every page that changes next \
              into its log whole; info: such pages may be half of more than 1 GiB of log or more, and `wal_compression` is off"
-        fix "raise `max_wal_size` to what the finding says (`alter system set`, and reload); `wal_compression = lz4`, or `pglz`";
+        fix "raise `max_wal_size` to what the finding says (`alter system set`, and reload), and begin to count anew as it says; `wal_compression = lz4`, or `pglz`";
     DOCTOR_ONLY "pg.slots" "No slot fills the disk"
         reads "`pg_replication_slots`"
         bad "warning: an inactive slot keeps more than 1 GiB of the log, or a slot has lost what it needs; info: a slot is inactive"
@@ -215,7 +215,7 @@ checks! {
     DOCTOR_ONLY "mq.limits" "Delivery limits and timeouts are large enough"
         reads "`x-delivery-limit` and `x-consumer-timeout` of queues, as arguments and as policies, in the HTTP API"
         bad "warning: a delivery limit below 100 (each lost connection counts for every message on it); a consumer timeout that the deadline and \
-             two minutes of waiting may exceed, or of which lease.max_run is more than half"
+             two minutes of waiting may exceed, or into which lease.max_run does not fit twice with two minutes"
         fix "declare the queue with `x-delivery-limit = 1000` (`oncely topology apply` does); lengthen the consumer timeout, or shorten lease.max_run";
     DOCTOR_ONLY "mq.consumers" "Each queue has a subscriber"
         reads "ready messages and subscriptions of the work queues (passive declaration)"

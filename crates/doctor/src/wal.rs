@@ -32,14 +32,17 @@ fn check_wal(activity: &WalActivity, limits: &Limits, findings: &mut CheckFindin
     );
     if requested >= limits.requested_checkpoints && requested > timed {
         // PostgreSQL starts a checkpoint early enough to stay below max_wal_size until it ends: at about half of it.
-        let per_timeout = size_in(*bytes, *seconds, *checkpoint_timeout).saturating_mul(2);
-        let wanted = per_timeout.max(max_size.saturating_mul(2));
+        let wanted = size_in(*bytes, *seconds, *checkpoint_timeout).saturating_mul(2);
+        let advice = match wanted > *max_size {
+            true => format!("raise it to {} or more", format_size(wanted)),
+            false => "raise it if that goes on".to_owned(),
+        };
         let text = format!(
             "is {}: {requested} of {} checkpoints were requested, most often because it was reached, and not due by checkpoint_timeout \
-             ({checkpoint_timeout}s). After each, every page that changes is written whole: raise it to {} or more",
+             ({checkpoint_timeout}s). After each, every page that changes is written whole: {advice}, then begin to count anew (select \
+             pg_stat_reset_shared('checkpointer'), and before PostgreSQL 17 'bgwriter')",
             format_size(*max_size),
-            requested.saturating_add(timed),
-            format_size(wanted)
+            requested.saturating_add(timed)
         );
         findings.add_warning(CHECK, "max_wal_size", text);
     }
@@ -58,10 +61,10 @@ fn percent(part: i64, whole: i64) -> i64 {
     part.saturating_mul(100).checked_div(whole).unwrap_or(0)
 }
 
-/// Computes the size that is written within a time, by the size that was written in `seconds`.
+/// Computes the size that is written within a time, by the size that was written in `seconds`; 0 if these are fewer.
 #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)] // shown with one decimal
 fn size_in(bytes: i64, seconds: f64, time: i64) -> i64 {
-    if seconds < 1.0 { 0 } else { (bytes as f64 / seconds * time as f64) as i64 }
+    if seconds < time as f64 { 0 } else { (bytes as f64 / seconds * time as f64) as i64 }
 }
 
 #[cfg(test)]
@@ -71,6 +74,6 @@ mod tests {
     #[test]
     fn shares_and_rates_of_nothing_are_zero() {
         assert_eq!((percent(1, 0), percent(3, 4)), (0, 75));
-        assert_eq!((size_in(1_000, 0.0, 300), size_in(1_000, 10.0, 300)), (0, 30_000));
+        assert_eq!((size_in(1_000, 0.0, 300), size_in(1_000, 600.0, 300)), (0, 500));
     }
 }

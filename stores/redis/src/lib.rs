@@ -106,7 +106,8 @@ fn to_argument(given: impl ToString) -> Vec<u8> {
 impl RedisStore {
     /// Commands that the Redis user must be allowed by ACL, beside the keys that begin with the prefix. A function runs as the user who
     /// calls it.
-    pub const COMMANDS: &[&str] = &["+info", "+function|list", "+fcall", "+time", "+get", "+set"];
+    pub const COMMANDS: &[&str] =
+        &["+info", "+function|list", "+fcall", "+time", "+get", "+set", "+setrange"];
 
     /// Connects and checks that the server may keep leases. Loads the functions if they are missing, for which the user also needs
     /// `+function|load`; otherwise an administrator loads [`RedisStore::library`].

@@ -13,6 +13,8 @@ local SECOND, DAY, EARLY = 1000000, 86400000000, 100000
 local MAX_STEPS, MAX_STEP_BYTES = 100, 1048576
 local HEAD, WHOLE = '>c1c16dI4I4I4', '>c1c16dI4I4dddI4'
 local HEAD_BYTES, WHOLE_BYTES = 37, 61
+-- Where the end of the lease lies in WHOLE.
+local LEASE_END = 49
 -- A double holds each whole number up to it.
 local MAX_NUMBER = 9007199254740992
 
@@ -38,6 +40,7 @@ local function parse(written)
     end
     local sum = t + k + m + l
     if not (t >= 0 and k >= 0 and m >= 0 and l >= 0 and sum <= 4 * MAX_NUMBER and sum % 1 == 0) then return end
+    if s ~= 'C' and k == 0 then return end
     if from - 1 + bytes > #written or s == 'H' and (m == 0 or l == 0 or bytes == 0) then return end
     return s, f, t, a, c, k, m, l, bytes, from
 end
@@ -144,7 +147,8 @@ local function renew(keys, args)
     if record == false then return damaged() end
     if not is_held(record, token) or record.m <= at then return { 'lost' } end
     extend(record, lease, at)
-    save(keys[1], record)
+    -- The end of the lease alone: the steps may be large, and replicas and the append-only file get what is written.
+    redis.call('SETRANGE', keys[1], LEASE_END, struct.pack('>d', record.l))
     return { 'held', record.l - at }
 end
 
@@ -155,7 +159,11 @@ local function load_steps(record)
     local is_read, steps = pcall(cmsgpack.unpack, record.steps)
     if not is_read or type(steps) ~= 'table' then return nil end
     for _, step in pairs(steps) do
-        if type(step) ~= 'table' or type(step.round) ~= 'number' or type(step.token) ~= 'number' then return nil end
+        if type(step) ~= 'table' or type(step.state) ~= 'string' or type(step.round) ~= 'number'
+            or type(step.token) ~= 'number' or type(step.result or '') ~= 'string'
+        then
+            return nil
+        end
     end
     return steps
 end

@@ -123,7 +123,7 @@ async fn what_is_damaged_is_an_error_and_no_freedom() {
     // A record: status, fingerprint, token at 17, attempts and crashes, retention at 33, end of the run, end of the lease, bytes of the owner
     // at 57, the owner, the steps.
     type Damage = fn(&mut Vec<u8>);
-    let damages: [(&str, Damage); 14] = [
+    let damages: [(&str, Damage); 15] = [
         ("an unknown status", |record| record[0] = b'X'),
         ("nothing", |record| record.clear()),
         ("without times", |record| record.truncate(40)),
@@ -140,6 +140,7 @@ async fn what_is_damaged_is_an_error_and_no_freedom() {
         ("a token that is no number", |record| record[17..25].copy_from_slice(&f64::NAN.to_be_bytes())),
         ("a negative token", |record| record[17..25].copy_from_slice(&(-5.0_f64).to_be_bytes())),
         ("half a token", |record| record[17..25].copy_from_slice(&0.5_f64.to_be_bytes())),
+        ("no retention", |record| record[33..41].fill(0)),
         ("an endless retention", |record| record[33..41].copy_from_slice(&f64::INFINITY.to_be_bytes())),
         ("no end of the run", |record| record[41..49].fill(0)),
         ("no end of the lease", |record| record[49..57].fill(0)),

@@ -8,6 +8,7 @@ use testbed::eventually;
 use tokio::sync::Notify;
 
 use super::{COMPLETED, HandlerError, LeasedHandler, Message, Running, message, world_with};
+use crate::support::World;
 use oncely::handler::{Finish, Lease};
 
 const RETRY: &str = "retry = { delays = [\"50ms\"], max_attempts = 3 }";
@@ -19,6 +20,20 @@ struct Does {
     mended: Arc<AtomicBool>,
     begun: Arc<Notify>,
     go_on: Arc<Notify>,
+}
+
+impl Does {
+    /// Lets messages end until so many are completed.
+    async fn end_all(&self, world: &World, count: i64) {
+        let mut watch = world.database.connect().await.unwrap();
+        eventually("all are done", async || {
+            self.go_on.notify_waiters();
+            let done: i64 = sqlx::query_scalar(COMPLETED).fetch_one(&mut watch).await.unwrap();
+            if done == count { Ok(()) } else { Err(format!("{done} are")) }
+        })
+        .await
+        .unwrap();
+    }
 }
 
 impl LeasedHandler for Does {
@@ -113,14 +128,35 @@ async fn a_handler_begins_while_the_result_of_another_is_recorded() {
     assert_eq!(world.count(COMPLETED).await, 0);
     sqlx::raw_sql("rollback").execute(&mut other).await.unwrap();
     world.wait_for(COMPLETED, 1).await;
-    let mut done = world.database.connect().await.unwrap();
-    eventually("all are done", async || {
-        does.go_on.notify_waiters();
-        let count: i64 = sqlx::query_scalar(COMPLETED).fetch_one(&mut done).await.unwrap();
-        if count == 9 { Ok(()) } else { Err(format!("{count} are")) }
-    })
-    .await
-    .unwrap();
+    does.end_all(&world, 9).await;
+    running.end().await;
+}
+
+#[tokio::test]
+async fn a_message_that_came_ahead_of_a_pause_runs_when_it_is_over() {
+    let mut world = world_with("", RETRY, "").await;
+    let does = Does::default();
+    let running = Running::start(&world, &does);
+    for number in 1..=8 {
+        world.publish("charges", message("acme", &format!("lasts-{number}")), "{}").await;
+    }
+    world.wait_for("select count(*) from oncely.idempotency_keys where owner is not null", 8).await;
+    world.publish("charges", message("acme", "short"), "{}").await;
+    world.wait_for_ready(&world.queue("charges"), 0).await;
+    let pause = "select oncely.pause_consumer('charges', null, 'a deployment', 'ana')";
+    sqlx::raw_sql(pause).execute(&mut world.sql).await.unwrap();
+    let paused = "select count(*) from oncely.processes where consumers -> 0 -> 'paused' ->> 'reason' = 'a deployment'";
+    world.wait_for(paused, 1).await;
+    // A place becomes free, for the message that has come.
+    does.go_on.notify_one();
+    world.wait_for(COMPLETED, 1).await;
+    sqlx::raw_sql("select oncely.resume_consumer('charges', 'done', 'ana')")
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+    // Long before the other seven end.
+    world.wait_within(Duration::from_secs(20), COMPLETED, 2).await;
+    does.end_all(&world, 9).await;
     running.end().await;
 }
 

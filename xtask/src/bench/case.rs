@@ -72,11 +72,7 @@ pub(crate) const CASES: [Case; 68] = [
         "PostgreSQL's CPU time a message, worker alone with a Rust handler, one INSERT per batch / bare batched inserts of its rows",
     ),
     case("pg_cpu_sql_vs_raw", AtMost(1.5), "the same with the batch SQL function"),
-    case(
-        "cpu_quorum",
-        AtMost(30.0),
-        "microseconds: CPU time of all processes a message, of e2e_quorum_full",
-    ),
+    case("cpu_quorum", AtMost(30.0), "microseconds: CPU time of all processes a message, of e2e_quorum_full"),
     case("wal_per_message", AtMost(0.60), "WAL a message, ours / naive; of e2e_classic_full"),
     case("storm_redis", AtLeast(10.0), "rate of redeliveries that Redis knows / naive; no SQL, no WAL"),
     case("storm_postgres", AtLeast(8.0), "rate of redeliveries that only PostgreSQL knows / naive; no WAL"),

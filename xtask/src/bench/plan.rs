@@ -80,8 +80,12 @@ fn to_json(RoundTrips { loopback, no_delay, delayed, statements }: &RoundTrips) 
 
 /// Measures what is wanted; several cases may come out of one measurement.
 pub(crate) async fn carry_out<'a>(arguments: &'a Arguments, stage: &Stage) -> anyhow::Result<Results<'a>> {
-    let mut results =
-        Results { arguments, round_trips: stage.round_trips.clone(), outcomes: Vec::new(), failed: Vec::new() };
+    let mut results = Results {
+        arguments,
+        round_trips: stage.round_trips.clone(),
+        outcomes: Vec::new(),
+        failed: Vec::new(),
+    };
     let rounds = Rounds::new(stage, arguments);
     if results.wants(&["e2e_classic_full", "cpu_per_message", "wal_per_message"]) {
         results.take("e2e_classic_full", rate::classic(&rounds).await)?;
@@ -173,7 +177,8 @@ pub(crate) async fn carry_out<'a>(arguments: &'a Arguments, stage: &Stage) -> an
     if results.wants(&["lease_idle_10k"]) {
         results.take("lease_idle_10k", leases::idle(&rounds).await)?;
     }
-    if results.wants(&["lease_redis_rate", "lease_redis_vs_script", "lease_redis_cpu", "lease_redis_vs_set"]) {
+    if results.wants(&["lease_redis_rate", "lease_redis_vs_script", "lease_redis_cpu", "lease_redis_vs_set"])
+    {
         results.take("lease_redis_rate", lease_stores::rates(&rounds).await)?;
     }
     if results.wants(&["lease_redis_bytes"]) {

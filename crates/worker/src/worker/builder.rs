@@ -15,6 +15,8 @@ use oncely_handler::{BatchHandler, ConsumerHandler, Handler, SqlHandler};
 /// Divides the number of messages that may run under leases at the same time: so many more are fetched. They replace messages whose results
 /// are being recorded; few, since a message that waits here could run in another process.
 const LEASED_AHEAD: u32 = 8;
+/// Maximum number of them: as many results as are recorded at a time.
+const MAX_LEASED_AHEAD: u32 = 64;
 
 /// A worker: all consumers of a configuration.
 ///
@@ -170,7 +172,7 @@ impl WorkerBuilder {
                 // A pause waits this long for its runs.
                 consumer.deadline = consumer.lease.max_run;
                 let concurrency = consumer.lease.concurrency;
-                let prefetch = concurrency.saturating_add(concurrency / LEASED_AHEAD);
+                let prefetch = concurrency.saturating_add((concurrency / LEASED_AHEAD).min(MAX_LEASED_AHEAD));
                 consumer.prefetch = u16::try_from(prefetch).unwrap_or(u16::MAX);
             }
         }

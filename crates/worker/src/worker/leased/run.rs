@@ -46,11 +46,21 @@ impl Runner {
         permit: OwnedSemaphorePermit,
     ) {
         let shared = &*self.shared;
-        let at_work = shared.gate.begin_batch();
-        // Paused, or its channel is gone: it is redelivered.
-        if at_work.is_none() || delivery.channel.is_over() {
-            return abandon_deliveries(shared, vec![delivery]).await;
-        }
+        // A message that has come ahead of a pause waits: its channel stays open while earlier runs last, which may be long after the pause.
+        let mut pauses = shared.gate.watch();
+        let _at_work = loop {
+            let at_work = shared.gate.begin_batch();
+            if delivery.channel.is_over() || shared.stop.is_cancelled() {
+                return abandon_deliveries(shared, vec![delivery]).await;
+            }
+            match at_work {
+                Some(at_work) => break at_work,
+                None => tokio::select! {
+                    () = shared.stop.cancelled() => {}
+                    () = pauses.wait_until_open() => {}
+                },
+            }
+        };
         delivery.unpark();
         self.run_and_settle(delivery, origin, Some(permit)).await;
     }
