@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use testbed::eventually;
 use tokio::sync::Notify;
 
 use super::{COMPLETED, HandlerError, LeasedHandler, Message, Running, message, world_with};
@@ -24,15 +23,13 @@ struct Does {
 
 impl Does {
     /// Lets messages end until so many are completed.
-    async fn end_all(&self, world: &World, count: i64) {
-        let mut watch = world.database.connect().await.unwrap();
-        eventually("all are done", async || {
-            self.go_on.notify_waiters();
-            let done: i64 = sqlx::query_scalar(COMPLETED).fetch_one(&mut watch).await.unwrap();
-            if done == count { Ok(()) } else { Err(format!("{done} are")) }
-        })
-        .await
-        .unwrap();
+    async fn end_all(&self, world: &mut World, count: i64) {
+        let all_are_done = async {
+            while world.count(COMPLETED).await < count {
+                self.go_on.notify_waiters();
+            }
+        };
+        tokio::time::timeout(testbed::DEADLINE, all_are_done).await.expect("all end");
     }
 }
 
@@ -128,7 +125,7 @@ async fn a_handler_begins_while_the_result_of_another_is_recorded() {
     assert_eq!(world.count(COMPLETED).await, 0);
     sqlx::raw_sql("rollback").execute(&mut other).await.unwrap();
     world.wait_for(COMPLETED, 1).await;
-    does.end_all(&world, 9).await;
+    does.end_all(&mut world, 9).await;
     running.end().await;
 }
 
@@ -156,7 +153,7 @@ async fn a_message_that_came_ahead_of_a_pause_runs_when_it_is_over() {
         .unwrap();
     // Long before the other seven end.
     world.wait_within(Duration::from_secs(20), COMPLETED, 2).await;
-    does.end_all(&world, 9).await;
+    does.end_all(&mut world, 9).await;
     running.end().await;
 }
 

@@ -47,5 +47,5 @@ pub(crate) fn minutes(minutes: &[Value]) -> Panels {
         panel("The oldest key past its retention, seconds", vec![line("", "/overdue_seconds", 1.0)]),
         panel("Messages a second", vec![line("", "/rate", 1.0)]),
     ];
-    Panels { title: "A month of data in an hour, minute by minute".to_owned(), panels }
+    Panels { title: "A month of data, minute by minute".to_owned(), panels }
 }
