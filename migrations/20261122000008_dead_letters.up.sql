@@ -668,8 +668,8 @@ begin
         return false;
     end if;
     -- A mirror entry would outlive the key; or a copy may be on its way that only the key recognises.
-    -- The oldest record is the first entry of an index. A search for any record that is old enough was planned as a scan
-    -- of the table, which is short and full of dead rows.
+    -- The oldest record is the first entry of an index. A search for any that is old enough was planned as a scan of
+    -- the table, which is short and full of dead rows.
     if status = 'COMPLETED' and completed_at >= (
         select min(coalesce(q.completed_at, q.created_at)) from oncely.mirror_queue as q
     ) or not without_letters and exists (

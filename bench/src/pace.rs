@@ -24,7 +24,7 @@ pub(crate) struct Arguments {
     /// Messages a second
     #[arg(long)]
     rate: u32,
-    /// Each so many-th message that repeats no other is one that the handler rejects
+    /// Interval of messages that the handler rejects, among those that repeat no other; 0 for none
     #[arg(long, default_value_t = 0)]
     poison_every: u64,
     /// Of ten messages, how many repeat an earlier one, byte for byte
@@ -59,7 +59,7 @@ impl Memory {
         }
     }
 
-    /// Returns a message of before once more; none where there was none yet.
+    /// Returns an earlier message once more; `None` if there is none yet.
     fn repeat(&mut self) -> Option<Outgoing> {
         let reach = if self.random.bool() { self.recent } else { self.within }.min(self.sent.len());
         let (before, sent_at) = self.sent.get(self.random.usize(0..reach.max(1)))?;

@@ -147,7 +147,7 @@ impl ChannelLife {
     /// to be committed, or to be held by the broker in another queue. On a channel that has ended nothing is sent: redelivery decides.
     pub async fn settle(&self, tags: impl IntoIterator<Item = u64>) -> Result<(), AmqpError> {
         self.lock().mark(tags);
-        // Runs whose results share a commit end at the same time: one acknowledgement covers all of them.
+        // Runs of one commit end at the same time: one acknowledgement covers all of them.
         tokio::task::yield_now().await;
         let _guard = self.send_lock.lock().await;
         let acks = self.lock().take_acks();

@@ -101,11 +101,11 @@ async fn managed_at(rabbitmq: String, management: String) -> (World, Config) {
 }
 
 #[tokio::test]
-async fn a_run_under_a_lease_may_last_for_half_of_the_consumer_timeout() {
+async fn a_run_under_a_lease_fits_twice_into_the_consumer_timeout_with_two_minutes() {
     let broker = VirtualHost::create().await.unwrap();
     let urls = Urls { rabbitmq: broker.url(), ..servers().await.urls().clone() };
     let mut world = World::on(urls).await;
-    world.consumer("charges", "queue_arguments = { x-consumer-timeout = 1000000 }");
+    world.consumer("charges", "queue_arguments = { x-consumer-timeout = 1120000 }");
     world.apply_topology().await;
     let mut config = world.config();
     config.rabbitmq.management = Some(SecretString::from(broker.management_url()));

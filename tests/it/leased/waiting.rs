@@ -22,7 +22,7 @@ struct Does {
 }
 
 impl Does {
-    /// Lets messages end until so many are completed.
+    /// Lets messages end until `count` are completed.
     async fn end_all(&self, world: &mut World, count: i64) {
         let all_are_done = async {
             while world.count(COMPLETED).await < count {

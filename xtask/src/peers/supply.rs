@@ -11,7 +11,7 @@ use crate::bench::site::Site;
 const CHUNK: u64 = 10_000;
 /// Publishers that send at the same time.
 const PUBLISHERS: u64 = 2;
-/// Of each turn, so many messages are published once more in the turn that follows it.
+/// Number of messages of a turn that are published once more in the next turn.
 const AGAIN: u64 = 2_000;
 /// Below this depth the next turn begins.
 const LOW: u64 = 20_000;

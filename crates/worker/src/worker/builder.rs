@@ -12,8 +12,8 @@ use oncely_handler::HttpHandler;
 use oncely_handler::lease::LeasedHandler;
 use oncely_handler::{BatchHandler, ConsumerHandler, Handler, SqlHandler};
 
-/// Divides the number of messages that may run under leases at the same time: so many more are fetched. They replace messages whose results
-/// are being recorded; few, since a message that waits here could run in another process.
+/// Divides the number of messages that may run under leases at the same time: the quotient is fetched ahead, to replace messages that are
+/// being recorded. It is small, since a message that waits here could run in another process.
 const LEASED_AHEAD: u32 = 8;
 /// Maximum number of them: as many results as are recorded at a time.
 const MAX_LEASED_AHEAD: u32 = 64;

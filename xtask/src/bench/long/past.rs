@@ -38,7 +38,7 @@ pub(crate) struct Past {
 }
 
 impl Past {
-    /// Fills the tables key by key with their indexes in place: a table whose keys have just been inserted, with the free space that random
+    /// Fills the tables key by key with their indexes in place: a table with keys that have just been inserted has the free space that random
     /// keys leave in its indexes. (Indexes built afterwards would be packed, and be split page by page during the first minutes.)
     pub(crate) async fn fill(site: &Site<'_>, arguments: &Arguments) -> anyhow::Result<Self> {
         let keys = arguments.keys;
@@ -67,7 +67,7 @@ impl Past {
             }
         }
         drop(chunks);
-        // As autovacuum and the relay would have done by the time that so many have come.
+        // As autovacuum and the relay would have done by then.
         sqlx::raw_sql("vacuum analyze").execute(&mut connection).await?;
         // The first call may only set a mark; the one that finds all sealed up to a mark sets another.
         let mut marks = 0;

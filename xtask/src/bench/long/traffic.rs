@@ -27,7 +27,7 @@ use crate::bench::site::{Member, Site};
 /// Of ten messages, how many repeat an earlier one; the farthest, in seconds.
 pub(crate) const REPEATS_OF_TEN: u32 = 1;
 const REPEAT_WITHIN: u32 = 300;
-/// Each so many-th message is rejected.
+/// Interval of rejected messages.
 const POISON_EVERY: u32 = 1_000;
 /// Where `bench.capture_and_announce` sends its events.
 const EVENTS: &str = "captured";
