@@ -273,9 +273,10 @@ pub(crate) struct ConsumerTable {
     #[garde(range(min = MILLISECOND.times(100), max = MINUTE.times(15)))]
     deadline: Option<Length>,
     /// For a handler that runs under leases (`http`, or in Rust by `Worker::leased_handler`): time, for which a key is held from its claim or renewal on (it
-    /// is renewed every third of that); the longest run, which must fit twice into the broker's consumer_timeout, with two minutes to spare; and the number of handlers at
-    /// work at the same time, in place of batch, lanes and prefetch (an eighth more messages are fetched). in_flight: a message with a key that another run holds waits in a retry queue and spends nothing ("retry"), or in the
-    /// worker ("wait", also where there are no retry queues), or is dead-lettered as in_flight ("reject").
+    /// is renewed every third of that); the longest run, which must fit twice into the broker's consumer_timeout, with two minutes to spare; and the number of
+    /// handlers at work at the same time, in place of batch, lanes and prefetch (an eighth more messages are fetched, at most 64). in_flight: a message with
+    /// a key that another run holds waits in a retry queue and spends nothing ("retry"), or in the worker ("wait", also where there are no retry queues), or
+    /// is dead-lettered as in_flight ("reject").
     #[garde(dive)]
     lease: LeaseTable,
     /// Largest number of messages in one transaction. A transaction takes the messages that are there; where those are more than 64 and other lanes

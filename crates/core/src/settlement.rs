@@ -47,12 +47,6 @@ impl Settlement {
         self.outstanding.len()
     }
 
-    /// Settles deliveries; returns the acknowledgements to send now.
-    pub fn settle(&mut self, tags: impl IntoIterator<Item = u64>) -> Vec<Ack> {
-        self.mark(tags);
-        self.take_acks()
-    }
-
     /// Marks deliveries as settled. A tag that is not outstanding is ignored: acknowledging twice would close the channel.
     pub fn mark(&mut self, tags: impl IntoIterator<Item = u64>) {
         for tag in tags {
@@ -110,6 +104,13 @@ impl Settlement {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    impl Settlement {
+        fn settle(&mut self, tags: impl IntoIterator<Item = u64>) -> Vec<Ack> {
+            self.mark(tags);
+            self.take_acks()
+        }
+    }
 
     fn settlement(prefetch: u16, tags: u64) -> Settlement {
         let mut settlement = Settlement::new(prefetch);

@@ -191,8 +191,8 @@ fn check_consumer_timeout(
 }
 
 /// Checks that a run under a lease fits twice into the consumer timeout, with some waiting: a message is unacknowledged for as long as its
-/// run, and as long again if it waits for a place, or for another run's lease. The program knows which handlers run under leases, the file only if it sets
-/// `lease`.
+/// run, and as long again if it waits for a place, or for another run's lease. The program knows which handlers run under leases, the file
+/// only if it sets `lease`.
 fn check_leased_timeout(
     consumer: &ConsumerSettings,
     queue: &str,
@@ -205,8 +205,8 @@ fn check_leased_timeout(
         return;
     }
     let text = format!(
-        "{queue} has a consumer timeout of {}, and a run under a lease may take {} (lease.max_run), twice that and two minutes do not fit into it. The broker then takes \
-         the message back while it runs, and with it all that is unacknowledged",
+        "{queue} has a consumer timeout of {}, and a run under a lease may take {} (lease.max_run), twice that and two minutes do not fit \
+         into it. The broker then takes the message back while it runs, and with it all that is unacknowledged",
         format_duration(timeout),
         format_duration(max_run)
     );

@@ -100,7 +100,7 @@ checks! {
     DOCTOR_ONLY "pg.wal" "Checkpoints come in time"
         reads "`wal_compression`, `max_wal_size`, `checkpoint_timeout`, `pg_stat_wal`, and `pg_stat_checkpointer` (`pg_stat_bgwriter` before 17)"
         bad "warning: ten or more checkpoints were requested, and fewer were in time: each makes PostgreSQL write every page that changes next \
-             into its log whole; info: such pages may be half of more than 1 GiB of log or more, and `wal_compression` is off"
+             into its log whole; info: at least half of more than 1 GiB of log may be such pages, and `wal_compression` is off"
         fix "raise `max_wal_size` to what the finding says (`alter system set`, and reload), and begin to count anew as it says; `wal_compression = lz4`, or `pglz`";
     DOCTOR_ONLY "pg.slots" "No slot fills the disk"
         reads "`pg_replication_slots`"

@@ -45,7 +45,10 @@ impl Claims {
             Flaw::AckOverGap => tags.max().map(Ack::UpTo).into_iter().collect(),
             // Straight to whatever channel there is.
             Flaw::StaleAck => tags.map(Ack::One).collect(),
-            _ => process.settlement.settle(tags),
+            _ => {
+                process.settlement.mark(tags);
+                process.settlement.take_acks()
+            }
         };
         for ack in acks {
             let there = take(&mut process.unacked, ack);

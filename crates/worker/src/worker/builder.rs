@@ -15,7 +15,7 @@ use oncely_handler::{BatchHandler, ConsumerHandler, Handler, SqlHandler};
 /// Divides the number of messages that may run under leases at the same time: the quotient is fetched ahead, to replace messages that are
 /// being recorded. It is small, since a message that waits here could run in another process.
 const LEASED_AHEAD: u32 = 8;
-/// Maximum number of them: as many results as are recorded at a time.
+/// Maximum number of messages fetched ahead: about as many as are being recorded at the same time.
 const MAX_LEASED_AHEAD: u32 = 64;
 
 /// A worker: all consumers of a configuration.
@@ -166,7 +166,7 @@ impl WorkerBuilder {
                 if consumer.fair {
                     problems.add(
                         format!("consumers.{}.fair", consumer.name),
-                        "has no effect if the handler runs under leases: hardly a message is prefetched",
+                        "has no effect if the handler runs under leases: few messages are prefetched",
                     );
                 }
                 // A pause waits this long for its runs.

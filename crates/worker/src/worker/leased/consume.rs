@@ -36,8 +36,8 @@ pub(in crate::worker) fn leased_handler(run: &ConsumerHandler) -> Option<Arc<dyn
     }
 }
 
-/// Takes messages until the worker stops, as many as may run at the same time, and claims none ahead: a claim that waits uses up its lease. Runs
-/// that have begun are finished, or given back five seconds before the end of `worker.shutdown`.
+/// Takes messages until the worker stops, as many as may run at the same time, and claims none ahead: a claim that waits uses up its lease.
+/// Runs that have begun are finished, or given back five seconds before the end of `worker.shutdown`.
 pub(in crate::worker) async fn consume(
     shared: Arc<ConsumerContext>,
     handler: Arc<dyn ErasedLeasedHandler>,
