@@ -101,18 +101,28 @@ pub async fn take_ordered(
     if last.seen >= limits.keys || last.found >= limits.events {
         *cursor = Some((last.tenant.clone(), last.ordering_key.clone()));
     }
-    let ready = heads.into_iter().filter(|head| head.ready);
-    let (tenants, keys): (Vec<String>, Vec<String>) =
-        ready.map(|head| (head.tenant, head.ordering_key)).unzip();
-    let Some(per_key) = compute_events_per_key(limits, keys.len()) else { return Ok(Vec::new()) };
+    let ready: Vec<_> = heads.into_iter().filter(|head| head.ready).collect();
+    let Some(per_key) = compute_events_per_key(limits, ready.len()) else { return Ok(Vec::new()) };
+    let (tenants, ids, places) = if per_key == 1 {
+        let (tenants, ids): (Vec<String>, Vec<Uuid>) =
+            ready.into_iter().map(|head| (head.tenant, head.id)).unzip();
+        let places = vec![1; ids.len()];
+        (tenants, ids, places)
+    } else {
+        let (tenants, keys): (Vec<String>, Vec<String>) =
+            ready.into_iter().map(|head| (head.tenant, head.ordering_key)).unzip();
+        let found = sqlx::query_file!("src/events_follow.sql", &tenants, &keys, per_key, limits.events)
+            .fetch_all(&mut *connection)
+            .await?;
+        found.into_iter().map(|event| (event.tenant, event.id, event.place)).collect()
+    };
     let mut events: Vec<TakenEvent> = sqlx::query_file_as!(
         TakenEvent,
         "src/events_take_ordered.sql",
         now,
         &tenants,
-        &keys,
-        per_key,
-        limits.events,
+        &ids,
+        &places as &[i64],
         limits.bytes,
         MAX_PAYLOAD_BYTES,
         MAX_HEADER_BYTES
