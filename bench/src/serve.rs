@@ -1,4 +1,4 @@
-//! A shop over HTTP: one row an order, in a transaction of its own or behind the HTTP door.
+//! A shop over HTTP: one row an order, by itself or behind the HTTP door.
 
 use anyhow::Context as _;
 use axum::Router;
@@ -8,7 +8,8 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use clap::Args;
-use oncely::http::{Consumer, IdempotencyLayer, Tx};
+use oncely::http::{Consumer, IdempotencyLayer, Run, Tx};
+use oncely::lease::PostgresStore;
 use serde::Deserialize;
 use sqlx::{PgConnection, PgPool, Row as _};
 
@@ -18,12 +19,20 @@ pub(crate) struct Arguments {
     database: String,
     #[arg(long)]
     port: u16,
-    /// Each request takes effect once
+    /// Each request takes effect once; else the shop has a transaction of its own and no key
     #[arg(long)]
-    door: bool,
+    door: Option<Door>,
     /// Connections to PostgreSQL
     #[arg(long, default_value_t = 8)]
     connections: u32,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Door {
+    /// The order is written in the transaction of its key
+    Transactional,
+    /// The order is written in a transaction of its own, under a lease
+    Leased,
 }
 
 #[derive(Deserialize)]
@@ -41,16 +50,22 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
         .max_connections(arguments.connections)
         .connect(&arguments.database)
         .await?;
+    let settings = match arguments.door {
+        Some(Door::Transactional) => Some(IdempotencyLayer::transactional(pool.clone())),
+        Some(Door::Leased) => Some(IdempotencyLayer::leased(PostgresStore::new(pool.clone()))),
+        None => None,
+    };
+    let layer = settings.map(|settings| {
+        settings.consumer(Consumer::route()).tenant(|_| Some("acme".to_owned())).one_principal().build()
+    });
     let app = match arguments.door {
-        true => {
-            let layer = IdempotencyLayer::transactional(pool)
-                .consumer(Consumer::route())
-                .tenant(|_| Some("acme".to_owned()))
-                .one_principal()
-                .build()?;
-            Router::new().route("/orders", post(behind_the_door)).layer(layer)
-        }
-        false => Router::new().route("/orders", post(by_itself)).with_state(pool),
+        Some(Door::Transactional) => Router::new().route("/orders", post(behind_the_door)),
+        Some(Door::Leased) => Router::new().route("/orders", post(under_a_lease)).with_state(pool),
+        None => Router::new().route("/orders", post(by_itself)).with_state(pool),
+    };
+    let app = match layer.transpose()? {
+        Some(layer) => app.layer(layer),
+        None => app,
     };
     let listener = tokio::net::TcpListener::bind(("127.0.0.1", arguments.port)).await?;
     axum::serve(listener, app).await.context("the server has ended")
@@ -58,6 +73,10 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
 
 async fn behind_the_door(mut tx: Tx, headers: HeaderMap, body: Bytes) -> Response {
     answer(order(&mut tx, &headers, &body).await)
+}
+
+async fn under_a_lease(_run: Run, pool: State<PgPool>, headers: HeaderMap, body: Bytes) -> Response {
+    by_itself(pool, headers, body).await
 }
 
 async fn by_itself(State(pool): State<PgPool>, headers: HeaderMap, body: Bytes) -> Response {

@@ -73,7 +73,7 @@ pub use redis::Redis;
 pub use rustix::process::Signal;
 pub use sentinel::{Sentinel, SentinelRedis};
 pub use servers::{Servers, Urls};
-pub use tool::{chromium, systemd_analyze};
+pub use tool::{chromium, nginx, systemd_analyze};
 pub use usage::{cpu_time, cpu_time_of_family};
 pub use virtual_host::VirtualHost;
 pub use wait::{DEADLINE, eventually, eventually_within};

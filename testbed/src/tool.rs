@@ -31,6 +31,19 @@ pub(crate) fn ip() -> anyhow::Result<PathBuf> {
     tool(&["ip"], "iproute2")
 }
 
+/// The program of nginx; Debian's package is installed where there is none.
+///
+/// # Errors
+/// When there is none and none can be installed: says what helps.
+pub fn nginx() -> anyhow::Result<PathBuf> {
+    // Not in the PATH of each user.
+    let installed = PathBuf::from("/usr/sbin/nginx");
+    match installed.is_file() {
+        true => Ok(installed),
+        false => tool(&["nginx"], "nginx"),
+    }
+}
+
 fn tool(names: &'static [&'static str], package: &'static str) -> anyhow::Result<PathBuf> {
     let found = || names.iter().find_map(|name| in_path(name));
     install(|| found().is_none().then(|| (package.to_owned(), vec![package]))).map_err(|failure| {

@@ -42,7 +42,7 @@ const fn case(name: &'static str, target: Target, what: &'static str) -> Case {
 }
 
 /// In the order in which they are reported.
-pub(crate) const CASES: [Case; 68] = [
+pub(crate) const CASES: [Case; 74] = [
     case(
         "e2e_classic_full",
         AtLeast(12.0),
@@ -255,6 +255,24 @@ pub(crate) const CASES: [Case; 68] = [
     case("http_throughput", AtLeast(0.6), "requests a second on 32 connections, the same"),
     case("http_replay", AtLeast(3.0), "requests a second, answered from what is stored / for the first time"),
     case(
+        "http_leased_p50_500",
+        Target::None,
+        "http_p50_500 with the same handler under a lease, with its own transaction",
+    ),
+    case("http_leased_throughput", Target::None, "http_throughput of the same"),
+    case("http_leased_replay", AtLeast(3.0), "http_replay of the same"),
+    case(
+        "http_gateway_p50_500",
+        Target::None,
+        "median from a request's time to its answer at 500/s, through the gateway / through nginx, to the same service",
+    ),
+    case("http_gateway_throughput", Target::None, "requests a second on 32 connections, the same"),
+    case(
+        "http_gateway_replay",
+        AtLeast(1.0),
+        "requests a second through the gateway, answered from what is stored / for the first time",
+    ),
+    case(
         "relay_vs_outbox_core",
         AtLeast(5.0),
         "rate at which the relay empties the table of events / outbox-core and outbox-postgres theirs",
@@ -310,7 +328,7 @@ impl Case {
 pub(crate) enum Group {
     /// What is held for a time: in PostgreSQL, Redis, DynamoDB
     Leases,
-    /// The HTTP door
+    /// The HTTP door and the gateway
     Http,
     /// Rows that many messages update
     Hot,

@@ -187,11 +187,14 @@ pub(crate) async fn carry_out<'a>(arguments: &'a Arguments, stage: &Stage) -> an
     if results.wants(&["lease_dynamodb_cost"]) {
         results.take("lease_dynamodb_cost", lease_stores::cost())?;
     }
-    if results.wants(&["http_p50_500"]) {
-        results.take("http_p50_500", web::latency(&rounds).await)?;
-    }
-    if results.wants(&["http_throughput", "http_replay"]) {
-        results.take("http_throughput", web::throughput(&rounds).await)?;
+    for pair in web::PAIRS {
+        let [latency, first, replay] = pair.names;
+        if results.wants(&[latency]) {
+            results.take(latency, web::latency(&rounds, pair).await)?;
+        }
+        if results.wants(&[first, replay]) {
+            results.take(first, web::throughput(&rounds, pair).await)?;
+        }
     }
     for (work, names) in hot::CASES {
         if results.wants(&names) {

@@ -1,6 +1,6 @@
-//! The HTTP door: a shop behind it against the same shop with a transaction of its own and no key.
+//! HTTP: a shop behind the door against the same shop with a transaction of its own and no key, and one behind the gateway against nginx.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use serde_json::{Value, json};
@@ -22,11 +22,60 @@ const RATE: u64 = 500;
 const WARM_UP: u64 = 2;
 const SPAN: u64 = 10;
 
+/// What receives an order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Front {
+    /// The shop, with a transaction of its own.
+    Shop,
+    /// The shop behind the door, in the transaction of the key.
+    Door,
+    /// The shop behind the door, with a transaction of its own under a lease.
+    LeasedDoor,
+    /// The gateway, with the shop behind it.
+    Gateway,
+    /// nginx, with the shop behind it.
+    Nginx,
+}
+
+impl Front {
+    fn has_keys(self) -> bool {
+        matches!(self, Self::Door | Self::LeasedDoor | Self::Gateway)
+    }
+}
+
+/// A case's names, ours and its baseline.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pair {
+    /// Of the median at a fixed rate, of first requests a second, and of replays a second, where they are a case.
+    pub(crate) names: [&'static str; 3],
+    ours: Front,
+    baseline: Front,
+}
+
+pub(crate) const PAIRS: [Pair; 3] = [
+    Pair {
+        names: ["http_p50_500", "http_throughput", "http_replay"],
+        ours: Front::Door,
+        baseline: Front::Shop,
+    },
+    Pair {
+        names: ["http_leased_p50_500", "http_leased_throughput", "http_leased_replay"],
+        ours: Front::LeasedDoor,
+        baseline: Front::Shop,
+    },
+    Pair {
+        names: ["http_gateway_p50_500", "http_gateway_throughput", "http_gateway_replay"],
+        ours: Front::Gateway,
+        baseline: Front::Nginx,
+    },
+];
+
 /// A shop with a database of its own.
 struct Shop<'s> {
     stage: &'s Stage,
     database: Database,
-    door: bool,
+    front: Front,
+    /// Of what receives the orders.
     port: u16,
     members: Vec<Member>,
     watch: PgConnection,
@@ -35,11 +84,15 @@ struct Shop<'s> {
 }
 
 impl<'s> Shop<'s> {
-    async fn open(stage: &'s Stage, door: bool) -> anyhow::Result<Self> {
+    async fn open(stage: &'s Stage, front: Front) -> anyhow::Result<Self> {
         let database = Database::create(&stage.servers.urls().postgres).await?;
         let folder = stage.scratch.path();
         let configuration: PathBuf = folder.join("shop.toml");
-        std::fs::write(&configuration, COMMON)?;
+        let (port, own_port) = (free_port()?, free_port()?);
+        let gateway = format!(
+            "[gateway]\nlisten = \"127.0.0.1:{port}\"\nupstream = \"http://127.0.0.1:{own_port}\"\ntenant = {{ fixed = \"acme\" }}\nprincipal = []\n"
+        );
+        std::fs::write(&configuration, COMMON.to_owned() + &gateway)?;
         let configuration = configuration.display().to_string();
         let (urls, database_url) = (stage.urls(), stage.database_url(&database));
         let environment = [
@@ -52,14 +105,31 @@ impl<'s> Shop<'s> {
         let mut watch = database.connect().await?;
         sqlx::raw_sql(include_str!("schema.sql")).execute(&mut watch).await?;
         sqlx::raw_sql("checkpoint").execute(&mut watch).await?;
-        let port = free_port()?;
-        let told = port.to_string();
-        let mut arguments = vec!["serve", "--port", &told];
-        arguments.extend(door.then_some("--door"));
-        let log = folder.join(format!("shop-{port}.log"));
-        let process = stage.start("bench", &arguments, &environment, &log)?;
-        let members = vec![Member { role: "shop", process }];
-        Ok(Self { stage, database, door, port, members, watch, answered: 0 })
+        let start = |role, program: &str, arguments: &[&str]| {
+            let log = folder.join(format!("{role}-{port}.log"));
+            let process = stage.start(program, arguments, &environment, &log)?;
+            anyhow::Ok(Member { role, process })
+        };
+        let is_behind = matches!(front, Front::Gateway | Front::Nginx);
+        let shop_port = if is_behind { own_port } else { port }.to_string();
+        let mut arguments = vec!["serve", "--port", &shop_port];
+        match front {
+            Front::Door => arguments.extend(["--door", "transactional"]),
+            Front::LeasedDoor => arguments.extend(["--door", "leased"]),
+            Front::Shop | Front::Gateway | Front::Nginx => {}
+        }
+        let mut members = vec![start("shop", "bench", &arguments)?];
+        match front {
+            Front::Gateway => members.push(start("gateway", "oncely", &["gateway"])?),
+            Front::Nginx => {
+                let file = folder.join(format!("nginx-{port}.conf"));
+                std::fs::write(&file, nginx_configuration(folder, port, own_port))?;
+                let (file, nginx) = (file.display().to_string(), testbed::nginx()?.display().to_string());
+                members.push(start("nginx", &nginx, &["-c", &file, "-e", "stderr"])?);
+            }
+            Front::Shop | Front::Door | Front::LeasedDoor => {}
+        }
+        Ok(Self { stage, database, front, port, members, watch, answered: 0 })
     }
 
     /// Returns what the shop has printed.
@@ -86,7 +156,7 @@ impl<'s> Shop<'s> {
             self.answered += requests;
         }
         if self.stage.pids {
-            eprintln!("{} {told}: {measured:?}", if self.door { "door" } else { "plain" });
+            eprintln!("{:?} {told}: {measured:?}", self.front);
         }
         Ok((measured, told))
     }
@@ -95,7 +165,7 @@ impl<'s> Shop<'s> {
     async fn close(mut self) -> anyhow::Result<()> {
         let mut facts =
             vec!["select count(distinct key) from bench.payments", "select count(*) from bench.payments"];
-        facts.extend(self.door.then_some(
+        facts.extend(self.front.has_keys().then_some(
             "select count(*) from oncely.idempotency_keys as k join bench.payments as p on p.key = k.key
              where k.status = 'COMPLETED' and k.http_status = 201",
         ));
@@ -115,26 +185,39 @@ impl<'s> Shop<'s> {
     }
 }
 
-/// From a request's time to its whole answer, at a fixed rate; what is in the middle.
-pub(crate) async fn latency(rounds: &Rounds<'_>) -> anyhow::Result<Vec<Outcome>> {
+/// Returns the settings of an nginx before the shop: its defaults, and one process, of which the CPU time is read.
+fn nginx_configuration(folder: &Path, port: u16, shop_port: u16) -> String {
+    let folder = folder.display();
+    let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+        .map(|kind| format!("{kind}_temp_path {folder}/nginx-{port}-{kind};\n"))
+        .concat();
+    format!(
+        "daemon off;\nmaster_process off;\npid {folder}/nginx-{port}.pid;\nevents {{}}\nhttp {{\naccess_log off;\n{temporary}\
+         server {{\nlisten 127.0.0.1:{port};\nlocation / {{ proxy_pass http://127.0.0.1:{shop_port}; }}\n}}\n}}\n"
+    )
+}
+
+/// From a request's time to its whole answer, at a fixed rate; the median.
+pub(crate) async fn latency(rounds: &Rounds<'_>, pair: Pair) -> anyhow::Result<Vec<Outcome>> {
+    let [name, ..] = pair.names;
     let (rate, warm_up) = (RATE.to_string(), (RATE * WARM_UP).to_string());
     let more = ["--rate", &rate, "--warm-up", &warm_up];
     let (mut us, mut them) = (Vec::new(), Vec::new());
     for round in 0..rounds.rounds {
-        rounds.say("http_p50_500", round);
-        for door in [round.is_multiple_of(2), !round.is_multiple_of(2)] {
-            let mut shop = Shop::open(rounds.stage, door).await?;
+        rounds.say(name, round);
+        for is_ours in [round.is_multiple_of(2), !round.is_multiple_of(2)] {
+            let mut shop = Shop::open(rounds.stage, if is_ours { pair.ours } else { pair.baseline }).await?;
             let (_, told) = shop.order(u64::from(round), RATE * (WARM_UP + SPAN), &more).await?;
             shop.close().await?;
             let times = ["p50_ms", "p99_ms"].map(|time| told[time].as_f64().unwrap_or_default());
-            if door { us.push(times) } else { them.push(times) }
+            if is_ours { us.push(times) } else { them.push(times) }
         }
     }
     let of = |side: &[[f64; 2]], time: usize| {
         json!(rounded(Figure(side.iter().map(|times| times[time]).collect()).median()))
     };
     let ratios = us.iter().zip(&them).map(|(us, them)| us[0] / them[0]).collect();
-    let outcome = find("http_p50_500").map(|case| {
+    let outcome = find(name).map(|case| {
         Outcome::new(case, ratios)
             .note("ours_p50_ms", of(&us, 0))
             .note("ours_p99_ms", of(&us, 1))
@@ -144,31 +227,31 @@ pub(crate) async fn latency(rounds: &Rounds<'_>) -> anyhow::Result<Vec<Outcome>>
     Ok(outcome.into_iter().collect())
 }
 
-/// Requests a second: of first ones against the same handler without a key, and of retries against first ones.
-pub(crate) async fn throughput(rounds: &Rounds<'_>) -> anyhow::Result<Vec<Outcome>> {
+/// Requests a second: of first ones against the baseline's, and of retries against first ones.
+pub(crate) async fn throughput(rounds: &Rounds<'_>, pair: Pair) -> anyhow::Result<Vec<Outcome>> {
+    let [_, first_name, replay_name] = pair.names;
     let requests = rounds.messages / 2;
     let (mut first, mut again, mut them) = (Side::default(), Side::default(), Side::default());
     for round in 0..rounds.rounds {
-        rounds.say("http_throughput", round);
-        for door in [round.is_multiple_of(2), !round.is_multiple_of(2)] {
-            let mut shop = Shop::open(rounds.stage, door).await?;
+        rounds.say(first_name, round);
+        for is_ours in [round.is_multiple_of(2), !round.is_multiple_of(2)] {
+            let mut shop = Shop::open(rounds.stage, if is_ours { pair.ours } else { pair.baseline }).await?;
             // Connections and caches are cold.
             shop.order(1_000_000, 1_000, &[]).await?;
             let seed = u64::from(round);
             let measured = shop.order(seed, requests, &[]).await?.0;
-            match door {
-                true => {
-                    first.0.push(measured);
-                    again.0.push(shop.order(seed, requests, &["--replayed"]).await?.0);
-                }
-                false => them.0.push(measured),
+            if is_ours {
+                first.0.push(measured);
+                again.0.push(shop.order(seed, requests, &["--replayed"]).await?.0);
+            } else {
+                them.0.push(measured);
             }
             shop.close().await?;
         }
     }
-    let first_runs = find("http_throughput")
+    let first_runs = find(first_name)
         .map(|case| Outcome::new(case, ratios(&first, &them, |run| run.rate)).of(&first, &them));
-    let replays = find("http_replay")
+    let replays = find(replay_name)
         .map(|case| Outcome::new(case, ratios(&again, &first, |run| run.rate)).of(&again, &first));
     Ok(first_runs.into_iter().chain(replays).collect())
 }
