@@ -66,16 +66,20 @@ insert into oncely.cell default values;
 -- Combines four values: databases of one server share the system identifier, a promoted standby continues it on another
 -- timeline, and a restored copy may share all three (with the oid), but gets a new history id.
 create or replace function oncely.epoch() returns text
-language sql volatile
+language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $$
-    select s.system_identifier::text
-        || '-' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)
-        || '-' || d.oid::text
-        || '-' || c.history_id::text
-    from pg_control_system() as s
-    cross join oncely.cell as c
-    join pg_database as d on d.datname = current_database()
+begin
+    return (
+        select s.system_identifier::text
+            || '-' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)
+            || '-' || d.oid::text
+            || '-' || c.history_id::text
+        from pg_control_system() as s
+        cross join oncely.cell as c
+        join pg_database as d on d.datname = current_database()
+    );
+end
 $$;
 comment on function oncely.epoch is
     'The epoch that a row belongs to: system identifier, timeline, database oid and history id. Fails on a '
@@ -211,14 +215,13 @@ comment on function oncely.bucket is 'Bucket 0..1023 of a tenant; never changes.
 -- <table>_times; short, since each writing statement parses a constraint's text anew (greatest and least ignore nulls).
 create or replace function oncely.bounded(at timestamptz) returns timestamptz
 language sql immutable parallel safe
-set search_path = pg_catalog, pg_temp
-as $$
+begin atomic
     select case
         when at > '9999-12-31 00:00:00+00' then '9999-12-31 00:00:00+00'
         when at < '1970-01-01 00:00:00+00' then '1970-01-01 00:00:00+00'
         else at
-    end
-$$;
+    end;
+end;
 comment on function oncely.bounded is
     'A time as every program can hold it: between 1970 and 9999. For rows that came past the tables'' constraints.';
 
@@ -303,8 +306,9 @@ comment on function oncely.try_jsonb is 'The body as jsonb, or null where it is 
 -- from functions/worker_name.sql
 create or replace function oncely.worker_name(worker text) returns text
 language sql stable
-set search_path = pg_catalog, pg_temp
-as $$ select coalesce(nullif(worker, ''), nullif(current_setting('application_name'), ''), session_user) $$;
+begin atomic
+    select coalesce(nullif(worker, ''), nullif(current_setting('application_name'), ''), session_user);
+end;
 comment on function oncely.worker_name is
     'What the caller calls itself, for the audit trail: the name given, else application_name, else the user. Who '
     'it was stands in login.';
@@ -316,8 +320,7 @@ comment on function oncely.worker_name is
 -- it for an answer completes its claim with it. ONC17 is reserved: not in this cell (see oncely.claim).
 create or replace function oncely.error_class(code text) returns text
 language sql immutable parallel safe
-set search_path = pg_catalog, pg_temp
-as $$
+begin atomic
     select case
         when code in ('ONC01', 'ONC06', 'ONC07') then 'handler_rejected'
         when code = 'ONC02' then 'invalid_json'
@@ -328,8 +331,8 @@ as $$
             then 'environment'
         when left(code, 2) in ('22', '54') then 'poison'
         else 'transient'
-    end
-$$;
+    end;
+end;
 comment on function oncely.error_class is
     'What a SQLSTATE says of a failure: transient, environment (not the message''s fault), or the reason to give '
     'the message up.';
@@ -338,29 +341,33 @@ comment on function oncely.error_class is
 -- Recognises a value that a worker encrypted: an object of its own (crates/core/src/encryption/sealer.rs). A handler's
 -- value that looks like it, or like the wrapper oncely_plain, is stored in that wrapper.
 create or replace function oncely.is_encrypted(value jsonb) returns boolean
-language sql immutable parallel safe
+language plpgsql immutable parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
-    select coalesce(
+begin
+    return coalesce(
         jsonb_typeof(value -> 'oncely_encrypted' -> 'key') = 'string'
         and jsonb_typeof(value -> 'oncely_encrypted' -> 'value') = 'string'
         and value = jsonb_build_object('oncely_encrypted', jsonb_build_object(
             'key', value -> 'oncely_encrypted' -> 'key', 'value', value -> 'oncely_encrypted' -> 'value'
         )), false
-    )
+    );
+end
 $$;
 comment on function oncely.is_encrypted is 'Has a worker encrypted this value?';
 
 -- from functions/plain_json.sql
 create or replace function oncely.plain_json(value jsonb) returns jsonb
-language sql immutable parallel safe
+language plpgsql immutable parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
-    select case
+begin
+    return case
         when oncely.is_encrypted(value) then null
         when value = jsonb_build_object('oncely_plain', value -> 'oncely_plain') then value -> 'oncely_plain'
         else value
-    end
+    end;
+end
 $$;
 comment on function oncely.plain_json is
     'A stored response as a handler returned it; null where a worker has encrypted it.';
@@ -369,8 +376,9 @@ comment on function oncely.plain_json is
 -- Allows 64 KiB of plain text; encrypted: in base64, with a nonce, a tag, and a key's name.
 create or replace function oncely.json_limit(value jsonb) returns integer
 language sql immutable parallel safe
-set search_path = pg_catalog, pg_temp
-as 'select case when oncely.is_encrypted(value) then 65536 / 3 * 4 + 1024 else 65536 end';
+begin atomic
+    select case when oncely.is_encrypted(value) then 65536 / 3 * 4 + 1024 else 65536 end;
+end;
 comment on function oncely.json_limit is 'Most bytes of this value as a response, or as the result of a step.';
 
 -- from functions/check_json.sql

@@ -173,13 +173,12 @@ create policy keys_claimed on oncely.idempotency_keys for insert with check (tru
 -- bytes of another kind: a policy of its own, by any length.
 create or replace function oncely.stored_fingerprint(fingerprint bytea) returns bytea
 language sql immutable parallel safe
-set search_path = pg_catalog, pg_temp
-as $$
+begin atomic
     select case
         when octet_length(fingerprint) = 32 then E'\\xd8470935'::bytea || substr(fingerprint, 1, 12)
         else E'\\xfeae938b'::bytea || substr(sha256(fingerprint), 1, 12)
-    end
-$$;
+    end;
+end;
 comment on function oncely.stored_fingerprint is
     'What is stored of a fingerprint that a client passes, in 16 bytes, policy and digest: sha256(body), of 32 '
     'bytes, becomes the one of the policy body; null stays null.';
@@ -187,10 +186,9 @@ comment on function oncely.stored_fingerprint is
 -- from functions/same_payload.sql
 create or replace function oncely.same_payload(stored bytea, given bytea) returns boolean
 language sql immutable parallel safe
-set search_path = pg_catalog, pg_temp
-as $$
-    select substr(stored, 1, 4) <> substr(given, 1, 4) or stored = given
-$$;
+begin atomic
+    select substr(stored, 1, 4) <> substr(given, 1, 4) or stored = given;
+end;
 comment on function oncely.same_payload is
     'False where two fingerprints, as they are stored, are of two payloads; true where they are equal, or of two '
     'policies, which can''t be compared; null where one is missing.';
@@ -201,16 +199,15 @@ create or replace function oncely.decide(
     status oncely.key_status, known bytea, fingerprint bytea, is_leased boolean, on_conflict text
 ) returns text
 language sql immutable parallel safe
-set search_path = pg_catalog, pg_temp
-as $$
+begin atomic
     select case
         when not oncely.same_payload(known, fingerprint) and on_conflict = 'dead_letter' then 'conflict'
         when status = 'COMPLETED' then 'duplicate'
         when status = 'IN_PROGRESS' and is_leased then 'leased'
         when status = 'IN_PROGRESS' then 'retake'
         else 'given_up'
-    end
-$$;
+    end;
+end;
 comment on function oncely.decide is
     'What a known key means for a message: conflict, duplicate, given_up, retake, or leased: it ran under a lease, and '
     'a run that has none waits for its end and does not run it.';

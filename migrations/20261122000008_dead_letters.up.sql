@@ -891,10 +891,12 @@ revoke execute on function oncely.close_letters from public;
 
 -- from functions/has_done.sql
 create or replace function oncely.has_done(steps jsonb) returns boolean
-language sql immutable
+language plpgsql immutable
 set search_path = pg_catalog, pg_temp
 as $$
-    select exists (select from jsonb_each(steps) as s (name, step) where s.step ->> 'state' = 'done')
+begin
+    return exists (select from jsonb_each(steps) as s (name, step) where s.step ->> 'state' = 'done');
+end
 $$;
 comment on function oncely.has_done is 'Is any of these steps done?';
 

@@ -18,8 +18,9 @@ set local search_path = pg_catalog, pg_temp;
 -- from functions/protocol_version.sql
 create or replace function oncely.protocol_version() returns integer
 language sql immutable parallel safe
-set search_path = pg_catalog, pg_temp
-as 'select 1';
+begin atomic
+    select 1;
+end;
 comment on function oncely.protocol_version is
     'Version of oncely.claim, complete and fail. Within a version parameters with defaults and columns are only '
     'added. Reserved: the outcome elsewhere and SQLSTATE ONC17, not in this cell: do nothing, requeue.';
@@ -134,17 +135,19 @@ comment on function oncely.await_standby is
 -- from functions/note_claim.sql
 -- Notes the claim in a setting, which a rollback to a savepoint undoes together with the claim.
 create or replace function oncely.note_claim(tenant text) returns void
-language sql volatile
+language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $$
-    select set_config(
+begin
+    perform set_config(
         'oncely.claimed',
         case
             when coalesce(current_setting('oncely.claimed', true), '') in ('', '=' || tenant) then '=' || tenant
             else '*'
         end,
         true
-    )
+    );
+end
 $$;
 comment on function oncely.note_claim is 'Notes for oncely.emit whose message this transaction has claimed.';
 revoke execute on function oncely.note_claim from public;
@@ -153,15 +156,17 @@ revoke execute on function oncely.note_claim from public;
 -- Returns a claim's retention. A claimant knows how old a copy may be, so a tenant's own retention lengthens the
 -- claim's, and never shortens it. Security definer: callers read the limit through this function only.
 create or replace function oncely.claimed_retention(tenant text, retention interval) returns interval
-language sql stable security definer
+language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
-    select case
-        when retention is not null then greatest(
-            retention,
-            (select l.retention from oncely.tenant_limits as l where l.tenant = claimed_retention.tenant)
-        )
-    end
+begin
+    if retention is null then
+        return null;
+    end if;
+    return greatest(
+        retention, (select l.retention from oncely.tenant_limits as l where l.tenant = claimed_retention.tenant)
+    );
+end
 $$;
 comment on function oncely.claimed_retention is
     'How long a key is remembered that says so itself: as its claim says, or as its tenant does where that is longer.';
@@ -376,22 +381,24 @@ revoke execute on function oncely.complete from public;
 
 -- from functions/letter_id.sql
 create or replace function oncely.letter_id(tenant text, consumer text, key text, body bytea) returns uuid
-language sql immutable parallel safe
+language plpgsql immutable parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
-    select encode(
-        set_byte(
-            set_byte(d.digest, 6, (get_byte(d.digest, 6) & 15) | 128), 8, (get_byte(d.digest, 8) & 63) | 128
-        ), 'hex'
-    )::uuid
-    from (
-        select substr(
-            sha256(
-                string_agg(int8send(octet_length(p.part)) || convert_to(p.part, 'UTF8'), '' order by p.place) || body
-            ), 1, 16
-        ) as digest
-        from (values (1, tenant), (2, consumer), (3, key)) as p (place, part)
-    ) as d
+declare
+    digest bytea;
+begin
+    digest := substr(
+        sha256(
+            int8send(octet_length(tenant)) || convert_to(tenant, 'UTF8')
+            || int8send(octet_length(consumer)) || convert_to(consumer, 'UTF8')
+            || int8send(octet_length(key)) || convert_to(key, 'UTF8')
+            || body
+        ), 1, 16
+    );
+    return encode(
+        set_byte(set_byte(digest, 6, (get_byte(digest, 6) & 15) | 128), 8, (get_byte(digest, 8) & 63) | 128), 'hex'
+    )::uuid;
+end
 $$;
 comment on function oncely.letter_id is
     'The id of a dead letter: the same one however often the message is dead-lettered, by workers too.';

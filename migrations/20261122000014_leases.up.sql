@@ -14,8 +14,9 @@ set local search_path = pg_catalog, pg_temp;
 -- from functions/lease_protocol_version.sql
 create or replace function oncely.lease_protocol_version() returns integer
 language sql immutable parallel safe
-set search_path = pg_catalog, pg_temp
-as 'select 1';
+begin atomic
+    select 1;
+end;
 comment on function oncely.lease_protocol_version is
     'Version of oncely.claim_lease and of the functions that take its token. Within a version parameters with defaults '
     'and columns are only added.';
@@ -64,8 +65,9 @@ revoke execute on function oncely.hold_lease from public;
 -- from functions/is_held.sql
 create or replace function oncely.is_held(held oncely.idempotency_keys, token bigint) returns boolean
 language sql immutable
-set search_path = pg_catalog, pg_temp
-as 'select coalesce(held.owner is not null and held.fencing_token = token, false)';
+begin atomic
+    select coalesce(held.owner is not null and held.fencing_token = token, false);
+end;
 comment on function oncely.is_held is 'Is this the lease that holds the key?';
 
 -- from functions/lease_is_lost.sql
@@ -83,12 +85,16 @@ comment on function oncely.lease_is_lost is 'Raises SQLSTATE ONC18.';
 
 -- from functions/steps_begun.sql
 create or replace function oncely.steps_begun(steps jsonb) returns text
-language sql immutable
+language plpgsql immutable
 set search_path = pg_catalog, pg_temp
 as $$
-    select string_agg(s.name, ', ' order by s.name)
-    from jsonb_each(steps) as s (name, step)
-    where s.step ->> 'state' = 'started'
+begin
+    return (
+        select string_agg(s.name, ', ' order by s.name)
+        from jsonb_each(steps) as s (name, step)
+        where s.step ->> 'state' = 'started'
+    );
+end
 $$;
 comment on function oncely.steps_begun is 'Names of the steps that began and may have happened; null where none did.';
 
@@ -97,8 +103,9 @@ comment on function oncely.steps_begun is 'Names of the steps that began and may
 create or replace function oncely.lease_end(ends timestamptz, lease interval, run_ends_at timestamptz)
 returns timestamptz
 language sql volatile
-set search_path = pg_catalog, pg_temp
-as 'select least(greatest(ends, clock_timestamp() + lease), run_ends_at)';
+begin atomic
+    select least(greatest(ends, clock_timestamp() + lease), run_ends_at);
+end;
 comment on function oncely.lease_end is 'When a lease ends that is renewed now.';
 
 -- from functions/lease_retention.sql
@@ -106,14 +113,13 @@ comment on function oncely.lease_end is 'When a lease ends that is renewed now.'
 -- that claim, unless the clock was set back.
 create or replace function oncely.lease_retention(held oncely.idempotency_keys) returns interval
 language sql immutable
-set search_path = pg_catalog, pg_temp
-as $$
+begin atomic
     select case
         -- greatest ignores nulls.
         when held.expires_at is not null
         then greatest(held.expires_at - to_timestamp(held.fencing_token / 1000000.0), interval '0')
-    end
-$$;
+    end;
+end;
 comment on function oncely.lease_retention is 'How long a held key is remembered; null where its consumer says that.';
 
 -- from functions/hold_in_doubt.sql
@@ -121,10 +127,13 @@ comment on function oncely.lease_retention is 'How long a held key is remembered
 -- the key while the server was unreachable, and learn the outcome when another run has it, or it is given up.
 create or replace function oncely.hold_in_doubt(tenant text, consumer text, key text, token bigint)
 returns oncely.idempotency_keys
-language sql volatile
+language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $$
-    select i.*
+declare
+    held oncely.idempotency_keys;
+begin
+    select i.* into held
     from oncely.idempotency_keys as i
     where i.tenant = hold_in_doubt.tenant and i.consumer = hold_in_doubt.consumer and i.key = hold_in_doubt.key
         and i.status <> 'COMPLETED'
@@ -132,7 +141,9 @@ as $$
             select from jsonb_each(i.steps) as s (name, step)
             where s.step ->> 'state' in ('started', 'open') and (s.step ->> 'token')::bigint = hold_in_doubt.token
         )
-    for update
+    for update;
+    return held;
+end
 $$;
 comment on function oncely.hold_in_doubt is
     'Locks and returns a key that is not completed and has a step that began under this lease and may have happened; '
@@ -627,7 +638,8 @@ comment on function oncely.renew_lease is
 revoke execute on function oncely.renew_lease from public;
 
 -- from functions/renew_leases.sql
--- Renews many leases at once. Skips a locked row, which is being finished or taken over, until the next renewal.
+-- Renews many leases at once. Skips a locked row, which is being finished or taken over, until the next renewal. Its
+-- plan is kept, and may have been made while the table was short: it must not scan the table.
 create or replace function oncely.renew_leases(
     tenants text[],
     consumer text,
@@ -638,35 +650,40 @@ create or replace function oncely.renew_leases(
     out remaining interval,
     out is_held boolean
 ) returns setof record
-language sql volatile security definer
+language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
 as $$
-    with asked as materialized (
-        select a.tenant, a.key, a.token, a.place
-        from unnest(tenants, keys, tokens) with ordinality as a (tenant, key, token, place)
-    ),
-    free as materialized (
-        select i.tenant, i.key
+#variable_conflict use_column
+begin
+    return query
+        with asked as materialized (
+            select a.tenant, a.key, a.token, a.place
+            from unnest(tenants, keys, tokens) with ordinality as a (tenant, key, token, place)
+        ),
+        free as materialized (
+            select i.tenant, i.key
+            from asked as a
+            join oncely.idempotency_keys as i
+                on i.tenant = a.tenant and i.consumer = renew_leases.consumer and i.key = a.key
+            where i.owner is not null and i.fencing_token = a.token and i.run_ends_at > clock_timestamp()
+            for update of i skip locked
+        ),
+        renewed as (
+            update oncely.idempotency_keys as i
+            set not_before = oncely.lease_end(i.not_before, renew_leases.lease, i.run_ends_at)
+            from free as f
+            where i.tenant = f.tenant and i.consumer = renew_leases.consumer and i.key = f.key
+            returning i.tenant, i.key, i.not_before
+        )
+        select a.place, r.not_before - clock_timestamp(),
+            r.key is not null
+            or coalesce(i.owner is not null and i.fencing_token = a.token and i.run_ends_at > clock_timestamp(), false)
         from asked as a
-        join oncely.idempotency_keys as i
-            on i.tenant = a.tenant and i.consumer = renew_leases.consumer and i.key = a.key
-        where i.owner is not null and i.fencing_token = a.token and i.run_ends_at > clock_timestamp()
-        for update of i skip locked
-    ),
-    renewed as (
-        update oncely.idempotency_keys as i
-        set not_before = oncely.lease_end(i.not_before, renew_leases.lease, i.run_ends_at)
-        from free as f
-        where i.tenant = f.tenant and i.consumer = renew_leases.consumer and i.key = f.key
-        returning i.tenant, i.key, i.not_before
-    )
-    select a.place, r.not_before - clock_timestamp(),
-        r.key is not null
-        or coalesce(i.owner is not null and i.fencing_token = a.token and i.run_ends_at > clock_timestamp(), false)
-    from asked as a
-    left join renewed as r on r.tenant = a.tenant and r.key = a.key
-    left join oncely.idempotency_keys as i
-        on i.tenant = a.tenant and i.consumer = renew_leases.consumer and i.key = a.key
+        left join renewed as r on r.tenant = a.tenant and r.key = a.key
+        left join oncely.idempotency_keys as i
+            on i.tenant = a.tenant and i.consumer = renew_leases.consumer and i.key = a.key;
+end
 $$;
 comment on function oncely.renew_leases is
     'oncely.renew_lease for many keys at once, by their places: what is left; null where the row is locked now '
@@ -1038,35 +1055,36 @@ comment on function oncely.check_steps is 'Refuses a step too many (SQLSTATE ONC
 create or replace function oncely.may_repeat(rule text, period interval, started_at timestamptz, at timestamptz)
 returns boolean
 language sql stable
-set search_path = pg_catalog, pg_temp
-as $$
+begin atomic
     select coalesce(
         rule = 'always' or (rule = 'within' and started_at <= at and at < started_at + period * 0.9), false
-    )
-$$;
+    );
+end;
 comment on function oncely.may_repeat is 'May a step be called again that may have happened?';
 
 -- from functions/step_key.sql
 -- Derives a step's key. Clients in any language can compute it, too; a test compares the results.
 create or replace function oncely.step_key(tenant text, consumer text, key text, step text, round integer default 0)
 returns uuid
-language sql immutable parallel safe
+language plpgsql immutable parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
-    select encode(
-        set_byte(
-            set_byte(d.digest, 6, (get_byte(d.digest, 6) & 15) | 128), 8, (get_byte(d.digest, 8) & 63) | 128
-        ), 'hex'
-    )::uuid
-    from (
-        select substr(
-            sha256(
-                string_agg(int4send(octet_length(p.part)) || convert_to(p.part, 'UTF8'), '' order by p.place)
-                || int4send(round)
-            ), 1, 16
-        ) as digest
-        from (values (1, tenant), (2, consumer), (3, key), (4, step)) as p (place, part)
-    ) as d
+declare
+    digest bytea;
+begin
+    digest := substr(
+        sha256(
+            int4send(octet_length(tenant)) || convert_to(tenant, 'UTF8')
+            || int4send(octet_length(consumer)) || convert_to(consumer, 'UTF8')
+            || int4send(octet_length(key)) || convert_to(key, 'UTF8')
+            || int4send(octet_length(step)) || convert_to(step, 'UTF8')
+            || int4send(round)
+        ), 1, 16
+    );
+    return encode(
+        set_byte(set_byte(digest, 6, (get_byte(digest, 6) & 15) | 128), 8, (get_byte(digest, 8) & 63) | 128), 'hex'
+    )::uuid;
+end
 $$;
 comment on function oncely.step_key is
     'The key of a step for the other side, the same in every run and language: a UUID of version 8, of SHA-256 over '

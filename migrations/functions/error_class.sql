@@ -4,8 +4,7 @@
 -- it for an answer completes its claim with it. ONC17 is reserved: not in this cell (see oncely.claim).
 create or replace function oncely.error_class(code text) returns text
 language sql immutable parallel safe
-set search_path = pg_catalog, pg_temp
-as $$
+begin atomic
     select case
         when code in ('ONC01', 'ONC06', 'ONC07') then 'handler_rejected'
         when code = 'ONC02' then 'invalid_json'
@@ -16,8 +15,8 @@ as $$
             then 'environment'
         when left(code, 2) in ('22', '54') then 'poison'
         else 'transient'
-    end
-$$;
+    end;
+end;
 comment on function oncely.error_class is
     'What a SQLSTATE says of a failure: transient, environment (not the message''s fault), or the reason to give '
     'the message up.';

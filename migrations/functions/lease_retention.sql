@@ -2,12 +2,11 @@
 -- that claim, unless the clock was set back.
 create or replace function oncely.lease_retention(held oncely.idempotency_keys) returns interval
 language sql immutable
-set search_path = pg_catalog, pg_temp
-as $$
+begin atomic
     select case
         -- greatest ignores nulls.
         when held.expires_at is not null
         then greatest(held.expires_at - to_timestamp(held.fencing_token / 1000000.0), interval '0')
-    end
-$$;
+    end;
+end;
 comment on function oncely.lease_retention is 'How long a held key is remembered; null where its consumer says that.';

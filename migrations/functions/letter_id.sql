@@ -1,20 +1,22 @@
 create or replace function oncely.letter_id(tenant text, consumer text, key text, body bytea) returns uuid
-language sql immutable parallel safe
+language plpgsql immutable parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
-    select encode(
-        set_byte(
-            set_byte(d.digest, 6, (get_byte(d.digest, 6) & 15) | 128), 8, (get_byte(d.digest, 8) & 63) | 128
-        ), 'hex'
-    )::uuid
-    from (
-        select substr(
-            sha256(
-                string_agg(int8send(octet_length(p.part)) || convert_to(p.part, 'UTF8'), '' order by p.place) || body
-            ), 1, 16
-        ) as digest
-        from (values (1, tenant), (2, consumer), (3, key)) as p (place, part)
-    ) as d
+declare
+    digest bytea;
+begin
+    digest := substr(
+        sha256(
+            int8send(octet_length(tenant)) || convert_to(tenant, 'UTF8')
+            || int8send(octet_length(consumer)) || convert_to(consumer, 'UTF8')
+            || int8send(octet_length(key)) || convert_to(key, 'UTF8')
+            || body
+        ), 1, 16
+    );
+    return encode(
+        set_byte(set_byte(digest, 6, (get_byte(digest, 6) & 15) | 128), 8, (get_byte(digest, 8) & 63) | 128), 'hex'
+    )::uuid;
+end
 $$;
 comment on function oncely.letter_id is
     'The id of a dead letter: the same one however often the message is dead-lettered, by workers too.';

@@ -3,10 +3,9 @@
 create or replace function oncely.may_repeat(rule text, period interval, started_at timestamptz, at timestamptz)
 returns boolean
 language sql stable
-set search_path = pg_catalog, pg_temp
-as $$
+begin atomic
     select coalesce(
         rule = 'always' or (rule = 'within' and started_at <= at and at < started_at + period * 0.9), false
-    )
-$$;
+    );
+end;
 comment on function oncely.may_repeat is 'May a step be called again that may have happened?';

@@ -1,4 +1,5 @@
--- Renews many leases at once. Skips a locked row, which is being finished or taken over, until the next renewal.
+-- Renews many leases at once. Skips a locked row, which is being finished or taken over, until the next renewal. Its
+-- plan is kept, and may have been made while the table was short: it must not scan the table.
 create or replace function oncely.renew_leases(
     tenants text[],
     consumer text,
@@ -9,35 +10,40 @@ create or replace function oncely.renew_leases(
     out remaining interval,
     out is_held boolean
 ) returns setof record
-language sql volatile security definer
+language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
 as $$
-    with asked as materialized (
-        select a.tenant, a.key, a.token, a.place
-        from unnest(tenants, keys, tokens) with ordinality as a (tenant, key, token, place)
-    ),
-    free as materialized (
-        select i.tenant, i.key
+#variable_conflict use_column
+begin
+    return query
+        with asked as materialized (
+            select a.tenant, a.key, a.token, a.place
+            from unnest(tenants, keys, tokens) with ordinality as a (tenant, key, token, place)
+        ),
+        free as materialized (
+            select i.tenant, i.key
+            from asked as a
+            join oncely.idempotency_keys as i
+                on i.tenant = a.tenant and i.consumer = renew_leases.consumer and i.key = a.key
+            where i.owner is not null and i.fencing_token = a.token and i.run_ends_at > clock_timestamp()
+            for update of i skip locked
+        ),
+        renewed as (
+            update oncely.idempotency_keys as i
+            set not_before = oncely.lease_end(i.not_before, renew_leases.lease, i.run_ends_at)
+            from free as f
+            where i.tenant = f.tenant and i.consumer = renew_leases.consumer and i.key = f.key
+            returning i.tenant, i.key, i.not_before
+        )
+        select a.place, r.not_before - clock_timestamp(),
+            r.key is not null
+            or coalesce(i.owner is not null and i.fencing_token = a.token and i.run_ends_at > clock_timestamp(), false)
         from asked as a
-        join oncely.idempotency_keys as i
-            on i.tenant = a.tenant and i.consumer = renew_leases.consumer and i.key = a.key
-        where i.owner is not null and i.fencing_token = a.token and i.run_ends_at > clock_timestamp()
-        for update of i skip locked
-    ),
-    renewed as (
-        update oncely.idempotency_keys as i
-        set not_before = oncely.lease_end(i.not_before, renew_leases.lease, i.run_ends_at)
-        from free as f
-        where i.tenant = f.tenant and i.consumer = renew_leases.consumer and i.key = f.key
-        returning i.tenant, i.key, i.not_before
-    )
-    select a.place, r.not_before - clock_timestamp(),
-        r.key is not null
-        or coalesce(i.owner is not null and i.fencing_token = a.token and i.run_ends_at > clock_timestamp(), false)
-    from asked as a
-    left join renewed as r on r.tenant = a.tenant and r.key = a.key
-    left join oncely.idempotency_keys as i
-        on i.tenant = a.tenant and i.consumer = renew_leases.consumer and i.key = a.key
+        left join renewed as r on r.tenant = a.tenant and r.key = a.key
+        left join oncely.idempotency_keys as i
+            on i.tenant = a.tenant and i.consumer = renew_leases.consumer and i.key = a.key;
+end
 $$;
 comment on function oncely.renew_leases is
     'oncely.renew_lease for many keys at once, by their places: what is left; null where the row is locked now '

@@ -7,13 +7,12 @@
 -- bytes of another kind: a policy of its own, by any length.
 create or replace function oncely.stored_fingerprint(fingerprint bytea) returns bytea
 language sql immutable parallel safe
-set search_path = pg_catalog, pg_temp
-as $$
+begin atomic
     select case
         when octet_length(fingerprint) = 32 then E'\\xd8470935'::bytea || substr(fingerprint, 1, 12)
         else E'\\xfeae938b'::bytea || substr(sha256(fingerprint), 1, 12)
-    end
-$$;
+    end;
+end;
 comment on function oncely.stored_fingerprint is
     'What is stored of a fingerprint that a client passes, in 16 bytes, policy and digest: sha256(body), of 32 '
     'bytes, becomes the one of the policy body; null stays null.';

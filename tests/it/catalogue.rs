@@ -587,6 +587,43 @@ async fn every_function_looks_names_up_in_pg_catalog_alone() {
     assert_eq!(open, Vec::<String>::new(), "add: set search_path = pg_catalog, pg_temp");
 }
 
+/// Functions in SQL with a body that is text: PostgreSQL parses and plans it with each call. They run in maintenance, for lists and for
+/// operators; what messages, requests and leases call is in PL/pgSQL, which keeps its plans, or has a parsed body, which is inlined.
+const PLANNED_WITH_EACH_CALL: [&str; 17] = [
+    "audit_digest",
+    "bucket",
+    "bury_processes",
+    "close_letters",
+    "failure_group",
+    "forget_secrets",
+    "is_kind",
+    "leave",
+    "letter_memories",
+    "mirror_keys",
+    "prune_stats",
+    "readable_tenants",
+    "reopen_steps",
+    "seal_hash",
+    "signing_keys",
+    "succeed",
+    "visible_tenants",
+];
+
+#[tokio::test]
+async fn no_function_that_messages_call_is_planned_with_each_call() {
+    let mut world = World::new().await;
+    let planned = rows(
+        &mut world,
+        "select p.proname::text from pg_proc as p join pg_language as l on l.oid = p.prolang
+         where p.pronamespace = 'oncely'::regnamespace and l.lanname = 'sql'
+           and (p.prosqlbody is null or p.prosecdef or p.proconfig is not null)",
+    )
+    .await;
+    let allowed = |name: &String| PLANNED_WITH_EACH_CALL.contains(&name.as_str());
+    let others: Vec<_> = planned.iter().filter(|name| !allowed(name)).collect();
+    assert_eq!(others, Vec::<&String>::new(), "language plpgsql, or begin atomic without settings");
+}
+
 /// The role that runs them may be a superuser, with its own search_path.
 #[test]
 fn every_migration_pins_its_search_path_and_can_be_read_without_scrolling() {

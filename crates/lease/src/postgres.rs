@@ -14,7 +14,7 @@ use super::check::{check_claim, check_failure, check_json, check_lease, check_st
 use super::claim::{Claim, ClaimOutcome, Grant};
 use super::error::StoreError;
 use super::lease_id::{BegunStep, FailOutcome, Failure, KeySnapshot, LeaseId, RefusedCall, RenewOutcome};
-use super::sessions::{CheckoutError, SessionSource};
+use super::sessions::{CheckoutError, SessionSource, TransactionSession};
 use super::step::Step;
 use super::store::{Facts, Failover, LeaseStore, StepStore, StoreClock};
 use oncely_core::decide::KeyStatus;
@@ -33,7 +33,7 @@ const LOCKED_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// The pool's login needs the role `oncely_consumer` and the right to consume ([`look_up`](LeaseStore::look_up) also needs a role that may
 /// read keys, such as `oncely_operator`).
 ///
-/// Each statement has a transaction of its own, which a task carries to its end even if the caller is dropped. A statement not answered
+/// Each statement commits by itself, and a task carries it to its end even if the caller is dropped. A statement not answered
 /// within 30 s closes its connection, a renewal after a third of its lease. A connection that was returned to the pool inside a transaction
 /// is closed, too. If the program stalls inside a transaction, the row stays locked for two seconds: then the server ends the session.
 ///
@@ -64,7 +64,7 @@ impl PostgresStore {
         Self { sessions: SessionSource::Own(sessions), last_outage, is_failing: Arc::default() }
     }
 
-    /// Runs a statement in a transaction of its own, which is committed before it returns.
+    /// Runs a statement, which is committed before it returns.
     async fn run_in_transaction<T: Send + 'static>(
         &self,
         statement: impl for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<T, sqlx::Error>>
@@ -74,7 +74,7 @@ impl PostgresStore {
         self.run_in_transaction_within(ANSWER_TIMEOUT, statement).await
     }
 
-    /// Runs a statement in a transaction of its own, in a task that ends it even if the caller is dropped. Waits up to `limit` for the
+    /// Runs a statement, which is committed, in a task that ends it even if the caller is dropped. Waits up to `limit` for the
     /// session and the answer. Repeated failures that affect all sessions are recorded as an outage.
     async fn run_in_transaction_within<T: Send + 'static>(
         &self,
@@ -95,7 +95,7 @@ impl PostgresStore {
                 CheckoutError::Timeout => StatementFault::Postgres(timeout_error()),
                 CheckoutError::Other(other) => StatementFault::NoSession(other),
             })?;
-            match timeout_at(until, run_committed(session.connection(), statement)).await {
+            match timeout_at(until, run_committed(&mut session, statement)).await {
                 Ok(Ok(value)) => {
                     session.give_back();
                     Ok(value)
@@ -142,16 +142,27 @@ impl StatementFault {
 
 /// Runs a statement and commits. An inner error is a refusal by PostgreSQL that leaves the session usable.
 async fn run_committed<T>(
-    connection: &mut PgConnection,
+    session: &mut TransactionSession,
     statement: impl for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<T, sqlx::Error>>,
 ) -> Result<Result<T, sqlx::Error>, sqlx::Error> {
+    let is_refusal = |error: &sqlx::Error| error.as_database_error().is_some() && !pg::is_outage(error);
+    let connection = match session {
+        TransactionSession::Pool(connection) => connection,
+        // Only this crate's statements run in it, so no transaction is open, and each statement commits by itself: one round trip, not three.
+        TransactionSession::Own(session) => {
+            return match statement(session.connection()).await {
+                Err(error) if !is_refusal(&error) => Err(error),
+                answer => Ok(answer),
+            };
+        }
+    };
     let mut transaction = pg::begin_anew(connection).await?;
     match statement(&mut transaction).await {
         Ok(answer) => {
             transaction.commit().await?;
             Ok(Ok(answer))
         }
-        Err(error) if error.as_database_error().is_some() && !pg::is_outage(&error) => {
+        Err(error) if is_refusal(&error) => {
             transaction.rollback().await?;
             Ok(Err(error))
         }

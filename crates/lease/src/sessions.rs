@@ -1,7 +1,7 @@
 //! Sessions for a store in PostgreSQL: from an application's pool, or of its own.
 
 use sqlx::pool::PoolConnection;
-use sqlx::{PgConnection, PgPool, Postgres};
+use sqlx::{PgPool, Postgres};
 use tokio::time::{Instant, timeout_at};
 
 use oncely_postgres::{NoSession, PooledSession, SessionPool};
@@ -14,7 +14,7 @@ pub(crate) enum SessionSource {
     Own(SessionPool),
 }
 
-/// A session for one transaction.
+/// A session for one statement, or several that commit together.
 pub(super) enum TransactionSession {
     Pool(PoolConnection<Postgres>),
     Own(PooledSession),
@@ -51,13 +51,6 @@ impl SessionSource {
 }
 
 impl TransactionSession {
-    pub(super) fn connection(&mut self) -> &mut PgConnection {
-        match self {
-            Self::Pool(connection) => connection,
-            Self::Own(session) => session.connection(),
-        }
-    }
-
     /// Gives a usable session back. A pool's connection returns by itself.
     pub(super) fn give_back(self) {
         if let Self::Own(session) = self {
