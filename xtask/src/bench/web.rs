@@ -167,7 +167,7 @@ impl<'s> Shop<'s> {
             vec!["select count(distinct key) from bench.payments", "select count(*) from bench.payments"];
         facts.extend(self.front.has_keys().then_some(
             "select count(*) from oncely.idempotency_keys as k join bench.payments as p on p.key = k.key
-             where k.status = 'COMPLETED' and k.http_status = 201",
+             where k.status = 'COMPLETED' and coalesce(k.http_status = 201, k.response is not null)",
         ));
         for fact in facts {
             let found: i64 = sqlx::query(fact).fetch_one(&mut self.watch).await?.get(0);

@@ -14,10 +14,10 @@ use bars::{Bars, Row};
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// Files with one JSON object a line; a case that comes twice counts as it came last
+    /// Files with one JSON object a line, of runs with and without --network; a case that comes twice counts as it came last
     #[arg(required = true)]
     files: Vec<PathBuf>,
-    /// Folder to write ratios.svg, rates.svg, cpu.svg and, where `bench long` is in the files, long.svg to
+    /// Folder to write compared.svg, cpu.svg and, where `bench long` is in the files, long.svg to
     #[arg(long, default_value = "docs/src/explanation/performance")]
     out: PathBuf,
 }
@@ -40,7 +40,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
                 minutes.push(minute.clone());
                 continue;
             }
-            match cases.iter_mut().find(|before| before["name"] == case["name"]) {
+            let is_same =
+                |before: &Value| before["name"] == case["name"] && is_remote(before) == is_remote(&case);
+            match cases.iter_mut().find(|before| is_same(before)) {
                 Some(before) => *before = case,
                 None => cases.push(case),
             }
@@ -58,8 +60,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         return Ok(());
     }
     let draw = |name: &str, bars: &Bars| draw(&arguments.out.join(name), bars);
-    draw("ratios.svg", &ratios(&cases))?;
-    draw("rates.svg", &rates(&cases))?;
+    draw("compared.svg", &compared(&cases))?;
     draw("cpu.svg", &cpu(&cases))
 }
 
@@ -73,44 +74,45 @@ fn name(case: &Value) -> String {
     case["name"].as_str().unwrap_or_default().to_owned()
 }
 
-/// How much of its target each case reached: 1 is the target, more is better, whichever way the ratio goes.
-fn ratios(cases: &[Value]) -> Bars {
-    let rows = cases.iter().filter_map(|case| {
-        let (ratio, target) = (case["ratio"].as_f64()?, case["target"].as_f64()?);
-        let at_most = case["kind"] == "at_most";
-        let reached = if at_most { target / ratio } else { ratio / target };
-        let sign = if at_most { '≤' } else { '≥' };
-        let note = match name(case).as_str() {
-            "worker_rss" => format!("{:.0} MiB (≤ {:.0} MiB)", ratio / 1_048_576.0, target / 1_048_576.0),
-            _ => format!("{} ({sign} {target})", bars::number(ratio)),
-        };
-        let series = usize::from(case["met"] != true);
-        Some(Row { label: name(case), parts: vec![(series, reached)], note })
-    });
-    Bars {
-        title: "What each case reached, as a multiple of its target".to_owned(),
-        series: vec!["met".to_owned(), "missed".to_owned()],
-        rows: rows.collect(),
-        mark: Some(1.0),
-    }
+/// Whether a case ran over a network.
+fn is_remote(case: &Value) -> bool {
+    !case["network"].is_null()
 }
 
-/// Messages a second, ours and the baseline's.
-fn rates(cases: &[Value]) -> Bars {
+/// What to draw of the comparison with the usual way: the case, and its label. Of a time the reciprocal counts.
+const COMPARED: [(&str, &str); 11] = [
+    ("e2e_quorum_full", "rate, quorum queue"),
+    ("e2e_classic_full", "rate, classic queue"),
+    ("e2e_per_message_sql", "a call per message"),
+    ("e2e_rust_handler", "handler in Rust"),
+    ("hot_stock_2", "rate, 15 hot rows"),
+    ("hot_one_row_2", "rate, one hot row"),
+    ("latency_200", "latency at 200/s (p99)"),
+    ("latency_1000", "latency at 1,000/s (p99)"),
+    ("lease_empty", "leases"),
+    ("http_throughput", "HTTP door, requests/s"),
+    ("http_p50_500", "HTTP door, latency (p50)"),
+];
+
+/// How many times as good as the usual way it is, on loopback and over the network.
+fn compared(cases: &[Value]) -> Bars {
     let mut rows = Vec::new();
-    for case in cases {
-        for (series, side) in ["ours", "baseline"].into_iter().enumerate() {
-            if let Some(rate) = case[side]["rate"]["median"].as_f64() {
-                let label = if series == 0 { name(case) } else { String::new() };
-                rows.push(Row { label, parts: vec![(series, rate)], note: format!("{rate:.0}/s") });
-            }
+    for (wanted, text) in COMPARED {
+        let mut label = text.to_owned();
+        for (series, remote) in [false, true].into_iter().enumerate() {
+            let found = cases.iter().find(|case| name(case) == wanted && is_remote(case) == remote);
+            let Some(ratio) = found.and_then(|case| case["ratio"].as_f64()) else { continue };
+            let is_time = wanted.starts_with("latency") || wanted.starts_with("http_p50");
+            let times = if is_time { ratio.recip() } else { ratio };
+            let note = format!("{} ×", bars::number(times));
+            rows.push(Row { label: std::mem::take(&mut label), parts: vec![(series, times)], note });
         }
     }
     Bars {
-        title: "Messages a second".to_owned(),
-        series: vec!["Oncely".to_owned(), "baseline".to_owned()],
+        title: "Oncely compared with the usual way: more is better, 1 is the same".to_owned(),
+        series: vec!["loopback".to_owned(), "a network with a round trip of 1 ms".to_owned()],
         rows,
-        mark: None,
+        mark: Some(1.0),
     }
 }
 
@@ -118,7 +120,7 @@ fn rates(cases: &[Value]) -> Bars {
 fn cpu(cases: &[Value]) -> Bars {
     const PROCESSES: [&str; 4] = ["postgres", "rabbitmq", "redis", "consumer (and relay)"];
     let mut rows = Vec::new();
-    for case in cases {
+    for case in cases.iter().filter(|case| !is_remote(case) && name(case).starts_with("e2e_")) {
         for side in ["ours", "baseline"] {
             let Some(cpu) = case[side]["cpu_us"].as_object() else { continue };
             let of = |roles: &[&str]| roles.iter().filter_map(|role| cpu.get(*role)?.as_f64()).sum::<f64>();
