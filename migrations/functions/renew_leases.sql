@@ -1,5 +1,6 @@
--- Renews many leases at once. Skips a locked row, which is being finished or taken over, until the next renewal. Its
--- plan is kept, and may have been made while the table was short: it must not scan the table.
+-- Renews many leases at once. Skips a locked row, which is being finished or taken over, until the next renewal. Finds
+-- each key through the primary key, whatever the statistics at planning time: the plan is kept. Hence neither scans nor
+-- other joins, and a held key is one with run_ends_at (see idempotency_keys_held).
 create or replace function oncely.renew_leases(
     tenants text[],
     consumer text,
@@ -13,6 +14,8 @@ create or replace function oncely.renew_leases(
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
 as $$
 #variable_conflict use_column
 begin
@@ -26,7 +29,7 @@ begin
             from asked as a
             join oncely.idempotency_keys as i
                 on i.tenant = a.tenant and i.consumer = renew_leases.consumer and i.key = a.key
-            where i.owner is not null and i.fencing_token = a.token and i.run_ends_at > clock_timestamp()
+            where i.fencing_token = a.token and i.run_ends_at > clock_timestamp()
             for update of i skip locked
         ),
         renewed as (
@@ -37,8 +40,7 @@ begin
             returning i.tenant, i.key, i.not_before
         )
         select a.place, r.not_before - clock_timestamp(),
-            r.key is not null
-            or coalesce(i.owner is not null and i.fencing_token = a.token and i.run_ends_at > clock_timestamp(), false)
+            r.key is not null or coalesce(i.fencing_token = a.token and i.run_ends_at > clock_timestamp(), false)
         from asked as a
         left join renewed as r on r.tenant = a.tenant and r.key = a.key
         left join oncely.idempotency_keys as i

@@ -68,7 +68,8 @@ async fn a_function_about_one_key_reads_by_the_primary_key_whatever_its_plan_was
         set local plan_cache_mode = force_generic_plan;
         select oncely.claim_request('acme', 'orders', 'k', now(), null);
         select oncely.claim_request('acme', 'orders', 'k', now(), null);
-        select oncely.retake_request('acme', 'orders', 'k', now(), null, now())";
+        select oncely.retake_request('acme', 'orders', 'k', now(), null, now());
+        select oncely.renew_leases(array['acme', 'acme'], 'orders', array['k', 'l'], array[1, 2]::bigint[], '30 s')";
     sqlx::raw_sql(script).execute(&mut world.sql).await.unwrap();
     let scans: Vec<(String, i64)> = sqlx::query_as(
         "select indexrelid::regclass::text, pg_stat_get_xact_numscans(indexrelid) from pg_index

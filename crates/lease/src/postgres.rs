@@ -37,6 +37,9 @@ const LOCKED_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// within 30 s closes its connection, a renewal after a third of its lease. A connection that was returned to the pool inside a transaction
 /// is closed, too. If the program stalls inside a transaction, the row stays locked for two seconds: then the server ends the session.
 ///
+/// A statement that is not answered may be carried out later, when a server that stood still goes on. A claim then holds its key for the
+/// length of a lease and counts as a crash; the other statements are fenced by the lease's token.
+///
 /// A store that could not reach the server takes over no key for the length of a lease: the holder could not renew, either.
 #[derive(Clone, Debug)]
 pub struct PostgresStore {
@@ -145,7 +148,7 @@ async fn run_committed<T>(
     session: &mut TransactionSession,
     statement: impl for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<T, sqlx::Error>>,
 ) -> Result<Result<T, sqlx::Error>, sqlx::Error> {
-    let is_refusal = |error: &sqlx::Error| error.as_database_error().is_some() && !pg::is_outage(error);
+    let is_refusal = |error: &sqlx::Error| error.as_database_error().is_some() && !pg::ends_session(error);
     let connection = match session {
         TransactionSession::Pool(connection) => connection,
         // Only this crate's statements run in it, so no transaction is open, and each statement commits by itself: one round trip, not three.

@@ -103,6 +103,14 @@ pub fn is_outage(error: &sqlx::Error) -> bool {
     classify_error(error).is_none()
 }
 
+/// Returns whether the session is over, or may be: an outage, or an error with which the server has ended it, regardless of its code.
+#[must_use]
+pub fn ends_session(error: &sqlx::Error) -> bool {
+    let database = error.as_database_error().and_then(|error| error.try_downcast_ref::<PgDatabaseError>());
+    is_outage(error)
+        || database.is_some_and(|error| matches!(error.severity(), PgSeverity::Fatal | PgSeverity::Panic))
+}
+
 /// Returns whether every session may meet an error: an outage, or a state of the server (its resources, grants, configuration).
 #[must_use]
 pub fn affects_all_sessions(error: &sqlx::Error) -> bool {

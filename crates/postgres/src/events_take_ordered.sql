@@ -1,6 +1,6 @@
 -- Takes these events of ordering keys, with their positions within their keys. Leaves out rows that another session holds
 -- or that are not due any more, so the caller uses a key's events only up to the first gap in their positions. Treats
--- times, headers and sizes as in events_take.sql; the order for the limit of bytes is that of events_follow.sql. Numbers
+-- times, headers, sizes and rows beyond the limit of bytes as in events_take.sql, in the order of events_follow.sql. Numbers
 -- follow the order of the commits: the predecessors of a visible event are visible, too, or published and gone.
 with due as materialized (
     select e.tenant, e.id, e.created_at, e.attempts, e.reply, e.exchange, e.routing_key, e.ordering_key, p.place, e.message_id,

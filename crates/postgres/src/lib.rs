@@ -115,7 +115,7 @@ pub use error::{
     classify_sqlstate, is_outage,
 };
 pub use error::{
-    classify_cause, describe, format_operator_text, is_cancelled, is_slow, is_temporary,
+    classify_cause, describe, ends_session, format_operator_text, is_cancelled, is_slow, is_temporary,
     set_server_texts_shown,
 };
 pub use event::emit;

@@ -10,6 +10,7 @@ use oncely::lease::{
     StepError, StoreError, fingerprint,
 };
 use oncely::reason::Reason;
+use oncely_postgres::{HostState, PgSettings, SessionFactory, SessionPool, Timelines};
 use sqlx::postgres::PgPoolOptions;
 use testbed::eventually;
 use testbed::proxy::{Mode, OneShot, Proxy};
@@ -28,6 +29,31 @@ async fn the_store_in_postgresql_conforms() {
     let world = World::new().await;
     let pool = pool(world.database.url()).await;
     conforms(&PostgresStore::new(pool.clone()), &PostgresClock(pool), 300).await;
+}
+
+/// Sessions as a gateway has them.
+fn own_sessions(url: &str) -> SessionPool {
+    let limit = Duration::from_secs(30);
+    let settings = PgSettings {
+        url: url.to_owned().into(),
+        other_hosts: Vec::new(),
+        url_file: None,
+        tls: None,
+        allow_plaintext: true,
+        connect_timeout: limit,
+        statement_timeout: limit,
+        lock_timeout: limit,
+        host_state: HostState::default(),
+    };
+    let factory = SessionFactory::new(settings, "main".to_owned(), Timelines::default());
+    SessionPool::new(factory, "test".to_owned(), 12, limit)
+}
+
+#[tokio::test]
+async fn the_store_in_postgresql_conforms_on_sessions_of_its_own() {
+    let world = World::new().await;
+    let clock = PostgresClock(pool(world.database.url()).await);
+    conforms(&PostgresStore::from_sessions(own_sessions(world.database.url())), &clock, 300).await;
 }
 
 #[tokio::test]

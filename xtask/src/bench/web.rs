@@ -119,6 +119,12 @@ impl<'s> Shop<'s> {
             Front::Shop | Front::Gateway | Front::Nginx => {}
         }
         let mut members = vec![start("shop", "bench", &arguments)?];
+        if is_behind {
+            // A client that sends nothing waits until the shop listens.
+            let nothing =
+                ["order", "--port", &shop_port, "--requests", "0", "--seed", "0", "--connections", "1"];
+            stage.ask("bench", &nothing, &[]).await?;
+        }
         match front {
             Front::Gateway => members.push(start("gateway", "oncely", &["gateway"])?),
             Front::Nginx => {

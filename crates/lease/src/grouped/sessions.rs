@@ -16,7 +16,7 @@ use oncely_core::fault::{Fault, FaultClass};
 use oncely_failpoint as failpoint;
 use oncely_postgres::{
     self as pg, DatabaseClock, LastOutage, NoSession, PgFault, PoolLimits, Session, SessionFactory,
-    SessionOpener, SessionPool, classify, is_lease_lost, is_outage, is_temporary,
+    SessionOpener, SessionPool, classify, is_lease_lost, is_temporary,
 };
 
 /// The reason why a statement has no answer.
@@ -142,7 +142,9 @@ impl LeaseSessions {
         let refusable: Statement<Result<T, sqlx::Error>, sqlx::Error> = Box::new(move |session| {
             Box::pin(async move {
                 match statement(session).await {
-                    Err(error) if error.as_database_error().is_some() && !is_outage(&error) => Ok(Err(error)),
+                    Err(error) if error.as_database_error().is_some() && !pg::ends_session(&error) => {
+                        Ok(Err(error))
+                    }
                     result => result.map(Ok),
                 }
             })
