@@ -151,7 +151,7 @@ async fn run_committed<T>(
     let is_refusal = |error: &sqlx::Error| error.as_database_error().is_some() && !pg::ends_session(error);
     let connection = match session {
         TransactionSession::Pool(connection) => connection,
-        // Only this crate's statements run in it, so no transaction is open, and each statement commits by itself: one round trip, not three.
+        // No statement in it leaves a transaction open, so each commits by itself: one round trip, not three.
         TransactionSession::Own(session) => {
             return match statement(session.connection()).await {
                 Err(error) if !is_refusal(&error) => Err(error),

@@ -46,7 +46,7 @@ impl Front {
 /// A case's names, ours and its baseline.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pair {
-    /// Of the median at a fixed rate, of first requests a second, and of replays a second, where they are a case.
+    /// Of the median at a fixed rate, of first requests a second, and of replays a second.
     pub(crate) names: [&'static str; 3],
     ours: Front,
     baseline: Front,
