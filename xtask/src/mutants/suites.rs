@@ -259,6 +259,14 @@ pub(crate) const TESTED: &[Tested] = &[
         &["headers::tests::a_table_of_one_entry_counts_as_much_as_its_node_takes"],
     ),
     it("events_in_one_order", &["events::order::large_events_of_ordering_keys_keep_no_other_waiting"]),
+    it(
+        "gaps_of_a_key_are_ignored",
+        &["events::order::events_of_a_key_arrive_in_the_order_of_the_commits_through_two_relays"],
+    ),
+    it(
+        "renewals_scan_their_table",
+        &["key_plans::a_function_about_one_key_reads_by_the_primary_key_whatever_its_plan_was_made_for"],
+    ),
     it("events_wait_is_not_withdrawn", &["events::prompt::a_relay_at_work_has_withdrawn_its_announcement"]),
     it(
         "mirror_records_of_any_size",
