@@ -110,6 +110,31 @@ async fn a_key_whose_event_has_failed_lets_others_go_first() {
 }
 
 #[tokio::test]
+async fn events_behind_one_that_another_relay_holds_are_left_to_it() {
+    let mut world = World::new().await;
+    run(
+        &mut world,
+        "insert into oncely.events (tenant, id, created_at, available_at, exchange, routing_key, payload, ordering_key,
+             ordering_number)
+         select 'acme', oncely.uuid_v7(now()), now(), now(), '', 'q', 'xx', 'k', n from generate_series(1, 3) as n",
+    )
+    .await;
+    let limits = pg::TakeLimits { events: 10, bytes: 1_000, keys: 10, per_key: 10 };
+    for held in 1..=3 {
+        let mut other = world.database.connect().await.unwrap();
+        let mut holding = other.begin().await.unwrap();
+        let hold = "select 1 from oncely.events where ordering_number = $1 for update";
+        sqlx::query(hold).bind(held).execute(&mut *holding).await.unwrap();
+        let mut transaction = world.sql.begin().await.unwrap();
+        let now = pg::read_database_time(&mut transaction).await.unwrap();
+        let taken = pg::take_ordered(&mut transaction, now, limits, &mut None).await.unwrap();
+        assert_eq!(i64::try_from(taken.len()).unwrap(), held - 1, "the one numbered {held} is held");
+        // At once: dropped, it would keep its locks until the session's next statement.
+        transaction.rollback().await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn events_of_a_key_arrive_in_the_order_of_the_commits_through_two_relays() {
     let mut world = world_with("batch = 20").await;
     let queue = world.queue("told");

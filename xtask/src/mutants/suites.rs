@@ -261,7 +261,7 @@ pub(crate) const TESTED: &[Tested] = &[
     it("events_in_one_order", &["events::order::large_events_of_ordering_keys_keep_no_other_waiting"]),
     it(
         "gaps_of_a_key_are_ignored",
-        &["events::order::events_of_a_key_arrive_in_the_order_of_the_commits_through_two_relays"],
+        &["events::order::events_behind_one_that_another_relay_holds_are_left_to_it"],
     ),
     it(
         "renewals_scan_their_table",
