@@ -13,6 +13,8 @@ pub enum Generation {
     Host,
     /// Debian 13: PostgreSQL 17, RabbitMQ 4.0, Valkey 8.1, in a root of its own.
     Trixie,
+    /// Debian 14, before its release: PostgreSQL 18, RabbitMQ 4.3, Valkey 9, in a root of its own.
+    Forky,
 }
 
 static CHOSEN: OnceLock<Generation> = OnceLock::new();
@@ -21,6 +23,9 @@ impl Generation {
     /// The environment variable that names it; unset or empty is this machine's own. (`ONCELY_…` would be a key of the product's
     /// configuration.)
     pub const VARIABLE: &str = "TESTBED_SERVERS";
+
+    /// All of them.
+    const ALL: [Self; 3] = [Self::Host, Self::Trixie, Self::Forky];
 
     /// Chooses for this process, before any server starts. Processes of its own are told with [`Generation::VARIABLE`].
     ///
@@ -55,6 +60,7 @@ impl Generation {
         match self {
             Self::Host => "host",
             Self::Trixie => "trixie",
+            Self::Forky => "forky",
         }
     }
 }
@@ -67,14 +73,16 @@ impl fmt::Display for Generation {
 
 /// There are no servers of that name.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("no servers {0:?} are known; there are \"host\" (this machine's own) and \"trixie\" (Debian 13)")]
+#[error(
+    "no servers {0:?} are known; there are \"host\" (this machine's own), \"trixie\" (Debian 13) and \"forky\" (Debian 14)"
+)]
 pub struct UnknownGeneration(String);
 
 impl FromStr for Generation {
     type Err = UnknownGeneration;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
-        [Self::Host, Self::Trixie]
+        Self::ALL
             .into_iter()
             .find(|generation| generation.name() == name)
             .ok_or_else(|| UnknownGeneration(name.to_owned()))
@@ -87,10 +95,13 @@ mod tests {
 
     #[test]
     fn a_generation_is_known_by_its_name_and_no_other() {
-        for generation in [Generation::Host, Generation::Trixie] {
+        for generation in Generation::ALL {
             assert_eq!(generation.to_string().parse::<Generation>().unwrap(), generation);
         }
         let unknown = "bookworn".parse::<Generation>().unwrap_err().to_string();
-        assert!(unknown.contains("bookworn") && unknown.contains("trixie"), "{unknown}");
+        assert!(
+            unknown.contains("bookworn") && unknown.contains("trixie") && unknown.contains("forky"),
+            "{unknown}"
+        );
     }
 }

@@ -62,14 +62,18 @@ impl Root {
     /// The root of a generation, if it has one.
     pub(crate) fn of(generation: Generation) -> Option<&'static Self> {
         static TRIXIE: OnceLock<Root> = OnceLock::new();
-        match generation {
-            Generation::Host => None,
-            Generation::Trixie => Some(TRIXIE.get_or_init(|| Self {
-                release: "trixie",
-                packages: &SERVERS,
-                folder: cached("servers/trixie"),
-            })),
-        }
+        static FORKY: OnceLock<Root> = OnceLock::new();
+        let root = match generation {
+            Generation::Host => return None,
+            Generation::Trixie => &TRIXIE,
+            Generation::Forky => &FORKY,
+        };
+        let release = generation.name();
+        Some(root.get_or_init(|| Self {
+            release,
+            packages: &SERVERS,
+            folder: cached("servers").join(release),
+        }))
     }
 
     /// Debian's smallest base system, with nothing of ours and of nobody else.
@@ -172,8 +176,11 @@ impl Root {
         let mut debootstrap = Command::new("unshare");
         debootstrap
             .args(["--mount", "--", "debootstrap", "--variant=minbase", self.release])
-            .arg(&self.folder)
-            .args(mirror());
+            .arg(&self.folder);
+        if let Some(mirror) = mirror() {
+            // An older debootstrap does not know the names of newer releases, which all have this script.
+            debootstrap.args([mirror.as_str(), "/usr/share/debootstrap/scripts/sid"]);
+        }
         run("the base system (debootstrap)", debootstrap)?;
         if !self.packages.is_empty() {
             self.install()?;
@@ -192,7 +199,8 @@ impl Root {
             self.folder.join("etc/postgresql-common/createcluster.conf"),
             "create_main_cluster = false\n",
         )?;
-        run("package lists", self.apt_get(&["update", "-q"]))?;
+        // Lists of a release in the making expire after a week, and a mirror may be older.
+        run("package lists", self.apt_get(&["update", "-q", "-o", "Acquire::Check-Valid-Until=false"]))?;
         let install = [&["install", "-y", "-q", "--no-install-recommends"], self.packages].concat();
         run("the servers", self.apt_get(&install))?;
         run("clean", self.apt_get(&["clean"]))

@@ -3,10 +3,10 @@
 use clap::Args;
 use testbed::Generation;
 
-#[derive(Clone, Copy, Debug, Args)]
+#[derive(Clone, Copy, Debug, Default, Args)]
 pub(crate) struct Choice {
-    /// Servers of this Debian release, in a root that is made once: trixie has PostgreSQL 17, RabbitMQ 4.0 and Valkey 8.1.
-    /// Needs root. Default: what $TESTBED_SERVERS says, else this machine's own
+    /// Servers of this Debian release, in a root that is made once: trixie has PostgreSQL 17, RabbitMQ 4.0 and Valkey 8.1,
+    /// forky 18, 4.3 and 9. Needs root. Default: what $TESTBED_SERVERS says, else this machine's own
     #[arg(long, value_name = "RELEASE")]
     servers: Option<Generation>,
 }
