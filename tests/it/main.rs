@@ -51,6 +51,7 @@ mod lease_crashes;
 mod lease_stores;
 mod leased;
 mod leases;
+mod many_queues;
 mod memory;
 mod migrations;
 mod mirror;

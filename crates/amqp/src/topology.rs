@@ -171,8 +171,7 @@ impl Topology {
         }
         // Messages that the broker gives up itself (delivery limit, length, TTL) must go to the same dead-letter queue.
         let mut work_arguments = self.build_dead_lettering_arguments(&Self::dead_letter_exchange(queue));
-        let mut dead_letter_arguments =
-            build_arguments([("x-queue-type", to_text_value(self.queue_type.as_str()))]);
+        let mut dead_letter_arguments = self.build_type_arguments();
         match self.queue_type {
             QueueType::Quorum => {
                 work_arguments.insert("x-delivery-limit".into(), AMQPValue::LongLongInt(DELIVERY_LIMIT));
@@ -251,13 +250,24 @@ impl Topology {
         declarations
     }
 
+    /// Builds the arguments of the queue's type. The leaders of quorum queues are spread over the nodes of a cluster: by default
+    /// each is on the node that declares the queue, so that one node would lead all queues of an `oncely topology apply`.
+    fn build_type_arguments(&self) -> FieldTable {
+        let mut table = build_arguments([("x-queue-type", to_text_value(self.queue_type.as_str()))]);
+        match self.queue_type {
+            QueueType::Quorum => {
+                table.insert("x-queue-leader-locator".into(), to_text_value("balanced"));
+            }
+            QueueType::Classic => {}
+        }
+        table
+    }
+
     /// Builds the arguments by which a queue passes its dead letters to an exchange. Quorum queues transfer dead letters at least once
     /// (RabbitMQ requires the overflow setting for it); classic ones can't: the broker may drop one if its target is unavailable.
     fn build_dead_lettering_arguments(&self, dead_letter_exchange: &str) -> FieldTable {
-        let mut table = build_arguments([
-            ("x-queue-type", to_text_value(self.queue_type.as_str())),
-            ("x-dead-letter-exchange", to_text_value(dead_letter_exchange)),
-        ]);
+        let mut table = self.build_type_arguments();
+        table.insert("x-dead-letter-exchange".into(), to_text_value(dead_letter_exchange));
         match self.queue_type {
             QueueType::Quorum => {
                 table.insert("x-dead-letter-strategy".into(), to_text_value("at-least-once"));
