@@ -74,6 +74,7 @@ mod rust_handlers;
 mod search_path;
 mod secrets;
 mod sentinel;
+mod separate_databases;
 mod session_settings;
 mod silence;
 #[allow(dead_code)]
