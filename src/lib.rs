@@ -70,8 +70,8 @@ pub mod config {
         EncryptionSettings, EventSettings, GatewaySettings, GatewayTenant, GcSettings, InFlightPolicy,
         LargeResponse, LeaseSettings, LogFormat, LogSettings, MirrorSettings, Mode, Network, Problem,
         Problems, ProxySecret, ProxySettings, QueueArgument, QueueBinding, QueueType, RabbitSettings,
-        RelaySettings, SpanAttributes, SpanParent, TlsSettings, TraceSettings, UnknownOutcomePolicy,
-        WorkerSettings, mask_url,
+        RedisCluster, RelaySettings, SpanAttributes, SpanParent, TlsSettings, TraceSettings,
+        UnknownOutcomePolicy, WorkerSettings, mask_url,
     };
 }
 

@@ -35,6 +35,7 @@ pub mod proxy;
 mod rabbitmq;
 mod raw;
 mod redis;
+mod redis_cluster;
 mod root;
 mod sentinel;
 mod servers;
@@ -70,6 +71,7 @@ pub use provider::Provider;
 pub use rabbitmq::RabbitMq;
 pub use raw::{RawConnection, RawMessage, RawProperties, RawValue, Refusal};
 pub use redis::Redis;
+pub use redis_cluster::RedisCluster;
 pub use rustix::process::Signal;
 pub use sentinel::{Sentinel, SentinelRedis};
 pub use servers::{Servers, Urls};
@@ -77,3 +79,7 @@ pub use tool::{chromium, nginx, systemd_analyze};
 pub use usage::{cpu_time, cpu_time_of_family};
 pub use virtual_host::VirtualHost;
 pub use wait::{DEADLINE, eventually, eventually_within};
+
+/// SQL for a migrated database, after which relays and collections work on two units, and statements that lock rows on one tenant at a
+/// time: what an engine that spreads tables over nodes asks of every statement.
+pub const DIVIDED: &str = include_str!("divided.sql");

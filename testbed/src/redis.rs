@@ -65,6 +65,10 @@ impl Redis {
         self.port
     }
 
+    pub(crate) fn bus_port(&self) -> u16 {
+        self.bus_port
+    }
+
     /// Starts the server (again), empty, on the same port and waits until it answers.
     pub async fn restart(&mut self) -> anyhow::Result<()> {
         self.kill()?;

@@ -67,6 +67,7 @@ mod plaintext;
 mod pooler;
 mod printed;
 mod queues;
+mod redis_cluster;
 mod refusals;
 mod retention;
 mod rights;

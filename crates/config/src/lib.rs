@@ -40,7 +40,7 @@ pub use encryption::EncryptionSettings;
 pub use events::EventSettings;
 pub use gateway::{GatewaySettings, GatewayTenant, UnknownOutcomePolicy};
 pub use gateway_config::{GatewayConfig, load as load_gateway};
-pub use mirror::MirrorSettings;
+pub use mirror::{MirrorSettings, RedisCluster};
 pub use origin::{EffectiveSetting, read_effective_settings};
 pub use problems::{Problem, Problems};
 pub use queue::{QueueArgument, QueueBinding};
@@ -317,7 +317,7 @@ impl Config {
         let postgres = file.postgres.into_settings(problems);
         let statement = StatementLimit { timeout: postgres.statement_timeout, is_set };
         let rabbitmq = file.rabbitmq.into_settings(problems);
-        let mirror = mirror::into_settings(file.redis, file.mirror, problems);
+        let mirror = mirror::into_settings(file.redis, file.mirror, &cell, problems);
         let worker = file.worker.into_settings(problems);
         let relay = file.relay.into_settings(problems);
         let events = file.events.into_settings(problems);

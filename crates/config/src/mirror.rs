@@ -16,16 +16,17 @@ use super::given_url::{GivenUrl, UrlSetting};
 use super::tls::{TlsTable, report_refused_connection};
 use super::values::{DAY, HOUR, Length, MILLISECOND, SECOND, Secret, Urls};
 use oncely_core::decide::PrecheckMode;
-use oncely_net::server_url::{mask_url, split_urls};
+use oncely_net::server_url::{differ_by_host_alone, mask_url, split_urls};
 use oncely_net::tls::{TlsError, TlsSettings, describe_plaintext_refusal, tls_for_scheme};
 use oncely_net::url_file::{self, UrlFileError};
 
 #[derive(Default, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct RedisTable {
-    /// URL of Redis, or REDIS_URL. Without one PostgreSQL answers for all duplicates.
+    /// URL of Redis, or REDIS_URL. Without one PostgreSQL answers for all duplicates. Of a cluster several nodes may be named, as a list or with
+    /// blanks in between.
     #[schemars(extend("x-example" = "redis://host:6379/0"))]
-    pub(crate) url: Option<Secret>,
+    pub(crate) url: Option<Urls>,
     /// As in `[postgres]`, or REDIS_URL_FILE.
     #[schemars(extend("x-example" = "/run/secrets/redis-url"))]
     pub(crate) url_file: Option<PathBuf>,
@@ -36,6 +37,8 @@ pub(crate) struct RedisTable {
     /// A file that holds them instead, read again for each connection.
     #[schemars(extend("x-example" = "/run/secrets/redis-sentinels"))]
     pub(crate) sentinels_file: Option<PathBuf>,
+    /// Is it a Redis Cluster? url names nodes then, which are asked for the others. All entries of a cell are in one slot, so on one master.
+    pub(crate) cluster: bool,
     /// As in `[rabbitmq]`, for rediss://. A Sentinel is verified by the host of its own URL, not by server_name.
     #[schemars(extend("x-example" = { "ca": "/etc/oncely/ca.pem", "cert": "/etc/oncely/cert.pem", "key": "/etc/oncely/key.pem", "server_name": "cache.internal" }))]
     pub(crate) tls: Option<TlsTable>,
@@ -112,6 +115,8 @@ pub struct MirrorSettings {
     pub sentinels: Vec<SecretString>,
     /// File that holds them, read again for each connection; `sentinels` is its content at the start.
     pub sentinels_file: Option<PathBuf>,
+    /// The cluster, if `url` is that of one of its nodes.
+    pub cluster: Option<RedisCluster>,
     /// Certificates.
     pub tls: Option<TlsSettings>,
     /// Whether a connection to another machine may go without TLS.
@@ -128,6 +133,33 @@ pub struct MirrorSettings {
     pub key: Option<SecretString>,
 }
 
+/// A Redis Cluster.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct RedisCluster {
+    /// URLs of further nodes that are asked where the keys are.
+    pub other_nodes: Vec<SecretString>,
+    /// Name of the cell, which decides about the slot of the mirror's entries.
+    pub cell: String,
+}
+
+impl RedisCluster {
+    /// Creates a cluster without further nodes, for a cell.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn new(other_nodes: Vec<SecretString>, cell: &str) -> Self {
+        Self { other_nodes, cell: cell.to_owned() }
+    }
+
+    /// Returns the part of all entries' names that decides about their slot.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn slot_key(&self) -> String {
+        // Braces of its own would be taken for the end of it, or for none.
+        format!("{{{}}}", self.cell.replace(['{', '}'], "_"))
+    }
+}
+
 impl MirrorSettings {
     /// Creates settings for the Redis at this URL, with defaults otherwise.
     #[doc(hidden)]
@@ -137,6 +169,7 @@ impl MirrorSettings {
             url_file: None,
             sentinels: Vec::new(),
             sentinels_file: None,
+            cluster: None,
             tls: None,
             allow_plaintext: false,
             ttl: HOUR.0,
@@ -155,7 +188,16 @@ impl MirrorSettings {
     pub fn reread_urls(&self) -> Result<Cow<'_, Self>, UrlFileError> {
         let mut settings = Cow::Borrowed(self);
         if let Some(file) = &self.url_file {
-            settings.to_mut().url = url_file::read(file)?;
+            let settings = settings.to_mut();
+            let text = url_file::read(file)?;
+            match &mut settings.cluster {
+                None => settings.url = text,
+                Some(cluster) => {
+                    let mut urls = split_urls(text.expose_secret()).into_iter();
+                    settings.url = urls.next().unwrap_or_default();
+                    cluster.other_nodes = urls.collect();
+                }
+            }
         }
         if let Some(file) = &self.sentinels_file {
             settings.to_mut().sentinels = split_urls(url_file::read(file)?.expose_secret());
@@ -163,19 +205,51 @@ impl MirrorSettings {
         Ok(settings)
     }
 
+    /// Returns the URL of the server, or those of the configured nodes of a cluster.
+    #[doc(hidden)]
+    pub fn node_urls(&self) -> impl Iterator<Item = &SecretString> {
+        std::iter::once(&self.url).chain(self.cluster.iter().flat_map(|cluster| &cluster.other_nodes))
+    }
+
+    /// Lists the problems of the URLs of a cluster's nodes.
+    #[doc(hidden)]
+    pub fn node_problems(&self) -> Vec<&'static str> {
+        let has_database = |url: &SecretString| {
+            Url::parse(url.expose_secret()).is_ok_and(|url| !["", "/", "/0"].contains(&url.path()))
+        };
+        let mut problems = Vec::new();
+        if !differ_by_host_alone(self.node_urls()) {
+            problems
+                .push("has URLs that differ in more than host and port: they must be nodes of one cluster");
+        }
+        if self.node_urls().any(has_database) {
+            problems.push("has a database: a cluster has the one without a number");
+        }
+        problems
+    }
+
     /// Returns the TLS settings for the server; `None` for a plaintext connection.
     #[doc(hidden)]
     pub fn redis_tls(&self) -> Result<Option<TlsSettings>, TlsError> {
         match Url::parse(self.url.expose_secret()) {
-            // The Sentinels may name a master on another machine.
-            Ok(url) if !self.sentinels.is_empty() && url.scheme() != "rediss" && !self.allow_plaintext => {
-                let master = format!("the master {}", url.host_str().unwrap_or_default());
+            // The Sentinels may name a master on another machine, and so may a node.
+            Ok(url) if self.is_found() && url.scheme() != "rediss" && !self.allow_plaintext => {
+                let host = url.host_str().unwrap_or_default();
+                let master = match self.cluster {
+                    None => format!("the master {host}"),
+                    Some(_) => format!("the cluster of {host}"),
+                };
                 Err(TlsError::Refused(describe_plaintext_refusal(&master, "rediss://", "redis")))
             }
             Ok(url) => tls_for_scheme(&url, "rediss", self.tls.as_ref(), self.allow_plaintext, "redis"),
             // Reported elsewhere.
             Err(_) => Ok(None),
         }
+    }
+
+    /// Returns whether other servers are asked for the address of the server.
+    fn is_found(&self) -> bool {
+        !self.sentinels.is_empty() || self.cluster.is_some()
     }
 
     /// Returns the TLS settings for a Sentinel, which is addressed by the host of its own URL and must have that name; `None` for a
@@ -192,10 +266,11 @@ impl MirrorSettings {
     /// Returns the URLs of Redis and its Sentinels without passwords, for output.
     #[doc(hidden)]
     pub fn redacted(&self) -> String {
-        let url = mask_url(&self.url);
-        match self.sentinels.is_empty() {
-            true => url,
-            false => {
+        let url = self.node_urls().map(mask_url).collect::<Vec<_>>().join(" ");
+        match (&self.cluster, self.sentinels.is_empty()) {
+            (Some(_), _) => format!("{url} (cluster)"),
+            (None, true) => url,
+            (None, false) => {
                 let sentinels: Vec<String> = self.sentinels.iter().map(mask_url).collect();
                 format!("{url}, as {} say", sentinels.join(" "))
             }
@@ -225,20 +300,34 @@ const SENTINELS: UrlSetting<'_> = UrlSetting {
 pub(crate) fn into_settings(
     redis: RedisTable,
     table: MirrorTable,
+    cell: &str,
     problems: &mut Problems,
 ) -> Option<MirrorSettings> {
     let has_url = redis.url.is_some() || redis.url_file.is_some();
     let has_sentinels = redis.sentinels.is_some() || redis.sentinels_file.is_some();
     let sentinels = has_sentinels.then(|| SENTINELS.read(redis.sentinels, redis.sentinels_file, problems));
-    let url = redis.url.map(|url| Urls::Text(url.0));
     let given_url = match (has_url, has_sentinels) {
         (_, true) => {
             let by_name = UrlSetting { example: "redis://:password@mymaster/0", ..URL };
-            by_name.read(url, redis.url_file, problems)
+            by_name.read(redis.url, redis.url_file, problems)
         }
-        (true, false) => URL.read(url, redis.url_file, problems),
+        (true, false) => {
+            UrlSetting { has_several: redis.cluster, ..URL }.read(redis.url, redis.url_file, problems)
+        }
         (false, false) => GivenUrl::default(),
     };
+    if redis.cluster && has_sentinels {
+        problems.add(
+            "redis.cluster",
+            "is for a cluster, and redis.sentinels for a master: leave one of them out",
+        );
+    }
+    if !redis.cluster && !given_url.others.is_empty() {
+        problems.add(
+            &given_url.place,
+            "names several servers: several nodes are for a cluster (redis.cluster = true)",
+        );
+    }
     let sentinels = sentinels.unwrap_or_default();
     check_key(table.key.as_ref(), "mirror.key", problems);
     let settings = MirrorSettings {
@@ -246,6 +335,7 @@ pub(crate) fn into_settings(
         url_file: given_url.file,
         sentinels: std::iter::once(sentinels.url).chain(sentinels.others).filter(|_| has_sentinels).collect(),
         sentinels_file: sentinels.file,
+        cluster: redis.cluster.then(|| RedisCluster::new(given_url.others, cell)),
         tls: redis.tls.map(|tls| tls.into_settings("redis.tls", problems)),
         allow_plaintext: redis.allow_plaintext,
         ttl: table.ttl.0,
@@ -271,10 +361,20 @@ pub(crate) fn into_settings(
     for tls in sentinel_tls {
         report_refused_connection(Some(tls), &sentinels.place, problems);
     }
+    if given_url.is_valid && settings.cluster.is_some() {
+        check_node_urls(&settings, &given_url.place, problems);
+    }
     if given_url.is_valid && sentinels.is_valid {
         check_sentinel_urls(&settings, &given_url.place, &sentinels.place, problems);
     }
     has_url.then_some(settings)
+}
+
+/// Reports nodes of a cluster with different users or schemes, or with a database: a cluster has one.
+fn check_node_urls(settings: &MirrorSettings, place: &str, problems: &mut Problems) {
+    for problem in settings.node_problems() {
+        problems.add(place, problem);
+    }
 }
 
 /// Reports a port in the URL of the mirror (its host is the Sentinels' name of the master), and a database or options in a Sentinel's URL.

@@ -34,7 +34,7 @@ pub use self::catalogue::{CHECKS, find_check};
 pub use self::check::Check;
 use self::check_session::CheckSession;
 pub use self::limits::Limits;
-pub use self::redis_cluster::CLUSTER_TEXT;
+pub use self::redis_cluster::{CLUSTER_TEXT, NO_CLUSTER_TEXT};
 pub use self::report::{CheckResult, Report};
 pub use self::role::Role;
 pub use self::scope::CheckSelection;

@@ -36,13 +36,13 @@ pub(super) async fn run_checks(config: &Config, scope: &CheckSelection, findings
     }
     if scope.at_start {
         if let Ok(facts) = mirror.read_facts().await {
-            report_cluster(&facts, findings);
+            report_cluster(&facts, mirror.is_for_cluster(), findings);
         }
         return;
     }
     check_sentinels(&mirror, findings).await;
     match mirror.read_facts().await {
-        Ok(facts) => check_facts(&facts, settings.budget, findings),
+        Ok(facts) => check_facts(&facts, &mirror, settings.budget, findings),
         Err(error) => {
             for check in CHECKS {
                 findings.add_skipped(check, format!("INFO was not answered: {error}"));
@@ -95,8 +95,13 @@ fn report_unreachable(findings: &mut CheckFindings, server: &str, error: &Mirror
     }
 }
 
-/// Checks that Redis has room, takes writes, is no node of a cluster, and answers within the budget.
-fn check_facts(facts: &RedisFacts, budget: std::time::Duration, findings: &mut CheckFindings) {
+/// Checks that Redis has room, takes writes, is in a cluster where the configuration says so, and answers within the budget.
+fn check_facts(
+    facts: &RedisFacts,
+    mirror: &Mirror,
+    budget: std::time::Duration,
+    findings: &mut CheckFindings,
+) {
     let RedisFacts { version, used_memory, max_memory, policy, is_replica, is_cluster: _, latency } = facts;
     let size = |count: u64| format_size(i64::try_from(count).unwrap_or(i64::MAX));
     let limit = if *max_memory == 0 { "no bound".to_owned() } else { size(*max_memory) };
@@ -112,7 +117,7 @@ fn check_facts(facts: &RedisFacts, budget: std::time::Duration, findings: &mut C
     if *is_replica {
         findings.add_warning("redis.role", "redis.url", "is a replica: the relay can write nothing there");
     }
-    report_cluster(facts, findings);
+    report_cluster(facts, mirror.is_for_cluster(), findings);
     findings.add_read("redis.latency", format!("{latency:?} a round trip, the budget is {budget:?}"));
     if *latency > budget {
         let text = format!(

@@ -7,12 +7,13 @@ use chrono::{DateTime, Utc};
 use redis::{Pipeline, RedisResult, Value};
 
 use super::Breaker;
+use super::cluster::is_redirection;
 use super::connect::connect;
 use super::connection::{RESPONSE_TIMEOUT, RedisConnection, parse_connection_info};
 use super::error::MirrorError;
 use super::layout::Layout;
 use super::tag::{Tag, TagKey};
-use oncely_config::{MirrorSettings, Problems};
+use oncely_config::{MirrorSettings, Problems, RedisCluster};
 use oncely_net::tls::{TlsFault, classify_fault};
 
 /// Redis as a mirror of completed keys.
@@ -57,12 +58,17 @@ impl Mirror {
     /// Checks the URLs, and creates the mirror without a connection.
     pub fn new(settings: &MirrorSettings) -> Result<Self, MirrorError> {
         // Checked now, used later.
-        std::iter::once(&settings.url)
+        settings
+            .node_urls()
             .chain(&settings.sentinels)
             .try_for_each(|url| parse_connection_info(url).map(drop))?;
         Ok(Self {
             settings: settings.clone(),
-            layout: Layout::new(settings.ttl, settings.buckets),
+            layout: Layout::new(
+                settings.ttl,
+                settings.buckets,
+                &settings.cluster.as_ref().map(RedisCluster::slot_key).unwrap_or_default(),
+            ),
             budget: settings.budget,
             state: Arc::default(),
         })
@@ -88,6 +94,11 @@ impl Mirror {
     /// Returns the maximum lifetime of an entry.
     pub fn ttl(&self) -> Duration {
         self.settings.ttl
+    }
+
+    /// Returns whether the configuration is for a Redis Cluster.
+    pub fn is_for_cluster(&self) -> bool {
+        self.settings.cluster.is_some()
     }
 
     pub(super) fn settings(&self) -> &MirrorSettings {
@@ -131,7 +142,20 @@ impl Mirror {
         }
         let request = pipeline.query_async::<Vec<RedisResult<Value>>>(&mut connection.connection);
         let error = match tokio::time::timeout(self.budget, request).await {
-            Ok(Ok(responses)) if responses.len() == queries.len() => {
+            Ok(Ok(responses)) if responses.len() != queries.len() => {
+                MirrorError::Answers(responses.len(), queries.len())
+            }
+            Ok(Ok(responses)) => {
+                // The slot has another master: the next connection finds it.
+                if let Some(moved) = responses
+                    .iter()
+                    .filter_map(|response| response.as_ref().err())
+                    .find(|error| is_redirection(error))
+                {
+                    let error = MirrorError::Moved(moved.to_string());
+                    self.record_failure(generation, &error);
+                    return None;
+                }
                 self.lock_state().breaker.record_success();
                 let hits: Vec<bool> = queries
                     .iter()
@@ -140,7 +164,6 @@ impl Mirror {
                     .collect();
                 return Some(hits.chunks(2).map(|pair| pair.contains(&true)).collect());
             }
-            Ok(Ok(responses)) => MirrorError::Answers(responses.len(), queries.len()),
             Ok(Err(error)) => error.into(),
             Err(_) => MirrorError::Budget(self.budget),
         };

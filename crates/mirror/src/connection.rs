@@ -4,16 +4,21 @@ use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{
-    AsyncConnectionConfig, Client, ConnectionInfo, IntoConnectionInfo as _, Pipeline, RedisResult, Value,
+    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, FromRedisValue as _,
+    IntoConnectionInfo as _, Pipeline, RedisResult, Value,
 };
 use secrecy::{ExposeSecret as _, SecretString};
 
 use super::error::MirrorError;
+use oncely_config::MirrorSettings;
 use oncely_net::tls::{TlsError, TlsSettings};
 
 /// Maximum wait for a response that needs no work.
 #[cfg(feature = "tls")]
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Maximum wait for a Sentinel, or for a node of a cluster that is asked about the others; these are queried at the same time.
+pub(super) const NODE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Maximum wait for a connection or a response, unless a budget applies.
 pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -107,6 +112,26 @@ async fn answers_in_plaintext(host: &str, port: u16) -> bool {
         stream.read_u8().await
     };
     matches!(tokio::time::timeout(PROBE_TIMEOUT, response).await, Ok(Ok(b'+' | b'-')))
+}
+
+/// Connects to a server with the user of `redis.url`, and checks the role: an old master that has come back as a replica takes no writes.
+pub(super) async fn connect_to_master(
+    settings: &MirrorSettings,
+    (host, port): &(String, u16),
+) -> Result<RedisConnection, MirrorError> {
+    let info = parse_connection_info(&settings.url)?.set_addr(ConnectionAddr::Tcp(host.clone(), *port));
+    let mut link = RedisConnection::open(info, settings.redis_tls()?).await?;
+    let command = redis::cmd("ROLE");
+    let request = command.query_async::<Vec<Value>>(&mut link.connection);
+    let role = match tokio::time::timeout(RESPONSE_TIMEOUT, request).await {
+        Ok(role) => role?,
+        Err(_) => return Err(MirrorError::Budget(RESPONSE_TIMEOUT)),
+    };
+    let role = role.into_iter().next().and_then(|role| String::from_redis_value(role).ok());
+    match role.as_deref() {
+        Some("master") => Ok(link),
+        _ => Err(MirrorError::NoMaster),
+    }
 }
 
 /// Returns the time limits of a connection.

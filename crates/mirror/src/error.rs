@@ -30,8 +30,18 @@ pub enum MirrorError {
     UnknownMaster(String),
     #[error("the master at {0}: {1}")]
     Master(String, #[source] Box<MirrorError>),
-    #[error("Redis: is a replica; the Sentinels have not agreed on another master yet")]
+    #[error("Redis: is a replica, and no other master is known yet")]
     NoMaster,
+    #[error("the node of the cluster at {0}: {1}")]
+    Node(String, #[source] Box<MirrorError>),
+    #[error("Redis: {0}")]
+    Moved(String),
+    #[error("no node of the cluster names the masters of its slots")]
+    Slots,
+    #[error("the cluster is down (CLUSTER INFO does not say cluster_state:ok)")]
+    ClusterDown,
+    #[error("no master of the cluster serves the slot {0}")]
+    UnservedSlot(u16),
 }
 
 impl MirrorError {
@@ -41,7 +51,7 @@ impl MirrorError {
             Self::Redis(error) => {
                 error.kind() == redis::ErrorKind::AuthenticationFailed || error.code() == Some("NOAUTH")
             }
-            Self::Sentinel(_, error) | Self::Master(_, error) => error.is_refusal(),
+            Self::Sentinel(_, error) | Self::Master(_, error) | Self::Node(_, error) => error.is_refusal(),
             _ => false,
         }
     }

@@ -12,15 +12,22 @@ use super::Tag;
 
 /// The distribution of tags over buckets. If worker and relay differ, look-ups miss and nothing else happens, because the names hold both
 /// numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
+    /// Beginning of all names. 2 is the format with evidence: entries of other formats are never read.
+    prefix: String,
     window: Duration,
     buckets: u32,
 }
 
 impl Layout {
-    pub(crate) fn new(ttl: Duration, buckets: u32) -> Self {
-        Self { window: (ttl / 2).max(Duration::from_millis(1)), buckets: buckets.max(1) }
+    /// `slot_key` is the part of all names that decides about their slot in a cluster; empty without one.
+    pub(crate) fn new(ttl: Duration, buckets: u32, slot_key: &str) -> Self {
+        let prefix = match slot_key {
+            "" => "oncely:2".to_owned(),
+            slot_key => format!("oncely:2:{slot_key}"),
+        };
+        Self { prefix, window: (ttl / 2).max(Duration::from_millis(1)), buckets: buckets.max(1) }
     }
 
     fn window_millis(&self) -> i64 {
@@ -35,8 +42,7 @@ impl Layout {
     /// Returns the bucket's name for a window.
     fn bucket_name(&self, tag: &Tag, window: i64) -> String {
         let bucket = tag.bucket_part() % self.buckets;
-        // 2 is the format with evidence. Entries of other formats are never read.
-        format!("oncely:2:{}:{}:{window}:{bucket:x}", self.window_millis(), self.buckets)
+        format!("{}:{}:{}:{window}:{bucket:x}", self.prefix, self.window_millis(), self.buckets)
     }
 
     /// Returns the bucket to write to now.
@@ -67,7 +73,7 @@ mod tests {
 
     #[test]
     fn an_entry_is_found_as_long_as_it_lives_and_lives_no_longer_than_the_ttl() {
-        let layout = Layout::new(Duration::from_secs(60), 8);
+        let layout = Layout::new(Duration::from_secs(60), 8, "");
         let tag = Tag([9; 16]);
         for written in [0, 1, 29_999, 30_000, 1_000_000] {
             let bucket = layout.bucket_to_write(&tag, at(written));
@@ -86,8 +92,12 @@ mod tests {
     #[test]
     fn other_settings_use_other_names() {
         let tag = Tag([9; 16]);
-        let name = |ttl, buckets| Layout::new(Duration::from_secs(ttl), buckets).bucket_to_write(&tag, at(0));
-        assert_ne!(name(60, 8), name(120, 8));
-        assert_ne!(name(60, 8), name(60, 16));
+        let name = |ttl, buckets, slot_key| {
+            Layout::new(Duration::from_secs(ttl), buckets, slot_key).bucket_to_write(&tag, at(0))
+        };
+        assert_ne!(name(60, 8, ""), name(120, 8, ""));
+        assert_ne!(name(60, 8, ""), name(60, 16, ""));
+        assert_eq!(name(60, 8, ""), "oncely:2:30000:8:0:1");
+        assert_eq!(name(60, 8, "{main}"), "oncely:2:{main}:30000:8:0:1");
     }
 }

@@ -7,10 +7,12 @@
 
 mod breaker;
 mod client;
+mod cluster;
 mod connect;
 mod connection;
 mod epoch;
 mod error;
+mod info;
 mod judge;
 mod layout;
 mod library;
@@ -25,10 +27,10 @@ pub use breaker::Breaker;
 pub use client::Mirror;
 pub use epoch::{DatabaseStatus, EpochWatch};
 pub use error::MirrorError;
+pub use info::RedisFacts;
 pub use judge::MirrorEntry;
 pub use library::{Library, LibraryError, ReplyPart};
 pub use sentinel::{SentinelAnswer, format_address};
-pub use server::RedisFacts;
 pub use tag::{Tag, TagKey};
 pub use tag_keys::{configured_tag_key, read_tag_keys};
 pub use watch::MirrorWatch;

@@ -4,21 +4,47 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use redis::{FromRedisValue as _, Value};
-use tokio::sync::RwLock;
+use tokio::sync::{OnceCell, RwLock};
 
-use super::connect::connect;
+use super::cluster::{SlotMap, read_slots, slot_of};
+use super::connect::{connect, connect_to_node};
 use super::connection::{RESPONSE_TIMEOUT, RedisConnection};
 use super::error::MirrorError;
+use super::info::parse_info;
+use super::sentinel::HostPort;
 use oncely_config::MirrorSettings;
 
-/// A library of functions in the Redis that keeps the leases. Clones share one connection.
+/// A library of functions in the Redis that keeps the leases, or in all masters of a cluster. Clones share the connections.
 #[derive(Clone)]
 pub struct Library {
     settings: MirrorSettings,
     name: String,
     code: String,
-    connection: Arc<RwLock<Option<RedisConnection>>>,
+    links: Arc<RwLock<Links>>,
 }
+
+/// The connections: one, or one to each master of a cluster that has been used.
+#[derive(Default)]
+struct Links {
+    /// Masters of the slots of a cluster, as last read.
+    slots: Option<SlotMap>,
+    /// Whether a server has answered that a slot has another master since.
+    is_stale: bool,
+    /// `None` is the only server. A cell is empty while its server is being connected to, which holds up no call to another one.
+    by_server: HashMap<Option<HostPort>, Arc<OnceCell<RedisConnection>>>,
+}
+
+impl Links {
+    /// Returns the server of a key, `None` for the only one; an error if the slots must be read first.
+    fn server_of(&self, key: &str) -> Result<Option<HostPort>, MirrorError> {
+        let slot = slot_of(key);
+        let slots = self.slots.as_ref().filter(|_| !self.is_stale).ok_or(MirrorError::Slots)?;
+        slots.master_of(slot).cloned().map(Some).ok_or(MirrorError::UnservedSlot(slot))
+    }
+}
+
+/// Tries of a call: its key may have moved to another master.
+const MAX_TRIES: usize = 3;
 
 /// One part of a response, a number as text; `None` for nil.
 pub type ReplyPart = Option<Vec<u8>>;
@@ -45,12 +71,21 @@ impl From<redis::RedisError> for LibraryError {
 impl Library {
     /// Describes a library `name` defined by `code`; its functions' names begin with that name.
     pub fn new(settings: MirrorSettings, name: String, code: String) -> Self {
-        Self { settings, name, code, connection: Arc::default() }
+        Self { settings, name, code, links: Arc::default() }
     }
 
-    /// Connects if necessary; checks that the server may keep leases, and loads the functions if they are missing.
+    /// Connects if necessary, to all masters of a cluster; checks that each server may keep leases, and loads the functions if they are
+    /// missing.
     pub async fn open(&self) -> Result<(), LibraryError> {
-        self.connect().await.map(drop)
+        if self.settings.cluster.is_none() {
+            return self.connect(None).await.map(drop);
+        }
+        let slots = read_slots(&self.settings, None).await?;
+        for master in slots.masters() {
+            self.connect(Some(master.clone())).await?;
+        }
+        self.links.write().await.slots = Some(slots);
+        Ok(())
     }
 
     /// Calls a function on one key.
@@ -60,14 +95,12 @@ impl Library {
         key: &str,
         arguments: &[&[u8]],
     ) -> Result<Vec<ReplyPart>, LibraryError> {
-        let mut connection = self.connect().await?;
         let mut command = redis::cmd("FCALL");
         command.arg(format!("{}_{function}", self.name)).arg(1).arg(key);
         for argument in arguments {
             command.arg(*argument);
         }
-        let result = wait_for_answer(command.query_async::<Vec<Value>>(&mut connection.connection)).await;
-        match result {
+        match self.query(key, &command).await {
             Ok(parts) => parts
                 .into_iter()
                 .map(|part| match part {
@@ -79,28 +112,128 @@ impl Library {
             Err(LibraryError::Mirror(MirrorError::Redis(error))) if error.code() == Some("WRONGTYPE") => {
                 Err(LibraryError::OtherType)
             }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Sends a command to the server of its key. A command that is redirected was not executed, and is sent again.
+    async fn query(&self, key: &str, command: &redis::Cmd) -> Result<Vec<Value>, LibraryError> {
+        let mut tries = 1;
+        let mut moved_to = None;
+        loop {
+            let server = match moved_to.take() {
+                Some(target) => Some(target),
+                None => self.server_of(key).await?,
+            };
+            let mut connection = match self.connect(server.clone()).await {
+                Ok(connection) => connection,
+                Err(error) => {
+                    self.forget(&server).await;
+                    return Err(error);
+                }
+            };
+            let error = match wait_for_answer(command.query_async::<Vec<Value>>(&mut connection.connection))
+                .await
+            {
+                Err(LibraryError::Mirror(MirrorError::Redis(error))) if error.code() == Some("WRONGTYPE") => {
+                    return Err(MirrorError::from(error).into());
+                }
+                Err(error) => error,
+                Ok(parts) => return Ok(parts),
+            };
+            let (code, target) = match &error {
+                LibraryError::Mirror(MirrorError::Redis(error)) => {
+                    (error.code().map(str::to_owned), target_of(error, server.as_ref()))
+                }
+                _ => (None, None),
+            };
+            match (code.as_deref(), target) {
+                // The other nodes may not know of it yet.
+                (Some("MOVED"), Some(target)) => {
+                    self.links.write().await.is_stale = true;
+                    moved_to = Some(target);
+                }
+                // Its slot is on the way to another master, which has the key already.
+                (Some("ASK"), Some(target)) => return self.ask(target, command).await,
+                _ => {
+                    self.forget(&server).await;
+                    return Err(error);
+                }
+            }
+            if tries == MAX_TRIES {
+                return Err(error);
+            }
+            tries += 1;
+        }
+    }
+
+    /// Sends a command to the master that takes the slot of its key over.
+    async fn ask(&self, target: HostPort, command: &redis::Cmd) -> Result<Vec<Value>, LibraryError> {
+        let server = Some(target);
+        let answer = async {
+            let mut connection = self.connect(server.clone()).await?;
+            let mut pipeline = redis::Pipeline::with_capacity(2);
+            pipeline.ignore_errors().cmd("ASKING").ignore().add_command(command.clone());
+            let request =
+                pipeline.query_async::<Vec<redis::RedisResult<Vec<Value>>>>(&mut connection.connection);
+            wait_for_answer(request).await
+        };
+        match answer.await {
+            Ok(answers) => match answers.into_iter().next() {
+                Some(answer) => Ok(answer?),
+                None => Err(MirrorError::Answers(0, 1).into()),
+            },
             Err(error) => {
-                // After any error the next call connects and checks again. A late response must not be taken for another call's.
-                *self.connection.write().await = None;
+                self.forget(&server).await;
                 Err(error)
             }
         }
     }
 
-    /// Returns the connection; without one, connects, checks the server and loads the functions.
-    async fn connect(&self) -> Result<RedisConnection, LibraryError> {
-        if let Some(connection) = &*self.connection.read().await {
-            return Ok(connection.clone());
+    /// Closes the connection to a server after an error: the next call connects, checks the server and reads the slots again. A late
+    /// response is then not taken for another call's.
+    async fn forget(&self, server: &Option<HostPort>) {
+        let mut links = self.links.write().await;
+        links.by_server.remove(server);
+        links.is_stale = true;
+    }
+
+    /// Returns the server of a key: `None` for the only one, else the master of its slot in the cluster.
+    async fn server_of(&self, key: &str) -> Result<Option<HostPort>, LibraryError> {
+        if self.settings.cluster.is_none() {
+            return Ok(None);
         }
-        // Held while connecting, so that concurrent calls don't connect as well.
-        let mut slot = self.connection.write().await;
-        if let Some(connection) = &*slot {
-            return Ok(connection.clone());
+        if let Ok(server) = self.links.read().await.server_of(key) {
+            return Ok(server);
         }
-        let mut connection = connect(&self.settings).await?;
-        check_server(&mut connection).await?;
-        self.load(&mut connection).await?;
-        Ok(slot.insert(connection).clone())
+        let mut links = self.links.write().await;
+        // Another call may have read them meanwhile.
+        if let Ok(server) = links.server_of(key) {
+            return Ok(server);
+        }
+        links.slots = Some(read_slots(&self.settings, links.slots.as_ref()).await?);
+        links.is_stale = false;
+        Ok(links.server_of(key)?)
+    }
+
+    /// Returns the connection to a server; without one, connects, checks the server and loads the functions.
+    async fn connect(&self, server: Option<HostPort>) -> Result<RedisConnection, LibraryError> {
+        let found = self.links.read().await.by_server.get(&server).cloned();
+        let cell = match found {
+            Some(cell) => cell,
+            None => Arc::clone(self.links.write().await.by_server.entry(server.clone()).or_default()),
+        };
+        // Concurrent calls wait for one connection.
+        let connection = cell.get_or_try_init(|| async {
+            let mut connection = match &server {
+                None => connect(&self.settings).await?,
+                Some(server) => connect_to_node(&self.settings, server).await?,
+            };
+            check_server(&mut connection, self.settings.cluster.is_some()).await?;
+            self.load(&mut connection).await?;
+            Ok::<_, LibraryError>(connection)
+        });
+        connection.await.cloned()
     }
 
     /// Loads the functions unless they are loaded; if they are, the right to load is not needed. Functions are global to the server: a user
@@ -140,9 +273,9 @@ impl Library {
 }
 
 /// Checks the server's configuration. A server that evicts keys when its memory is full would let effects happen twice.
-async fn check_server(connection: &mut RedisConnection) -> Result<(), LibraryError> {
+async fn check_server(connection: &mut RedisConnection, is_in_cluster: bool) -> Result<(), LibraryError> {
     let info = wait_for_answer(redis::cmd("INFO").query_async::<String>(&mut connection.connection)).await?;
-    let facts = super::server::parse_info(&info);
+    let facts = parse_info(&info);
     if facts.policy != "noeviction" {
         return Err(LibraryError::Unfit(format!(
             "Redis evicts keys when its memory is full (maxmemory-policy {}), and leases with them: set maxmemory-policy noeviction, or \
@@ -150,15 +283,29 @@ async fn check_server(connection: &mut RedisConnection) -> Result<(), LibraryErr
             facts.policy
         )));
     }
-    if facts.is_cluster {
-        return Err(LibraryError::Unfit(
-            "Redis is a node of a cluster: name one that keeps all keys itself".to_owned(),
-        ));
+    if facts.is_cluster != is_in_cluster {
+        let text = match facts.is_cluster {
+            true => {
+                "Redis is a node of a cluster: set RedisSettings::cluster, or name one that keeps all keys itself"
+            }
+            false => "Redis is no node of a cluster: leave out RedisSettings::cluster",
+        };
+        return Err(LibraryError::Unfit(text.to_owned()));
     }
     if facts.is_replica {
         return Err(MirrorError::NoMaster.into());
     }
     Ok(())
+}
+
+/// Returns the address that a redirection names: `host:port`, where the host may be an IPv6 address, or empty for the one that was asked.
+fn target_of(redirection: &redis::RedisError, asked: Option<&HostPort>) -> Option<HostPort> {
+    let (host, port) = redirection.redirect_node()?.0.rsplit_once(':')?;
+    let host = match host.trim_matches(['[', ']']) {
+        "" => asked?.0.as_str(),
+        host => host,
+    };
+    Some((host.to_owned(), port.parse().ok()?))
 }
 
 /// Waits for the response to a request for up to [`RESPONSE_TIMEOUT`].

@@ -1,18 +1,12 @@
 //! Finds the master: the Sentinels are queried for each connection, and the server they name must itself report the role of master.
 
-use std::time::Duration;
-
 use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
-use redis::{ConnectionAddr, FromRedisValue as _, Value};
 use secrecy::{ExposeSecret as _, SecretString};
 
-use super::connection::{RESPONSE_TIMEOUT, RedisConnection, parse_connection_info};
+use super::connection::{self, NODE_TIMEOUT, RedisConnection, parse_connection_info};
 use super::error::MirrorError;
 use oncely_config::{MirrorSettings, mask_url};
-
-/// Maximum wait for a Sentinel; the others are queried at the same time.
-const SENTINEL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Host and port.
 pub(crate) type HostPort = (String, u16);
@@ -46,7 +40,7 @@ pub(super) async fn connect_to_master(settings: &MirrorSettings) -> Result<Redis
                 continue;
             }
         };
-        match connect(settings, &address).await {
+        match connection::connect_to_master(settings, &address).await {
             Ok(link) => return Ok(link),
             Err(error) => failure = Some(MirrorError::Master(format_address(&address), Box::new(error))),
         }
@@ -66,7 +60,7 @@ pub fn format_address((host, port): &HostPort) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
-/// Queries a Sentinel for the address of the master, for up to [`SENTINEL_TIMEOUT`]. Every error is a [`MirrorError::Sentinel`].
+/// Queries a Sentinel for the address of the master, for up to [`NODE_TIMEOUT`]. Every error is a [`MirrorError::Sentinel`].
 pub(super) async fn query_sentinel(settings: &MirrorSettings, url: &SecretString) -> SentinelAnswer {
     let info = parse_connection_info(url).map_err(|error| match error {
         MirrorError::Url => MirrorError::SentinelUrl,
@@ -83,29 +77,12 @@ pub(super) async fn query_sentinel(settings: &MirrorSettings, url: &SecretString
         let address = command.query_async::<Option<HostPort>>(&mut link.connection).await?;
         Ok::<_, MirrorError>(address)
     };
-    let result = match tokio::time::timeout(SENTINEL_TIMEOUT, query).await {
+    let result = match tokio::time::timeout(NODE_TIMEOUT, query).await {
         Ok(result) => result,
-        Err(_) => Err(MirrorError::Budget(SENTINEL_TIMEOUT)),
+        Err(_) => Err(MirrorError::Budget(NODE_TIMEOUT)),
     };
     let master = result.map_err(|error| MirrorError::Sentinel(sentinel.clone(), Box::new(error)));
     SentinelAnswer { sentinel, master }
-}
-
-/// Connects and checks the role: an old master that has come back as a replica takes no writes.
-async fn connect(settings: &MirrorSettings, (host, port): &HostPort) -> Result<RedisConnection, MirrorError> {
-    let info = parse_connection_info(&settings.url)?.set_addr(ConnectionAddr::Tcp(host.clone(), *port));
-    let mut link = RedisConnection::open(info, settings.redis_tls()?).await?;
-    let command = redis::cmd("ROLE");
-    let request = command.query_async::<Vec<Value>>(&mut link.connection);
-    let role = match tokio::time::timeout(RESPONSE_TIMEOUT, request).await {
-        Ok(role) => role?,
-        Err(_) => return Err(MirrorError::Budget(RESPONSE_TIMEOUT)),
-    };
-    let role = role.into_iter().next().and_then(|role| String::from_redis_value(role).ok());
-    match role.as_deref() {
-        Some("master") => Ok(link),
-        _ => Err(MirrorError::NoMaster),
-    }
 }
 
 #[cfg(test)]

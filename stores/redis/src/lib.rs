@@ -38,8 +38,8 @@ fn library_name() -> String {
 /// file), a failover loses writes that the replica lacks. A key lost in this way runs again, under a greater token and with the same step
 /// keys. Where that is not acceptable, keep the leases in PostgreSQL.
 ///
-/// The server must have `maxmemory-policy noeviction`, so it can't also be a cache. It is one server, or a master named by Sentinels; Redis
-/// Cluster is not supported.
+/// The server must have `maxmemory-policy noeviction`, so it can't also be a cache. It is one server, a master named by Sentinels, or a Redis
+/// Cluster, where each key is on the master of its slot.
 #[derive(Clone)]
 pub struct RedisStore {
     library: Library,
@@ -106,8 +106,19 @@ fn to_argument(given: impl ToString) -> Vec<u8> {
 impl RedisStore {
     /// Commands that the Redis user must be allowed by ACL, beside the keys that begin with the prefix. A function runs as the user who
     /// calls it.
-    pub const COMMANDS: &[&str] =
-        &["+info", "+function|list", "+fcall", "+time", "+get", "+set", "+setrange"];
+    pub const COMMANDS: &[&str] = &[
+        "+info",
+        "+role",
+        "+cluster|info",
+        "+cluster|slots",
+        "+function|list",
+        "+fcall",
+        "+time",
+        "+get",
+        "+set",
+        "+setrange",
+        "+asking",
+    ];
 
     /// Connects and checks that the server may keep leases. Loads the functions if they are missing, for which the user also needs
     /// `+function|load`; otherwise an administrator loads [`RedisStore::library`].
@@ -117,7 +128,7 @@ impl RedisStore {
     /// reached: [`StoreError::Unavailable`].
     pub async fn open(settings: RedisSettings) -> Result<Self, StoreError> {
         let prefix = settings.prefix.clone();
-        let library = Library::new(settings.into_mirror_settings(), library_name(), Self::library());
+        let library = Library::new(settings.into_mirror_settings()?, library_name(), Self::library());
         library.open().await.map_err(to_store_error)?;
         Ok(Self { library, prefix })
     }

@@ -77,6 +77,15 @@ async fn a_node_of_a_cluster_is_told() {
 }
 
 #[tokio::test]
+async fn a_server_without_cluster_mode_is_told_where_a_cluster_is_configured() {
+    let redis = Redis::start().await.unwrap();
+    let mut world = World::new().await;
+    world.configure(&format!("[redis]\nurl = {:?}\ncluster = true\nallow_plaintext = true", redis.url()));
+    world.consumer("payments", "");
+    is(&world.config(), "redis.cluster", Verdict::Error, "is no node of a cluster").await;
+}
+
+#[tokio::test]
 async fn without_a_redis_there_is_nothing_to_look_at() {
     let mut world = World::new().await;
     world.consumer("payments", "");

@@ -47,9 +47,7 @@ impl Mask {
         secrets.extend(&config.postgres.other_hosts);
         secrets.extend(&config.rabbitmq.other_nodes);
         secrets.extend(&config.rabbitmq.management);
-        secrets.extend(
-            config.mirror.iter().flat_map(|mirror| [&mirror.url].into_iter().chain(&mirror.sentinels)),
-        );
+        secrets.extend(config.mirror.iter().flat_map(|mirror| mirror.node_urls().chain(&mirror.sentinels)));
         let mut replacements = Vec::new();
         for url in secrets {
             replacements.push((url.expose_secret().to_owned(), MASKED.to_owned()));

@@ -8,7 +8,7 @@ use super::failure::ServerFailure;
 use crate::overview::{QueueState, query_queue_states};
 use oncely_amqp::{AmqpError, connect};
 use oncely_config::Config;
-use oncely_doctor::CLUSTER_TEXT;
+use oncely_doctor::{CLUSTER_TEXT, NO_CLUSTER_TEXT};
 use oncely_mirror::{Mirror, MirrorError};
 
 /// Connections to RabbitMQ and Redis, for repeated queries.
@@ -53,7 +53,7 @@ impl Servers {
         }
     }
 
-    /// Checks that Redis answers and is no node of a cluster; `None` if no mirror is configured.
+    /// Checks that Redis answers, and is a node of a cluster where the configuration says so; `None` if no mirror is configured.
     pub async fn check_redis(&self) -> Option<Result<(), ServerFailure>> {
         let away = |text| ServerFailure { text, is_away: true };
         let mirror = match self.mirror.as_ref()? {
@@ -70,7 +70,10 @@ impl Servers {
             .get_or_try_init(|| async { Ok::<_, MirrorError>(mirror.read_facts().await?.is_cluster) });
         // Redis answers; its facts may come with a later query.
         match tokio::time::timeout(self.limit, facts).await {
-            Ok(Ok(true)) => Some(Err(ServerFailure { text: CLUSTER_TEXT.to_owned(), is_away: false })),
+            Ok(Ok(is_cluster)) if *is_cluster != mirror.is_for_cluster() => {
+                let text = if *is_cluster { CLUSTER_TEXT } else { NO_CLUSTER_TEXT };
+                Some(Err(ServerFailure { text: text.to_owned(), is_away: false }))
+            }
             _ => Some(Ok(())),
         }
     }
