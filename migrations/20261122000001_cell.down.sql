@@ -1,5 +1,9 @@
 set local search_path = pg_catalog, pg_temp;
 
+drop function oncely.unit_table;
+drop function oncely.units;
+drop function oncely.tenant_groups;
+drop function oncely.in_group;
 drop function oncely.check_json;
 drop function oncely.json_limit;
 drop function oncely.plain_json;

@@ -137,26 +137,32 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
+    own integer := pg_backend_pid();
     at timestamptz := clock_timestamp();
+    holder record;
+    is_held boolean := false;
 begin
     perform oncely.take_lock(name, false);
     -- A closed session holds nothing; nor does one with a pid that another session has got since.
-    delete from oncely.locks as l
-    where l.name = try_session_lock.name and l.pid <> 0
-        and (
-            l.pid = pg_backend_pid()
-            or l.since < at - interval '1 day'
-            or not oncely.is_at_work(l.pid, l.backend_start)
-        );
-    if not shared and exists (
-        select from oncely.locks as l where l.name = try_session_lock.name and l.pid <> 0
-    ) then
+    for holder in
+        select l.pid, l.backend_start, l.since
+        from oncely.locks as l
+        where l.name = try_session_lock.name and l.pid <> 0
+    loop
+        if holder.pid = own or holder.since < at - interval '1 day'
+            or not oncely.is_at_work(holder.pid, holder.backend_start)
+        then
+            delete from oncely.locks as l where l.name = try_session_lock.name and l.pid = holder.pid;
+        else
+            is_held := true;
+        end if;
+    end loop;
+    if is_held and not shared then
         return false;
     end if;
     insert into oncely.locks (name, pid, backend_start, since)
     select try_session_lock.name, a.pid, coalesce(a.backend_start, '1970-01-01 00:00:00+00'), at
-    from pg_stat_activity as a
-    where a.pid = pg_backend_pid();
+    from pg_stat_get_activity(own) as a;
     return true;
 end
 $$;
@@ -170,9 +176,12 @@ create or replace function oncely.release_session_lock(name text) returns void
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
+declare
+    own integer := pg_backend_pid();
+    at timestamptz := clock_timestamp();
 begin
-    delete from oncely.locks as l where l.name = release_session_lock.name and l.pid = pg_backend_pid();
-    update oncely.locks as l set since = clock_timestamp() where l.name = release_session_lock.name and l.pid = 0;
+    delete from oncely.locks as l where l.name = release_session_lock.name and l.pid = own;
+    update oncely.locks as l set since = at where l.name = release_session_lock.name and l.pid = 0;
 end
 $$;
 comment on function oncely.release_session_lock is 'Releases a lock of the session.';
@@ -394,5 +403,64 @@ begin
 end
 $$;
 comment on function oncely.check_json is 'Refuses a response or a result that is too large (SQLSTATE ONC15).';
+
+-- from functions/in_group.sql
+-- Names the tenants of a statement on many rows. For PostgreSQL, which finds each row by its whole key, the condition
+-- vanishes when the statement is planned. An engine that spreads tables over nodes learns from it which part of a table
+-- is meant (oncely.tenant_groups).
+create or replace function oncely.in_group(tenant text, tenants text[]) returns boolean
+language sql immutable
+begin atomic
+    select true;
+end;
+comment on function oncely.in_group is
+    'True for a tenant of these. The caller compares the tenant all the same: it says which part of a table it means.';
+revoke execute on function oncely.in_group from public;
+
+-- from functions/tenant_groups.sql
+-- Divides tenants for statements that lock rows. An engine that spreads tables over nodes has other texts of this
+-- function, of oncely.in_group and of oncely.units; a group is then the tenants of one part of the tables.
+create or replace function oncely.tenant_groups(tenants text[]) returns setof text[]
+language sql immutable
+begin atomic
+    select tenants;
+end;
+comment on function oncely.tenant_groups is
+    'Groups of these tenants: one statement may lock rows of one group. PostgreSQL has all in one.';
+revoke execute on function oncely.tenant_groups from public;
+
+-- from functions/units.sql
+-- Lists the tables that a relay or a collection walks along, and locks rows of. On an engine that spreads tables over
+-- nodes (oncely.tenant_groups) a unit is one part of each table with tenants, of those that this server keeps.
+create or replace function oncely.units(out unit text, out tables jsonb) returns setof record
+language sql stable
+begin atomic
+    select '', '{}'::jsonb;
+end;
+comment on function oncely.units is
+    'Units of work of this server: the tables of each, by the names of the tables of the schema that they are parts '
+    'of. PostgreSQL has one, with the tables themselves.';
+revoke execute on function oncely.units from public;
+
+-- from functions/unit_table.sql
+create or replace function oncely.unit_table(unit text, name text) returns regclass
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    of_unit regclass;
+begin
+    select coalesce(u.tables ->> unit_table.name, 'oncely.' || unit_table.name)::regclass into of_unit
+    from oncely.units() as u
+    where u.unit = unit_table.unit;
+    if not found then
+        raise exception using errcode = 'ONC11',
+            message = format('oncely: this server has no unit %s', quote_literal(unit));
+    end if;
+    return of_unit;
+end
+$$;
+comment on function oncely.unit_table is 'The table that a unit has for a table of the schema (oncely.units).';
+revoke execute on function oncely.unit_table from public;
 
 -- end of functions

@@ -158,11 +158,6 @@ create index idempotency_keys_held on oncely.idempotency_keys (consumer, fencing
 where owner is not null;
 comment on index oncely.idempotency_keys_held is 'For lists and counts of what is held by leases, the oldest first.';
 
--- Protects final rows: the last migration defines, with the roles, which rows a role may change.
-alter table oncely.idempotency_keys enable row level security;
-create policy keys_read on oncely.idempotency_keys for select using (true);
-create policy keys_claimed on oncely.idempotency_keys for insert with check (true);
-
 -- from functions/stored_fingerprint.sql
 -- Converts a fingerprint to its stored form, which names its policy: four bytes for the policy, twelve of the digest.
 -- Fingerprints of different policies can't be compared: a consumer's new policy makes no payload another one. 96 bits
@@ -216,9 +211,10 @@ comment on function oncely.decide is
 -- Clears the snapshot of pg_stat_activity, which is read once a transaction: after a lock wait, a session opened
 -- meanwhile would be missing, and its run would look dead. For another login's session only the process is shown: a
 -- session that may be the marking one counts as it, because a missed death costs a killer one more run, and a false
--- death might cost an innocent message its place.
+-- death might cost an innocent message its place. Stable, though it is asked anew for each row: PostgreSQL keeps no
+-- result of a stable function, and an engine that spreads tables over nodes passes no condition on that is volatile.
 create or replace function oncely.is_at_work(pid integer, backend_start timestamptz) returns boolean
-language plpgsql volatile
+language plpgsql stable
 set search_path = pg_catalog, pg_temp
 as $$
 begin

@@ -68,7 +68,7 @@ declare
 begin
     delete from oncely.mirror_queue as q
     using unnest(tenants, ids) as d (tenant, id)
-    where q.tenant = d.tenant and q.id = d.id;
+    where oncely.in_group(q.tenant, tenants) and q.tenant = d.tenant and q.id = d.id;
     get diagnostics gone = row_count;
     return gone;
 end

@@ -99,22 +99,6 @@ $$;
 comment on function oncely.check_right is 'Refuses (SQLSTATE ONC16) a session''s user who has no right to it.';
 revoke execute on function oncely.check_right from public;
 
--- from functions/readable_tenants.sql
--- Returns the tenants that the session's user may read; called once a statement by the policies of tenants' tables.
-create or replace function oncely.readable_tenants() returns setof text
-language sql stable security definer rows 10
-set search_path = pg_catalog, pg_temp
-set debug_print_plan = off
-as $$
-    select r.tenant
-    from oncely.rights as r
-    where r.verb = 'read'
-      and (r.login = session_user or pg_has_role(session_user, to_regrole(quote_ident(r.login)), 'member'))
-$$;
-comment on function oncely.readable_tenants is
-    'Tenants whose rows the session''s user may read as a member of oncely_tenant_auditor.';
-revoke execute on function oncely.readable_tenants from public;
-
 -- from functions/visible_tenants.sql
 -- Returns the tenants that the session's user may see. A login that must not see rows must not plan over them:
 -- estimates come from samples of all rows, so EXPLAIN tells a login with a right to a table its values and their
@@ -131,12 +115,20 @@ as $$
         when pg_has_role(session_user, current_user, 'member') then null
         -- The narrower role wins over all other memberships.
         when pg_has_role(session_user, to_regrole('oncely_tenant_auditor'), 'member')
-            then array(select oncely.readable_tenants())
+            then array(
+                select r.tenant
+                from oncely.rights as r
+                where r.verb = 'read'
+                    and (
+                        r.login = session_user
+                        or pg_has_role(session_user, to_regrole(quote_ident(r.login)), 'member')
+                    )
+            )
     end
 $$;
 comment on function oncely.visible_tenants is
     'Tenants whose rows the session''s user is shown by the functions that list rows: null, all; for a member of '
-    'oncely_tenant_auditor those of oncely.readable_tenants.';
+    'oncely_tenant_auditor those that it may read by oncely.rights.';
 revoke execute on function oncely.visible_tenants from public;
 
 -- from functions/grant_right.sql

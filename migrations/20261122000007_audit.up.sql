@@ -314,7 +314,7 @@ begin
     return (
         select count(*)
         from (
-            select from oncely.audit as a
+            select 1 from oncely.audit as a
             where a.occurred_at >= since and a.occurred_at < until and (visible is null or a.tenant = any (visible))
             limit most
         ) as c
@@ -516,14 +516,17 @@ comment on column oncely.audit_seals.sealed_at is 'When it was sealed, by the da
 create or replace function oncely.audit_digest(
     from_time timestamptz, until_time timestamptz, out row_count bigint, out digest bytea
 )
-language sql stable
+language plpgsql stable
 set search_path = pg_catalog, pg_temp
 set timezone = 'UTC'
 set datestyle = 'ISO, YMD'
 set bytea_output = 'hex'
 as $$
+#variable_conflict use_column
+begin
     select coalesce(sum(s.row_count), 0)::bigint,
         sha256(coalesce(string_agg(s.digest, ''::bytea order by s.second), ''::bytea))
+    into row_count, digest
     from (
         select r.second, count(*) as row_count, sha256(string_agg(r.digest, ''::bytea order by r.digest)) as digest
         from (
@@ -533,7 +536,8 @@ as $$
             where a.occurred_at >= audit_digest.from_time and a.occurred_at < audit_digest.until_time
         ) as r
         group by r.second
-    ) as s
+    ) as s;
+end
 $$;
 comment on function oncely.audit_digest is 'Rows of a span of the trail, and their hash.';
 revoke execute on function oncely.audit_digest from public;
@@ -625,8 +629,9 @@ begin
     end if;
     if begins is null or begins >= closed then
         -- Sealed up to the mark: sets the next one.
-        update oncely.maintenance
-        set seal_mark_at = clock_timestamp(), seal_mark_xid = pg_current_xact_id();
+        held.seal_mark_at := clock_timestamp();
+        held.seal_mark_xid := pg_current_xact_id();
+        update oncely.maintenance set seal_mark_at = held.seal_mark_at, seal_mark_xid = held.seal_mark_xid;
         return;
     end if;
     -- Seals as much as one statement hashes in a moment; a day at most, so that no span reaches into another week's
@@ -637,7 +642,7 @@ begin
         ends := least(closed, date_bin(step, begins, timestamptz '2000-01-03 00:00:00+00') + step);
         exit when (
             select count(*) from (
-                select from oncely.audit as a where a.occurred_at >= begins and a.occurred_at < ends limit 50001
+                select 1 from oncely.audit as a where a.occurred_at >= begins and a.occurred_at < ends limit 50001
             ) as rows_there
         ) <= 50000;
     end loop;

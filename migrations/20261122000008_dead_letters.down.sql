@@ -8,6 +8,7 @@ drop function oncely.has_done;
 drop function oncely.reopen_steps;
 drop function oncely.letter_memories;
 drop function oncely.delete_keys;
+drop function oncely.key_forgotten_before;
 drop function oncely.may_be_forgotten;
 drop function oncely.list_letter_groups;
 drop function oncely.list_letters;

@@ -246,6 +246,8 @@ as $$
 #variable_conflict use_column
 declare
     at timestamptz := clock_timestamp();
+    crowded text;
+    emptied bigint;
     room bigint;
 begin
     -- One count at a time: of two counts, the older might be written last, without the growth that the newer removed.
@@ -284,29 +286,29 @@ begin
         event_bytes = excluded.event_bytes, counted_at = excluded.counted_at;
     delete from oncely.letter_usage as u where u.counted_at <> at;
     -- A tenant that is about to run out of room gets some from closed letters: a thousand a time, oldest first.
-    with crowded as (
+    room := 0;
+    for crowded in
         select u.tenant
         from oncely.letter_usage as u
         left join oncely.tenant_limits as l on l.tenant = u.tenant
         where u.letters >= coalesce(l.letters, count_letters.letters) * 0.9
             or u.bytes >= coalesce(l.letter_bytes, count_letters.letter_bytes) * 0.9
-    ), closed as materialized (
-        select c.tenant, d.id
-        from crowded as c
-        cross join lateral (
-            select d.id
+    loop
+        with closed as materialized (
+            select d.tenant, d.id
             from oncely.dead_letters as d
-            where d.tenant = c.tenant and d.state in ('requeued', 'discarded') and d.stored_size > 0
+            where d.tenant = crowded and d.state in ('requeued', 'discarded') and d.stored_size > 0
             order by d.updated_at
             limit 1000
             for update skip locked
-        ) as d
-    )
-    update oncely.dead_letters as d
-    set body = null, encrypted_by = null, headers = null, omitted = 'room'
-    from closed as c
-    where d.tenant = c.tenant and d.id = c.id;
-    get diagnostics room = row_count;
+        )
+        update oncely.dead_letters as d
+        set body = null, encrypted_by = null, headers = null, omitted = 'room'
+        from closed as c
+        where d.tenant = crowded and d.tenant = c.tenant and d.id = c.id;
+        get diagnostics emptied = row_count;
+        room := room + emptied;
+    end loop;
     return room;
 end
 $$;
@@ -319,12 +321,15 @@ revoke execute on function oncely.count_letters from public;
 -- from functions/collect_dead_letters.sql
 -- Keeps letters at least as long as the trail: the floor is the schema owner's to set, and neither the caller's time
 -- nor a clock that jumped brings it nearer.
-create or replace function oncely.collect_dead_letters(closed_before timestamptz, most bigint) returns bigint
+create or replace function oncely.collect_dead_letters(closed_before timestamptz, most bigint, unit text default '')
+returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
     before timestamptz;
+    tenants text[];
+    ids uuid[];
     gone bigint;
 begin
     select least(
@@ -334,24 +339,31 @@ begin
     from oncely.maintenance as u
     cross join oncely.cell as c;
     -- Skips letters that wait, and letters without a later sweep of their queue: a copy left there would be unknown.
-    with old as (
-        select d.tenant, d.id
-        from oncely.dead_letters as d
-        where d.state in ('requeued', 'discarded') and d.updated_at < before and d.dead_lettered_at < before
-            and d.swept_at is not null
-        order by d.updated_at
-        limit most
-        for update skip locked
-    )
+    execute format(
+        $lock$
+        select array_agg(l.tenant), array_agg(l.id)
+        from (
+            select d.tenant, d.id
+            from %s as d
+            where d.state in ('requeued', 'discarded') and d.updated_at < $1 and d.dead_lettered_at < $1
+                and d.swept_at is not null
+            order by d.updated_at
+            limit $2
+            for update skip locked
+        ) as l
+        $lock$,
+        oncely.unit_table(unit, 'dead_letters')
+    ) using before, most into tenants, ids;
     delete from oncely.dead_letters as d
-    using old as o
-    where d.tenant = o.tenant and d.id = o.id;
+    using unnest(tenants, ids) as l (tenant, id)
+    where oncely.in_group(d.tenant, tenants) and d.tenant = l.tenant and d.id = l.id;
     get diagnostics gone = row_count;
     return gone;
 end
 $$;
 comment on function oncely.collect_dead_letters is
-    'Deletes a bounded batch of letters that were requeued or discarded before a time, and none that was closed after '
+    'Deletes a bounded batch of a unit''s letters that were requeued or discarded before a time, and none that was '
+    'closed after '
     'oncely.cell.audit_floor ago. Returns how many that is. For the garbage collection.';
 revoke execute on function oncely.collect_dead_letters from public;
 
@@ -573,20 +585,18 @@ set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_custom_plan
 set debug_print_plan = off
 as $$
+#variable_conflict use_variable
 declare
     visible constant text[] := oncely.visible_tenants();
 begin
     -- Groups the newest 100,000 that match. Reads the last letter's detail only for groups that are returned.
-    return query
-    with groups as (
+    for consumer, failure_group, reason, error_code, waiting, requeueing, requeued, discarded, came_back, first_at,
+        last_at in
         select n.consumer, n.failure_group, n.reason, n.error_code,
-            count(*) filter (where n.state = 'waiting') as waiting,
-            count(*) filter (where n.state = 'requeueing') as requeueing,
-            count(*) filter (where n.state = 'requeued') as requeued,
-            count(*) filter (where n.state = 'discarded') as discarded,
-            count(*) filter (where n.state in ('waiting', 'requeueing') and n.generation > 1) as came_back,
-            min(n.dead_lettered_at) as first_at,
-            max(n.dead_lettered_at) as last_at
+            count(*) filter (where n.state = 'waiting'), count(*) filter (where n.state = 'requeueing'),
+            count(*) filter (where n.state = 'requeued'), count(*) filter (where n.state = 'discarded'),
+            count(*) filter (where n.state in ('waiting', 'requeueing') and n.generation > 1),
+            min(n.dead_lettered_at), max(n.dead_lettered_at)
         from (
             select d.consumer, d.failure_group, d.reason, d.error_code, d.state, d.generation, d.dead_lettered_at
             from oncely.dead_letters as d
@@ -605,20 +615,19 @@ begin
         group by n.consumer, n.failure_group, n.reason, n.error_code
         order by count(*) filter (where n.state in ('waiting', 'requeueing')) desc, max(n.dead_lettered_at) desc
         limit most
-    )
-    select g.consumer, g.failure_group, g.reason, g.error_code,
-        (
-            select d.detail from oncely.dead_letters as d
-            where d.dead_lettered_at = g.last_at and d.consumer = g.consumer and d.failure_group = g.failure_group
-                and d.reason = g.reason and d.error_code is not distinct from g.error_code
-                and (visible is null or d.tenant = any (visible))
-                and (of_tenant is null or d.tenant = of_tenant)
-            limit 1
-        ),
-        g.waiting, g.requeueing, g.requeued, g.discarded, g.came_back, oncely.bounded(g.first_at),
-        oncely.bounded(g.last_at)
-    from groups as g
-    order by g.waiting + g.requeueing desc, g.last_at desc;
+    loop
+        select d.detail into detail
+        from oncely.dead_letters as d
+        where d.dead_lettered_at = last_at and d.consumer = list_letter_groups.consumer
+            and d.failure_group = list_letter_groups.failure_group and d.reason = list_letter_groups.reason
+            and d.error_code is not distinct from list_letter_groups.error_code
+            and (visible is null or d.tenant = any (visible))
+            and (of_tenant is null or d.tenant = of_tenant)
+        limit 1;
+        first_at := oncely.bounded(first_at);
+        last_at := oncely.bounded(last_at);
+        return next;
+    end loop;
 end
 $$;
 comment on function oncely.list_letter_groups is
@@ -644,13 +653,14 @@ create or replace function oncely.may_be_forgotten(
     at timestamptz,
     -- Where the key's retention begins at that time: oncely.forgotten_before.
     before timestamptz,
+    -- When the keys of the oldest mirror record were completed; null where there is none.
+    oldest_record timestamptz,
     -- The key's letters are being closed.
     without_letters boolean default false
 ) returns boolean
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
--- Called for each key: planned once, maybe while other tables are short.
-set plan_cache_mode = force_generic_plan
+-- Called for each key, with plans that are kept, maybe from when other tables were short.
 set enable_seqscan = off
 as $$
 #variable_conflict use_variable
@@ -667,12 +677,12 @@ begin
     if (last_word <= before) is not true or not_before > at then
         return false;
     end if;
-    -- A mirror entry would outlive the key; or a copy may be on its way that only the key recognises.
-    -- The oldest record is the first entry of an index. A search for any that is old enough was planned as a scan of
-    -- the table, which is short and full of dead rows.
-    if status = 'COMPLETED' and completed_at >= (
-        select min(coalesce(q.completed_at, q.created_at)) from oncely.mirror_queue as q
-    ) or not without_letters and exists (
+    -- A mirror entry would outlive the key.
+    if status = 'COMPLETED' and completed_at >= oldest_record then
+        return false;
+    end if;
+    -- A copy may be on its way that only the key recognises.
+    if not without_letters and exists (
         select from oncely.dead_letters as d
         where d.state = 'requeueing' and d.tenant = may_be_forgotten.tenant
             and d.consumer = may_be_forgotten.consumer and d.key = may_be_forgotten.key
@@ -708,58 +718,85 @@ comment on function oncely.may_be_forgotten is
     'oncely.forgotten_before), and not while a mirror record, a letter or a parked message may still need it.';
 revoke execute on function oncely.may_be_forgotten from public;
 
+-- from functions/key_forgotten_before.sql
+-- Reads the consumer and the tenant's limits in a function: a condition on rows of one part of a table must name no
+-- other table, on an engine that spreads tables over nodes.
+create or replace function oncely.key_forgotten_before(tenant text, consumer text, own interval, at timestamptz)
+returns timestamptz
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return (
+        select oncely.forgotten_before(
+            at,
+            coalesce(
+                own,
+                oncely.tenant_retention(
+                    at, oncely.effective_retention(at, c.retention, c.former_retention, c.former_until),
+                    c.redelivery_horizon, e.mirror_ttl, l.retention, l.former_retention, l.former_until
+                )
+            ),
+            coalesce(c.paused, '{}')
+        )
+        from oncely.cell as e
+        left join oncely.consumers as c on c.consumer = key_forgotten_before.consumer
+        left join oncely.tenant_limits as l on l.tenant = key_forgotten_before.tenant
+        -- By its index: a scan where none is allowed looks so expensive that the statement is compiled for each key.
+        where e.only_row
+    );
+end
+$$;
+comment on function oncely.key_forgotten_before is
+    'oncely.forgotten_before for a key: by its own retention, its tenant''s or its consumer''s.';
+revoke execute on function oncely.key_forgotten_before from public;
+
 -- from functions/delete_keys.sql
 -- Deletes keys for logins without a right to delete: a key deleted too early is a message that runs again, and with
 -- that right a login may lock the whole table. Uses the clock as far as it is explained (oncely.observe_clock). Keeps
 -- keys that a run holds, and keys that may not be forgotten.
-create or replace function oncely.delete_keys(places tid[], status oncely.key_status default null) returns bigint
+create or replace function oncely.delete_keys(
+    places tid[], status oncely.key_status default null, unit text default ''
+) returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
--- Planned as for a few places, so that many do not cause a scan of the table.
-set plan_cache_mode = force_generic_plan
--- Looks into other tables for each key, which may be short when that is planned.
+-- Finds the keys by their places, and looks into other tables for each key, which may be short when that is planned.
 set enable_seqscan = off
 as $$
 declare
     at timestamptz;
-    longest_entry interval;
+    database_time timestamptz := clock_timestamp();
+    oldest_record timestamptz;
     gone bigint;
 begin
-    select least(u.clock_seen_at, clock_timestamp()), e.mirror_ttl into at, longest_entry
-    from oncely.maintenance as u
-    cross join oncely.cell as e;
-    delete from oncely.idempotency_keys as i
-    where i.ctid = any (places)
-        -- Rechecked for the new version of a row after a lock wait.
-        and i.status = coalesce(delete_keys.status, i.status)
-        and (i.owner is null or i.not_before <= clock_timestamp())
-        and oncely.may_be_forgotten(
-            i.tenant, i.consumer, i.key, i.status, i.reason, i.created_at, i.completed_at, i.not_before, i.expires_at,
-            i.fencing_token, at,
-            (
-                select oncely.forgotten_before(
-                    at,
-                    coalesce(
-                        i.expires_at - i.created_at,
-                        oncely.tenant_retention(
-                            at, oncely.effective_retention(at, c.retention, c.former_retention, c.former_until),
-                            c.redelivery_horizon, longest_entry, l.retention, l.former_retention, l.former_until
-                        )
-                    ),
-                    coalesce(c.paused, '{}')
-                )
-                from (values (i.consumer, i.tenant)) as k (consumer, tenant)
-                left join oncely.consumers as c on c.consumer = k.consumer
-                left join oncely.tenant_limits as l on l.tenant = k.tenant
+    select least(u.clock_seen_at, database_time) into at from oncely.maintenance as u;
+    -- The first entry of an index. A search for any record that is old enough was planned as a scan of the table, which
+    -- is short and full of dead rows.
+    select min(coalesce(q.completed_at, q.created_at)) into oldest_record from oncely.mirror_queue as q;
+    -- The name of a table can't be a parameter; it is the catalogue's.
+    execute format(
+        $delete$
+        delete from %s as i
+        where i.ctid = any ($1)
+            -- Rechecked for the new version of a row after a lock wait.
+            and i.status = coalesce($2, i.status)
+            and (i.owner is null or i.not_before <= $4)
+            and oncely.may_be_forgotten(
+                i.tenant, i.consumer, i.key, i.status, i.reason, i.created_at, i.completed_at, i.not_before,
+                i.expires_at, i.fencing_token, $3,
+                oncely.key_forgotten_before(i.tenant, i.consumer, i.expires_at - i.created_at, $3),
+                $5
             )
-        );
+        $delete$,
+        oncely.unit_table(unit, 'idempotency_keys')
+    ) using places, status, at, database_time, oldest_record;
     get diagnostics gone = row_count;
     return gone;
 end
 $$;
 comment on function oncely.delete_keys is
-    'Deletes the keys at these places of the table that may be forgotten (oncely.may_be_forgotten) and that no run '
-    'holds; those of one status alone, where it is given. Returns how many that is. For the garbage collection.';
+    'Deletes the keys at these places of a unit''s table that may be forgotten (oncely.may_be_forgotten) and that no '
+    'run holds; those of one status alone, where it is given. Returns how many that is. For the garbage collection.';
 revoke execute on function oncely.delete_keys from public;
 
 -- from functions/letter_memories.sql
@@ -769,9 +806,14 @@ revoke execute on function oncely.delete_keys from public;
 -- millisecond each time.
 create or replace function oncely.letter_memories(tenants text[], letters uuid[], at timestamptz)
 returns table (tenant text, id uuid, memory text)
-language sql stable
+language plpgsql stable
 set search_path = pg_catalog, pg_temp
+-- Plans with the letters: a kept plan might be from when the tables were short.
+set plan_cache_mode = force_custom_plan
 as $$
+#variable_conflict use_column
+begin
+    return query
     select d.tenant, d.id,
         case
             when d.tenant = '' or d.key = '' then 'NONE'
@@ -799,7 +841,8 @@ as $$
             else 'FORGOTTEN'
         end
     from unnest(letter_memories.tenants, letter_memories.letters) as l (tenant, id)
-    join oncely.dead_letters as d on d.tenant = l.tenant and d.id = l.id
+    join oncely.dead_letters as d
+        on oncely.in_group(d.tenant, letter_memories.tenants) and d.tenant = l.tenant and d.id = l.id
     left join lateral (
         select k.status from oncely.idempotency_keys as k
         where k.tenant = d.tenant and k.consumer = d.consumer and k.key = d.key
@@ -827,7 +870,8 @@ as $$
     cross join (
         select coalesce(max(a.until_time), '-infinity') as until_time from oncely.audit_seals as a
         where a.kind = 'dropped'
-    ) as s
+    ) as s;
+end
 $$;
 comment on function oncely.letter_memories is
     'What is known of the keys of dead letters: the status; NONE: it never took effect; TOOK_EFFECT: it did, says '
@@ -865,9 +909,11 @@ comment on function oncely.reopen_steps is
 
 -- from functions/close_letters.sql
 create or replace function oncely.close_letters(held oncely.idempotency_keys, at timestamptz) returns void
-language sql volatile
+language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $$
+#variable_conflict use_column
+begin
     with open as materialized (
         select d.tenant, d.id
         from oncely.dead_letters as d
@@ -882,7 +928,8 @@ as $$
         -- No dead-letter queue has a copy of a client's letter.
         swept_at = case when d.from_client then at end
     from open as o
-    where d.tenant = o.tenant and d.id = o.id
+    where d.tenant = held.tenant and d.tenant = o.tenant and d.id = o.id;
+end
 $$;
 comment on function oncely.close_letters is
     'Closes the dead letters of a key, which is locked, and takes effect after all: as a requeue does that finds it '
@@ -907,21 +954,30 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
+    at timestamptz := clock_timestamp();
     freed bigint;
 begin
+    with given_up as materialized (
+        select i.tenant, i.consumer, i.key,
+            -- The retention of the key starts again.
+            oncely.bounded(at + (i.expires_at - i.completed_at)) as expires_at,
+            case when i.reason = 'outcome_unknown' then oncely.reopen_steps(i.steps, true) else i.steps end as steps
+        from unnest(tenants, letters) as l (tenant, id)
+        join oncely.dead_letters as d on d.tenant = l.tenant and d.id = l.id
+        join oncely.idempotency_keys as i on i.tenant = d.tenant and i.consumer = d.consumer and i.key = d.key
+        -- oncely.decide_letters has recorded the requeue.
+        where oncely.in_group(d.tenant, tenants) and oncely.in_group(i.tenant, tenants)
+          and d.state = 'requeueing' and i.status = 'FAILED'
+          and coalesce(oncely.same_payload(i.fingerprint, d.fingerprint), true)
+          and (free_keys.repeat_unknown or i.reason <> 'outcome_unknown')
+        order by i.tenant, i.consumer, i.key
+        for update of i
+    )
     update oncely.idempotency_keys as i
     set status = 'IN_PROGRESS', attempts = 0, crash_attempts = 0, completed_at = null, reason = null, error_code = null,
-        -- The retention of the key starts again.
-        not_before = clock_timestamp(),
-        expires_at = oncely.bounded(clock_timestamp() + (i.expires_at - i.completed_at)),
-        steps = case when i.reason = 'outcome_unknown' then oncely.reopen_steps(i.steps, true) else i.steps end
-    from unnest(tenants, letters) as l (tenant, id)
-    join oncely.dead_letters as d on d.tenant = l.tenant and d.id = l.id
-    -- oncely.decide_letters has recorded the requeue.
-    where d.state = 'requeueing'
-      and i.tenant = d.tenant and i.consumer = d.consumer and i.key = d.key and i.status = 'FAILED'
-      and coalesce(oncely.same_payload(i.fingerprint, d.fingerprint), true)
-      and (free_keys.repeat_unknown or i.reason <> 'outcome_unknown');
+        not_before = at, expires_at = g.expires_at, steps = g.steps
+    from given_up as g
+    where oncely.in_group(i.tenant, tenants) and i.tenant = g.tenant and i.consumer = g.consumer and i.key = g.key;
     get diagnostics freed = row_count;
     return freed;
 end
@@ -961,7 +1017,7 @@ begin
         from unnest(decide_letters.tenants, decide_letters.ids, decide_letters.generations)
             as l (tenant, id, generation)
         join oncely.dead_letters as d on d.tenant = l.tenant and d.id = l.id and d.generation = l.generation
-        where d.state in ('waiting', 'requeueing')
+        where oncely.in_group(d.tenant, decide_letters.tenants) and d.state in ('waiting', 'requeueing')
         order by d.tenant, d.id
         for update of d
     ), changed as (
@@ -970,7 +1026,7 @@ begin
             -- No dead-letter queue has a copy of a client's letter.
             swept_at = case when d.from_client and becomes = 'discarded' then at end
         from meant as m
-        where d.tenant = m.tenant and d.id = m.id
+        where oncely.in_group(d.tenant, decide_letters.tenants) and d.tenant = m.tenant and d.id = m.id
         returning d.tenant, d.id, d.generation
     )
     select coalesce(array_agg(c.tenant), '{}'), array_agg(c.id), array_agg(c.generation)
@@ -1006,7 +1062,7 @@ begin
         from unnest(finish_requeue.tenants, finish_requeue.ids, finish_requeue.generations)
             as l (tenant, id, generation)
         join oncely.dead_letters as d on d.tenant = l.tenant and d.id = l.id and d.generation = l.generation
-        where d.state = 'requeueing'
+        where oncely.in_group(d.tenant, finish_requeue.tenants) and d.state = 'requeueing'
         order by d.tenant, d.id
         for update of d
     )
@@ -1015,7 +1071,7 @@ begin
         -- No dead-letter queue has a copy of a client's letter.
         swept_at = case when d.from_client then at end
     from meant as m
-    where d.tenant = m.tenant and d.id = m.id
+    where oncely.in_group(d.tenant, finish_requeue.tenants) and d.tenant = m.tenant and d.id = m.id
     returning d.tenant, d.id, d.generation;
 end
 $$;

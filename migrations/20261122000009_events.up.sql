@@ -195,7 +195,7 @@ begin
     delete from oncely.events as e
     using unnest(tenants, ids) as d (tenant, id)
     -- A parked event waits for an operator.
-    where e.tenant = d.tenant and e.id = d.id and e.state = 'pending';
+    where oncely.in_group(e.tenant, tenants) and e.tenant = d.tenant and e.id = d.id and e.state = 'pending';
     get diagnostics gone = row_count;
     return gone;
 end
@@ -226,18 +226,19 @@ begin
         select e.tenant, e.id
         from unnest(change_events.tenants, change_events.ids) as m (tenant, id)
         join oncely.events as e on e.tenant = m.tenant and e.id = m.id
-        where change_events.state is null or e.state = change_events.state
+        where oncely.in_group(e.tenant, change_events.tenants)
+            and (change_events.state is null or e.state = change_events.state)
         for update of e skip locked
     ) as f;
     if change_events.verb = 'discard_events' then
         delete from oncely.events as e
         using unnest(free_tenants, free_ids) as f (tenant, id)
-        where e.tenant = f.tenant and e.id = f.id;
+        where oncely.in_group(e.tenant, free_tenants) and e.tenant = f.tenant and e.id = f.id;
     else
         update oncely.events as e
         set state = 'pending', attempts = 0, available_at = change_events.at
         from unnest(free_tenants, free_ids) as f (tenant, id)
-        where e.tenant = f.tenant and e.id = f.id;
+        where oncely.in_group(e.tenant, free_tenants) and e.tenant = f.tenant and e.id = f.id;
     end if;
     perform oncely.record_action(
         case when free_tenants[1] = all (free_tenants) then coalesce(free_tenants[1], '') else '' end,
@@ -253,7 +254,7 @@ revoke execute on function oncely.change_events from public;
 
 -- from functions/collect_ordering_keys.sql
 create or replace function oncely.collect_ordering_keys(
-    used_before timestamptz, after_tenant text, after_key text, most bigint,
+    used_before timestamptz, after_tenant text, after_key text, most bigint, unit text default '',
     out last_tenant text, out last_key text, out gone bigint
 )
 language plpgsql security definer
@@ -263,17 +264,21 @@ declare
     tenants text[];
     keys text[];
 begin
-    select array_agg(i.tenant order by i.tenant, i.ordering_key),
-        array_agg(i.ordering_key order by i.tenant, i.ordering_key)
-    into tenants, keys
-    from (
-        select k.tenant, k.ordering_key
-        from oncely.ordering_keys as k
-        where k.used_at < used_before and (k.tenant, k.ordering_key) > (after_tenant, after_key)
-        order by k.tenant, k.ordering_key
-        limit most
-        for update skip locked
-    ) as i;
+    execute format(
+        $lock$
+        select array_agg(i.tenant order by i.tenant, i.ordering_key),
+            array_agg(i.ordering_key order by i.tenant, i.ordering_key)
+        from (
+            select k.tenant, k.ordering_key
+            from %s as k
+            where k.used_at < $1 and (k.tenant, k.ordering_key) > ($2, $3)
+            order by k.tenant, k.ordering_key
+            limit $4
+            for update skip locked
+        ) as i
+        $lock$,
+        oncely.unit_table(unit, 'ordering_keys')
+    ) using used_before, after_tenant, after_key, most into tenants, keys;
     last_tenant := tenants[cardinality(tenants)];
     last_key := keys[cardinality(keys)];
     -- A separate statement, with a snapshot taken under the locks: a transaction that emitted under one of these keys
@@ -281,15 +286,17 @@ begin
     -- would restart behind it.
     delete from oncely.ordering_keys as k
     using unnest(tenants, keys) as i (tenant, ordering_key)
-    where k.tenant = i.tenant and k.ordering_key = i.ordering_key
+    where oncely.in_group(k.tenant, tenants) and k.tenant = i.tenant and k.ordering_key = i.ordering_key
         and not exists (
-            select from oncely.events as e where e.tenant = k.tenant and e.ordering_key = k.ordering_key
+            select from oncely.events as e
+            where oncely.in_group(e.tenant, tenants) and e.tenant = k.tenant and e.ordering_key = k.ordering_key
         );
     get diagnostics gone = row_count;
 end
 $$;
 comment on function oncely.collect_ordering_keys is
-    'Deletes a bounded batch of idle ordering keys without events, behind a key, and returns the last one looked at.';
+    'Deletes a bounded batch of a unit''s idle ordering keys without events, behind a key, and returns the last one '
+    'looked at.';
 revoke execute on function oncely.collect_ordering_keys from public;
 
 -- from functions/list_events.sql
@@ -764,7 +771,9 @@ begin
         convert_to(coalesce(oncely.plain_json(i.response)::text, 'null'), 'UTF8')
     from unnest(tenants, keys, ids, reply_tos, message_ids, correlation_ids, headers)
         as r (tenant, key, id, reply_to, message_id, correlation_id, headers)
-    join oncely.idempotency_keys as i on i.tenant = r.tenant and i.consumer = write_replies.consumer and i.key = r.key;
+    join oncely.idempotency_keys as i
+        on oncely.in_group(i.tenant, tenants) and i.tenant = r.tenant
+          and i.consumer = write_replies.consumer and i.key = r.key;
     get diagnostics written = row_count;
     perform oncely.notify_relay();
     return written;

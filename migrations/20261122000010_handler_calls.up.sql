@@ -108,6 +108,7 @@ as $$
 declare
     wanted integer := cardinality(messages);
     written integer;
+    tenants text[];
 begin
     for seq in 1 .. wanted loop
         if (seq = any (seqs)) is not true or cardinality(seqs) <> wanted then
@@ -116,6 +117,7 @@ begin
     end loop;
     if responses is not null then
         perform oncely.response_texts(responses, response_limit);
+        tenants := array(select distinct m.tenant from unnest(messages) as m);
         update oncely.idempotency_keys as i
         set response = r.response
         from (
@@ -123,7 +125,8 @@ begin
             from unnest(seqs, responses) as a (seq, response)
             where a.response is not null
         ) as r
-        where i.tenant = r.tenant and i.consumer = record_fresh.consumer and i.key = r.key;
+        where oncely.in_group(i.tenant, tenants) and i.tenant = r.tenant
+          and i.consumer = record_fresh.consumer and i.key = r.key;
         get diagnostics written = row_count;
         if written <> cardinality(array_remove(responses, null)) then
             raise exception 'oncely: % responses were written of %', written, cardinality(responses);

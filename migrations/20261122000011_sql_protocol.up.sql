@@ -196,6 +196,8 @@ declare
     own bigint := pg_current_xact_id()::text::bigint;
     at timestamptz := clock_timestamp();
     ends timestamptz;
+    -- A copy may come slightly early.
+    due timestamptz;
     decision text;
     incomplete text := 'the transaction that claimed this key was committed without oncely.complete: whether it took '
         'effect is not known';
@@ -271,7 +273,8 @@ begin
                 return;
             when 'retake' then
                 -- The delay belongs to the key: an early copy spends no attempt.
-                if known.not_before > clock_timestamp() + interval '100 milliseconds' then
+                due := clock_timestamp() + interval '100 milliseconds';
+                if known.not_before > due then
                     outcome := 'retry';
                     delay := known.not_before - clock_timestamp();
                     return;
@@ -288,7 +291,7 @@ begin
                     and i.completed_at is null
                     and i.fencing_token is null
                     -- The session that held the row meanwhile may have failed: the delay is checked again.
-                    and (i.not_before is null or i.not_before <= clock_timestamp() + interval '100 milliseconds')
+                    and (i.not_before is null or i.not_before <= due)
                 returning i.attempts into attempt;
                 if found then
                     outcome := 'granted';
@@ -832,36 +835,24 @@ as $$
 #variable_conflict use_column
 declare
     at timestamptz := clock_timestamp();
-    settled boolean;
-    run integer;
+    held record;
 begin
     if settle_claim.took_effect is null then
         raise exception using errcode = 'ONC11',
             message = 'oncely: whether it took effect is for you to say: true or false';
     end if;
-    update oncely.idempotency_keys as i
-    set status = case when took_effect then 'COMPLETED' else 'IN_PROGRESS' end::oncely.key_status,
-        completed_at = case when took_effect then coalesce(i.completed_at, at) end, reason = null, last_error = null,
-        owner = null, run_ends_at = null,
-        -- A no counts like a refused call: the key begins afresh, in the next round, with a new retention.
-        attempts = case when took_effect then i.attempts else 0 end,
-        crash_attempts = case when took_effect then i.crash_attempts else 0 end,
-        error_code = case when took_effect then i.error_code end,
-        not_before = case when not took_effect then at end,
-        expires_at = case
-            when took_effect then i.expires_at
-            else oncely.bounded(at + (i.expires_at - coalesce(i.completed_at, i.created_at)))
-        end,
-        steps = case when took_effect then i.steps else oncely.reopen_steps(i.steps, false) end,
-        -- With no step known to be done, the key may run without a lease, too.
-        fencing_token = case when took_effect or oncely.has_done(i.steps) then i.fencing_token end
+    select i.attempts, oncely.reopen_steps(i.steps, false) as steps, oncely.has_done(i.steps) as has_done,
+        -- The retention starts again.
+        oncely.bounded(at + (i.expires_at - coalesce(i.completed_at, i.created_at))) as expires_at
+    into held
+    from oncely.idempotency_keys as i
     where i.tenant = settle_claim.tenant and i.consumer = settle_claim.consumer and i.key = settle_claim.key
       and (
           i.status = 'FAILED'
           -- Ran under a lease, and is no longer held.
           or (
               i.status = 'IN_PROGRESS' and i.fencing_token is not null
-              and (i.owner is null or i.not_before <= clock_timestamp())
+              and (i.owner is null or i.not_before <= at)
           )
       )
       -- Another run may have ended since the operator looked, with an unknown outcome, too.
@@ -869,29 +860,42 @@ begin
           seen_attempts is null
           or (i.attempts = seen_attempts and i.fencing_token is not distinct from seen_token)
       )
-    returning i.attempts into run;
-    settled := found;
-    if settled then
+    for update;
+    if not found then
+        return false;
+    end if;
+    if settle_claim.took_effect then
+        update oncely.idempotency_keys as i
+        set status = 'COMPLETED', completed_at = coalesce(i.completed_at, at), reason = null, last_error = null,
+            owner = null, run_ends_at = null, not_before = null
+        where i.tenant = settle_claim.tenant and i.consumer = settle_claim.consumer and i.key = settle_claim.key;
         -- Once the key is collected, only the trail remembers it: then a letter of it must not run. The operator's name
         -- is in operator_actions, which not every reader of the trail may read.
-        if settle_claim.took_effect then
-            insert into oncely.audit (
-                tenant, occurred_at, attempt, consumer, key, queue, outcome, detail, worker
-            )
-            values (
-                settle_claim.tenant, at, run, settle_claim.consumer, settle_claim.key, '', 'completed',
-                'settled by hand', 'operator'
-            );
-        end if;
-        insert into oncely.operator_actions (tenant, id, occurred_at, actor, verb, filter, count, reason)
+        insert into oncely.audit (
+            tenant, occurred_at, attempt, consumer, key, queue, outcome, detail, worker
+        )
         values (
-            settle_claim.tenant, oncely.uuid_v7(at), at, concat(session_user, ' (' || left(os_user, 255) || ')'),
-            'settle_claim',
-            jsonb_build_object('consumer', settle_claim.consumer, 'key', settle_claim.key, 'took_effect', took_effect),
-            1, left(note, 8000)
+            settle_claim.tenant, at, held.attempts, settle_claim.consumer, settle_claim.key, '', 'completed',
+            'settled by hand', 'operator'
         );
+    else
+        -- A no counts like a refused call: the key begins afresh, in the next round.
+        update oncely.idempotency_keys as i
+        set status = 'IN_PROGRESS', completed_at = null, reason = null, last_error = null, owner = null,
+            run_ends_at = null, attempts = 0, crash_attempts = 0, error_code = null, not_before = at,
+            expires_at = held.expires_at, steps = held.steps,
+            -- With no step known to be done, the key may run without a lease, too.
+            fencing_token = case when held.has_done then i.fencing_token end
+        where i.tenant = settle_claim.tenant and i.consumer = settle_claim.consumer and i.key = settle_claim.key;
     end if;
-    return settled;
+    insert into oncely.operator_actions (tenant, id, occurred_at, actor, verb, filter, count, reason)
+    values (
+        settle_claim.tenant, oncely.uuid_v7(at), at, concat(session_user, ' (' || left(os_user, 255) || ')'),
+        'settle_claim',
+        jsonb_build_object('consumer', settle_claim.consumer, 'key', settle_claim.key, 'took_effect', took_effect),
+        1, left(note, 8000)
+    );
+    return true;
 end
 $$;
 comment on function oncely.settle_claim is

@@ -87,28 +87,27 @@ revoke execute on function oncely.is_kind from public;
 -- Removes the row of a process that was killed and restarted: its successor has the same host and the same name.
 -- Removes one for one: where two were killed and one came back, the other is still missed.
 create or replace function oncely.succeed(id uuid, at timestamptz) returns void
-language sql volatile
+language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $$
-    with gone as (
-        delete from oncely.processes as p
-        where p.id = (
-            select o.id
-            from oncely.processes as n
-            join oncely.processes as o on o.login = n.login and o.kind = n.kind and o.host = n.host and o.name = n.name
-            where n.id = succeed.id and not n.has_succeeded and n.started_at > o.last_seen_at
-              and o.last_seen_at < succeed.at - interval '12 seconds'
-              and jsonb_path_query_array(o.consumers, '$[*].consumer')
-                  = jsonb_path_query_array(n.consumers, '$[*].consumer')
-            order by o.last_seen_at desc
-            limit 1
-            for update of o skip locked
-        )
-        returning 1
-    )
-    update oncely.processes as p
-    set has_succeeded = true
-    where p.id = succeed.id and exists (select from gone)
+begin
+    delete from oncely.processes as p
+    where p.id = (
+        select o.id
+        from oncely.processes as n
+        join oncely.processes as o on o.login = n.login and o.kind = n.kind and o.host = n.host and o.name = n.name
+        where n.id = succeed.id and not n.has_succeeded and n.started_at > o.last_seen_at
+          and o.last_seen_at < succeed.at - interval '12 seconds'
+          and jsonb_path_query_array(o.consumers, '$[*].consumer')
+              = jsonb_path_query_array(n.consumers, '$[*].consumer')
+        order by o.last_seen_at desc
+        limit 1
+        for update of o skip locked
+    );
+    if found then
+        update oncely.processes as p set has_succeeded = true where p.id = succeed.id;
+    end if;
+end
 $$;
 comment on function oncely.succeed is
     'Removes the row of a silent process whose place another has taken. For oncely.beat.';
@@ -174,30 +173,37 @@ revoke execute on function oncely.beat from public;
 
 -- from functions/leave.sql
 create or replace function oncely.leave(id uuid) returns void
-language sql security definer
+language plpgsql security definer
 set search_path = pg_catalog, pg_temp
-as $$ delete from oncely.processes as p where p.id = leave.id and p.login = session_user $$;
+as $$
+begin
+    delete from oncely.processes as p where p.id = leave.id and p.login = session_user;
+end
+$$;
 comment on function oncely.leave is 'Removes the row of a process that ends in peace.';
 revoke execute on function oncely.leave from public;
 
 -- from functions/bury_processes.sql
 create or replace function oncely.bury_processes(before_time timestamptz) returns bigint
-language sql security definer
+language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-    with gone as (
-        delete from oncely.processes as p
-        where p.id in (
-            select o.id
-            from oncely.processes as o
-            -- Keeps a row seen within the last minute, whatever time the caller passes.
-            where o.last_seen_at < least(bury_processes.before_time, clock_timestamp() - interval '1 minute')
-            -- A row locked by its own user stays until the next call.
-            for update skip locked
-        )
-        returning 1
-    )
-    select count(*) from gone
+declare
+    -- Keeps a row seen within the last minute, whatever time the caller passes.
+    before timestamptz := least(bury_processes.before_time, clock_timestamp() - interval '1 minute');
+    gone bigint;
+begin
+    delete from oncely.processes as p
+    where p.id in (
+        select o.id
+        from oncely.processes as o
+        where o.last_seen_at < before
+        -- A row locked by its own user stays until the next call.
+        for update skip locked
+    );
+    get diagnostics gone = row_count;
+    return gone;
+end
 $$;
 comment on function oncely.bury_processes is
     'Removes the rows of processes that were last seen before a time; returns how many.';
@@ -212,10 +218,12 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
+    -- A living process writes its row every few seconds.
+    silent_since timestamptz := clock_timestamp() - interval '12 seconds';
     gone bigint;
 begin
     delete from oncely.processes as p
-    where p.last_seen_at < clock_timestamp() - interval '12 seconds'
+    where p.last_seen_at < silent_since
       and (forget_processes.host is null or p.host = forget_processes.host)
       and (forget_processes.name is null or p.name = forget_processes.name)
       and (forget_processes.pid is null or p.pid = forget_processes.pid);
@@ -530,30 +538,32 @@ revoke execute on function oncely.roll_up_stats from public;
 -- from functions/prune_stats.sql
 -- Removes old rows apart from the roll-up, so that a failure of the roll-up keeps none.
 create or replace function oncely.prune_stats() returns bigint
-language sql security definer
+language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-    with consumers as (
-        delete from oncely.stats as s
-        where (s.at, s.consumer, s.process) in (
-            select o.at, o.consumer, o.process
-            from oncely.stats as o
-            where o.at < clock_timestamp() - interval '7 days'
-            for update skip locked
-        )
-        returning 1
-    ),
-    relays as (
-        delete from oncely.relay_stats as s
-        where (s.at, s.target, s.process) in (
-            select o.at, o.target, o.process
-            from oncely.relay_stats as o
-            where o.at < clock_timestamp() - interval '7 days'
-            for update skip locked
-        )
-        returning 1
-    )
-    select (select count(*) from consumers) + (select count(*) from relays)
+declare
+    before timestamptz := clock_timestamp() - interval '7 days';
+    spans bigint;
+    minutes bigint;
+begin
+    delete from oncely.stats as s
+    where (s.at, s.consumer, s.process) in (
+        select o.at, o.consumer, o.process
+        from oncely.stats as o
+        where o.at < before
+        for update skip locked
+    );
+    get diagnostics spans = row_count;
+    delete from oncely.relay_stats as s
+    where (s.at, s.target, s.process) in (
+        select o.at, o.target, o.process
+        from oncely.relay_stats as o
+        where o.at < before
+        for update skip locked
+    );
+    get diagnostics minutes = row_count;
+    return spans + minutes;
+end
 $$;
 comment on function oncely.prune_stats is
     'Removes spans and minutes that are older than seven days; returns how many.';

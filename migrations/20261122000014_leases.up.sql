@@ -160,12 +160,14 @@ as $$
 #variable_conflict use_variable
 declare
     all_steps jsonb := coalesce(held.steps, '{}') || jsonb_build_object(step, known);
+    ends timestamptz := oncely.lease_end(held.not_before, lease, held.run_ends_at);
+    at timestamptz := clock_timestamp();
     is_open boolean;
     is_doubted boolean;
 begin
     if oncely.is_held(held, token) then
         update oncely.idempotency_keys as i
-        set not_before = oncely.lease_end(i.not_before, lease, i.run_ends_at), steps = all_steps
+        set not_before = ends, steps = all_steps
         where i.tenant = held.tenant and i.consumer = held.consumer and i.key = held.key;
         return;
     end if;
@@ -179,7 +181,7 @@ begin
     set steps = all_steps,
         owner = case when not is_doubted then i.owner end,
         run_ends_at = case when not is_doubted then i.run_ends_at end,
-        not_before = case when is_doubted then clock_timestamp() else i.not_before end,
+        not_before = case when is_doubted then at else i.not_before end,
         -- The key runs again, from behind the step.
         status = case when is_open then 'IN_PROGRESS' else i.status end,
         completed_at = case when not is_open then i.completed_at end,
@@ -188,7 +190,7 @@ begin
         error_code = case when not is_open then i.error_code end
     where i.tenant = held.tenant and i.consumer = held.consumer and i.key = held.key;
     perform oncely.record_decision(
-        held.tenant, held.consumer, held.key, 'fenced', clock_timestamp(), held.attempts, '', null, null,
+        held.tenant, held.consumer, held.key, 'fenced', at, held.attempts, '', null, null,
         detail => format(
             'lost the lease %s, and knows what became of its call all the same: %s is %s', token, step,
             known ->> 'state'
@@ -272,6 +274,13 @@ declare
     at timestamptz := clock_timestamp();
     micros bigint;
     ends timestamptz;
+    -- When a lease and a run end that begin now.
+    lease_ends timestamptz;
+    run_ends timestamptz;
+    -- A copy without a lease may come slightly early, as in oncely.claim.
+    due timestamptz;
+    -- No lease is longer than a day: a longer one was granted by a clock that was ahead.
+    longest timestamptz;
     decision text;
     known record;
     -- The key as it was granted.
@@ -340,22 +349,23 @@ begin
             else
                 null;
         end case;
+        at := clock_timestamp();
+        lease_ends := at + lease;
+        run_ends := at + max_run;
+        due := at + interval '100 milliseconds';
+        longest := at + interval '24 hours';
         -- The same acquisition, after a lost reply: its run has not begun, and gets its whole time.
         if known.owner = owner then
             update oncely.idempotency_keys as i
-            set not_before = oncely.lease_end(i.not_before, lease, clock_timestamp() + max_run),
-                run_ends_at = clock_timestamp() + max_run
+            set not_before = least(greatest(i.not_before, lease_ends), run_ends), run_ends_at = run_ends
             where i.tenant = tenant and i.consumer = consumer and i.key = key and i.owner is not distinct from owner
             returning i.fencing_token, i.attempts, i.crash_attempts, i.steps into granted;
             exit when found;
             continue;
         end if;
-        -- No lease is longer than a day: a longer one was granted by a clock that was ahead.
-        if known.owner is not null and known.not_before > clock_timestamp()
-            and known.not_before <= clock_timestamp() + interval '24 hours'
-        then
+        if known.owner is not null and known.not_before > at and known.not_before <= longest then
             outcome := 'in_flight';
-            delay := known.not_before - clock_timestamp();
+            delay := known.not_before - at;
             return;
         end if;
         -- A client that was just cut off asks: the holder may have been, too, alive but unable to renew. Its state is
@@ -369,28 +379,26 @@ begin
         -- Nor can a new session know how long the server was unreachable: a live holder renews, or ends, within one
         -- more lease. The holder gets that once, and within its run.
         if known.owner is not null and known.not_before is distinct from known.grace_ends_at
-            and known.run_ends_at > clock_timestamp()
-            and oncely.asking_since() > clock_timestamp() - lease / 2
+            and known.run_ends_at > at and oncely.asking_since() > at - lease / 2
         then
+            lease_ends := oncely.lease_end(known.not_before, lease, known.run_ends_at);
             update oncely.idempotency_keys as i
-            set not_before = e.grace, grace_ends_at = e.grace
-            from (select oncely.lease_end(known.not_before, lease, known.run_ends_at) as grace) as e
+            set not_before = lease_ends, grace_ends_at = lease_ends
             where i.tenant = tenant and i.consumer = consumer and i.key = key
                 and i.completed_at is null and i.owner is not distinct from known.owner
                 and i.fencing_token is not distinct from known.fencing_token
                 and i.not_before is not distinct from known.not_before;
             continue;
         end if;
-        -- Without a lease, a copy may come slightly early, as in oncely.claim.
-        if known.owner is null and known.not_before > clock_timestamp() + interval '100 milliseconds' then
+        if known.owner is null and known.not_before > due then
             outcome := 'retry';
-            delay := known.not_before - clock_timestamp();
+            delay := known.not_before - at;
             return;
         end if;
         -- If no row is updated, another run was faster, or the holder has renewed: the loop reads the key again.
         update oncely.idempotency_keys as i
         set fencing_token = greatest(coalesce(i.fencing_token, 0) + 1, micros), claimed_in = own, owner = owner,
-            not_before = clock_timestamp() + lease, run_ends_at = clock_timestamp() + max_run,
+            not_before = lease_ends, run_ends_at = run_ends,
             crash_attempts = i.crash_attempts + case when i.owner is null then 0 else 1 end,
             fingerprint = coalesce(print, i.fingerprint), expires_at = ends, marked_pid = null,
             marked_backend_start = null
@@ -401,9 +409,8 @@ begin
             and i.owner is not distinct from known.owner
             and (
                 i.not_before is null
-                or i.not_before <= clock_timestamp()
-                    + case when i.owner is null then interval '100 milliseconds' else interval '0' end
-                or (i.owner is not null and i.not_before > clock_timestamp() + interval '24 hours')
+                or i.not_before <= case when i.owner is null then due else at end
+                or (i.owner is not null and i.not_before > longest)
             )
         returning i.fencing_token, i.attempts, i.crash_attempts, i.steps into granted;
         continue when not found;
@@ -420,12 +427,13 @@ begin
             '%s runs under a lease ended without a word; steps that began: %s', granted.crash_attempts,
             coalesce(oncely.steps_begun(granted.steps), 'none')
         );
+        at := clock_timestamp();
         update oncely.idempotency_keys as i
-        set status = 'FAILED', completed_at = clock_timestamp(), owner = null, run_ends_at = null, not_before = null,
+        set status = 'FAILED', completed_at = at, owner = null, run_ends_at = null, not_before = null,
             reason = 'crash', last_error = detail
         where i.tenant = tenant and i.consumer = consumer and i.key = key;
         perform oncely.record_decision(
-            tenant, consumer, key, 'dead_lettered', clock_timestamp(), attempt, queue, worker, trace_id,
+            tenant, consumer, key, 'dead_lettered', at, attempt, queue, worker, trace_id,
             reason => reason, detail => detail
         );
         return;
@@ -443,10 +451,11 @@ begin
     taken_over := crashes > 0;
     -- A run that had to wait for the row gets its whole time.
     if clock_timestamp() > at + interval '1 second' then
+        lease_ends := clock_timestamp() + lease;
+        run_ends := clock_timestamp() + max_run;
         update oncely.idempotency_keys as i
-        set not_before = oncely.lease_end(i.not_before, lease, greatest(i.run_ends_at, e.ends_again)),
-            run_ends_at = greatest(i.run_ends_at, e.ends_again)
-        from (select clock_timestamp() + max_run as ends_again) as e
+        set not_before = least(greatest(i.not_before, lease_ends), greatest(i.run_ends_at, run_ends)),
+            run_ends_at = greatest(i.run_ends_at, run_ends)
         where i.tenant = tenant and i.consumer = consumer and i.key = key;
     end if;
 end
@@ -534,11 +543,11 @@ begin
     end if;
     -- A run that had to wait for others gets its whole time.
     if clock_timestamp() > at + interval '1 second' then
+        at := clock_timestamp();
         update oncely.idempotency_keys as i
-        set not_before = e.now + lease, run_ends_at = e.now + max_run
+        set not_before = at + lease, run_ends_at = at + max_run
         from unnest(tenants, keys) with ordinality as q (tenant, key, place)
-        cross join (select clock_timestamp() as now) as e
-        where i.tenant = q.tenant and i.consumer = consumer and i.key = q.key
+        where oncely.in_group(i.tenant, tenants) and i.tenant = q.tenant and i.consumer = consumer and i.key = q.key
             and q.place = any (fresh);
     end if;
 end
@@ -658,6 +667,9 @@ set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
 #variable_conflict use_column
+declare
+    at timestamptz := clock_timestamp();
+    ends timestamptz := at + lease;
 begin
     return query
         with asked as materialized (
@@ -669,22 +681,25 @@ begin
             from asked as a
             join oncely.idempotency_keys as i
                 on i.tenant = a.tenant and i.consumer = renew_leases.consumer and i.key = a.key
-            where i.fencing_token = a.token and i.run_ends_at > clock_timestamp()
+            where oncely.in_group(i.tenant, tenants) and i.fencing_token = a.token and i.run_ends_at > at
             for update of i skip locked
         ),
         renewed as (
             update oncely.idempotency_keys as i
-            set not_before = oncely.lease_end(i.not_before, renew_leases.lease, i.run_ends_at)
+            -- As oncely.lease_end.
+            set not_before = least(greatest(i.not_before, ends), i.run_ends_at)
             from free as f
-            where i.tenant = f.tenant and i.consumer = renew_leases.consumer and i.key = f.key
+            where oncely.in_group(i.tenant, tenants) and i.tenant = f.tenant and i.consumer = renew_leases.consumer
+                and i.key = f.key
             returning i.tenant, i.key, i.not_before
         )
-        select a.place, r.not_before - clock_timestamp(),
-            r.key is not null or coalesce(i.fencing_token = a.token and i.run_ends_at > clock_timestamp(), false)
+        select a.place, r.not_before - at,
+            r.key is not null or coalesce(i.fencing_token = a.token and i.run_ends_at > at, false)
         from asked as a
         left join renewed as r on r.tenant = a.tenant and r.key = a.key
         left join oncely.idempotency_keys as i
-            on i.tenant = a.tenant and i.consumer = renew_leases.consumer and i.key = a.key;
+            on oncely.in_group(i.tenant, tenants) and i.tenant = a.tenant and i.consumer = renew_leases.consumer
+                and i.key = a.key;
 end
 $$;
 comment on function oncely.renew_leases is
@@ -712,6 +727,8 @@ as $$
 declare
     held oncely.idempotency_keys;
     now timestamptz;
+    retention interval;
+    ends timestamptz;
 begin
     perform oncely.check_short(queue, worker, trace_id);
     perform oncely.check_json(
@@ -731,13 +748,15 @@ begin
         -- A requeue of the key's letter would run nothing.
         perform oncely.close_letters(held, now);
     end if;
+    retention := oncely.lease_retention(held);
+    ends := oncely.bounded(now + retention);
     update oncely.idempotency_keys as i
     set status = 'COMPLETED', attempts = i.attempts + 1, completed_at = now, response = response,
         -- Identifies the lease that completed the key.
         fencing_token = token,
         reason = case when refused then 'refused' end, last_error = null, error_code = null, claimed_in = null,
         owner = null, run_ends_at = null, not_before = null,
-        expires_at = oncely.bounded(now + oncely.lease_retention(held))
+        expires_at = ends
     where i.tenant = tenant and i.consumer = consumer and i.key = key;
     perform oncely.record_decision(
         tenant, consumer, key, case when refused then 'refused' else 'completed' end, now, held.attempts + 1, queue,
@@ -746,16 +765,15 @@ begin
         greatest(extract(epoch from now) * 1000000 - token, 0)
     );
     if mirror then
+        if retention is null then
+            select c.retention into retention from oncely.consumers as c where c.consumer = consumer;
+        end if;
         insert into oncely.mirror_queue
             (tenant, id, kind, created_at, expires_at, completed_at, consumer, key, fingerprint)
         values (
             tenant, oncely.uuid_v7(now), 'identity', now,
-            oncely.bounded(now + coalesce(
-                oncely.lease_retention(held),
-                (select c.retention from oncely.consumers as c where c.consumer = consumer),
-                -- No worker has registered the consumer: only PostgreSQL knows its keys.
-                interval '0'
-            )),
+            -- No worker has registered the consumer: only PostgreSQL knows its keys.
+            oncely.bounded(now + coalesce(retention, interval '0')),
             -- Set for a key without its own end: a retention shortened before the relay takes it applies.
             case when held.expires_at is null then now end, consumer, key, held.fingerprint
         );
@@ -803,6 +821,7 @@ declare
     now timestamptz := clock_timestamp();
     micros bigint := extract(epoch from now) * 1000000;
     name text := oncely.worker_name(worker);
+    retention interval;
     -- Places of the keys that were held.
     done bigint[];
 begin
@@ -821,14 +840,13 @@ begin
         update oncely.idempotency_keys as i
         set status = 'COMPLETED', attempts = i.attempts + 1, completed_at = now, response = a.response,
             reason = case when a.refused then 'refused' end, last_error = null, error_code = null, claimed_in = null,
-            owner = null, run_ends_at = null, not_before = null,
-            expires_at = case
-                when i.expires_at is not null then oncely.bounded(now + oncely.lease_retention(i))
-            end
+            owner = null, run_ends_at = null, not_before = null
         from asked as a
-        where i.tenant = a.tenant and i.consumer = consumer and i.key = a.key
+        where oncely.in_group(i.tenant, tenants) and i.tenant = a.tenant and i.consumer = consumer and i.key = a.key
             -- Matches held keys, worded to suit no partial index: the primary key finds the row.
             and i.fencing_token = a.token and i.run_ends_at is not null and i.claimed_in is distinct from own
+            -- A client's claim set an end: complete_lease computes the new one.
+            and i.expires_at is null
         returning a.place, a.tenant, a.key, a.token, a.refused, a.queue, a.trace_id, i.attempts
     ),
     recorded as (
@@ -847,14 +865,12 @@ begin
     select d.place, 'completed' from unnest(done) as d (place);
     -- Keys that were completed earlier have their records already.
     if tags is not null and cardinality(done) > 0 then
+        select c.retention into retention from oncely.consumers as c where c.consumer = consumer;
         insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, consumer, tags)
         values (
             tenants[1], oncely.uuid_v7(now), 'mirror', now,
-            oncely.bounded(now + coalesce(
-                (select c.retention from oncely.consumers as c where c.consumer = consumer),
-                -- No worker has registered the consumer: only PostgreSQL knows its keys.
-                interval '0'
-            )), consumer, tags
+            -- No worker has registered the consumer: only PostgreSQL knows its keys.
+            oncely.bounded(now + coalesce(retention, interval '0')), consumer, tags
         );
     end if;
     if cardinality(done) < cardinality(keys) then
@@ -900,6 +916,8 @@ as $$
 declare
     held oncely.idempotency_keys;
     at timestamptz;
+    due timestamptz;
+    ends timestamptz;
     detail text := left(error, 8000);
     class text := oncely.error_class(coalesce(error_code, ''));
     why text := coalesce(reason, nullif(nullif(class, 'transient'), 'environment'));
@@ -944,16 +962,22 @@ begin
         outcome := case when why is not null or attempts >= max_attempts then 'given_up' else 'retry' end;
         final_reason := case when outcome = 'given_up' then coalesce(why, 'attempts_exhausted') end;
     end if;
-    update oncely.idempotency_keys as i
-    set status = case when outcome = 'given_up' then 'FAILED' else 'IN_PROGRESS' end::oncely.key_status,
-        attempts = fail_lease.attempts, completed_at = case when outcome = 'given_up' then at end,
-        reason = final_reason, last_error = detail, owner = null, run_ends_at = null,
-        -- Set without a delay, too: the key's retention starts again.
-        not_before = case when outcome = 'retry' then at + coalesce(delay, '0') end,
-        expires_at = oncely.bounded(at + coalesce(delay, '0') + oncely.lease_retention(held)),
-        -- The process is alive: it reports this failure.
-        crash_attempts = case when outcome = 'given_up' then i.crash_attempts else 0 end
-    where i.tenant = tenant and i.consumer = consumer and i.key = key;
+    -- The retention starts again when the key may run, also without a delay.
+    due := at + coalesce(delay, '0');
+    ends := oncely.bounded(due + oncely.lease_retention(held));
+    if outcome = 'given_up' then
+        update oncely.idempotency_keys as i
+        set status = 'FAILED', attempts = fail_lease.attempts, completed_at = at, reason = final_reason,
+            last_error = detail, owner = null, run_ends_at = null, not_before = null, expires_at = ends
+        where i.tenant = tenant and i.consumer = consumer and i.key = key;
+    else
+        update oncely.idempotency_keys as i
+        set attempts = fail_lease.attempts, completed_at = null, reason = null, last_error = detail, owner = null,
+            run_ends_at = null, not_before = due, expires_at = ends,
+            -- The process is alive: it reports this failure.
+            crash_attempts = 0
+        where i.tenant = tenant and i.consumer = consumer and i.key = key;
+    end if;
     perform oncely.record_decision(
         tenant, consumer, key, case when outcome = 'retry' then 'retried' else 'dead_lettered' end, at, attempts,
         queue, worker, trace_id, greatest(extract(epoch from at) * 1000000 - token, 0), final_reason, error_code, detail
@@ -975,10 +999,11 @@ as $$
 #variable_conflict use_variable
 declare
     held oncely.idempotency_keys := oncely.hold_lease(tenant, consumer, key, token);
+    at timestamptz := clock_timestamp();
 begin
     if oncely.is_held(held, token) then
         update oncely.idempotency_keys as i
-        set owner = null, run_ends_at = null, not_before = clock_timestamp()
+        set owner = null, run_ends_at = null, not_before = at
         where i.tenant = tenant and i.consumer = consumer and i.key = key;
         return true;
     end if;

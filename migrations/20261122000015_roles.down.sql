@@ -18,15 +18,11 @@ begin
         execute format('revoke all on schema oncely from %I', role);
     end loop;
     for relation in
-        select p.tablename from pg_policies as p
-        where p.schemaname = 'oncely' and p.policyname in ('rows_of_all', 'rows_of_readable_tenants')
-        group by p.tablename
+        select relname from pg_class
+        where relnamespace = 'oncely'::regnamespace and relrowsecurity
     loop
-        execute format('drop policy if exists rows_of_readable_tenants on oncely.%I', relation);
         execute format('drop policy if exists rows_of_all on oncely.%I', relation);
-        if relation <> 'idempotency_keys' then
-            execute format('alter table oncely.%I disable row level security', relation);
-        end if;
+        execute format('alter table oncely.%I disable row level security', relation);
     end loop;
 end
 $$;
@@ -34,3 +30,4 @@ $$;
 drop policy if exists keys_locked_by_operators on oncely.idempotency_keys;
 drop policy if exists keys_locked_by_relays on oncely.idempotency_keys;
 drop policy if exists keys_worked on oncely.idempotency_keys;
+drop policy if exists keys_claimed on oncely.idempotency_keys;

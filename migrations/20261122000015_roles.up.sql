@@ -19,6 +19,7 @@ do $roles$
 declare
     role text;
     may text;
+    wide text;
     relation text;
     -- A key's identity and creation time are written once.
     key_changed constant text := 'completed_at, attempts, crash_attempts, status, fingerprint, response, reason, '
@@ -61,7 +62,8 @@ begin
             when duplicate_object or unique_violation then
                 null;
             when insufficient_privilege then
-                raise notice 'role % not created: the migrating user may not create roles', role;
+                raise notice 'role % not created: the migrating user may not create roles; '
+                    'create it before you migrate', role;
         end;
     end loop;
 
@@ -88,7 +90,8 @@ begin
             ('oncely_worker', 'select (tenant, occurred_at, consumer, key, outcome, trace_id) on oncely.audit'),
             -- For the state of a key (oncely handler test).
             ('oncely_worker', 'execute on function oncely.find_key'),
-            ('oncely_worker', 'execute on function oncely.epoch, oncely.bucket, oncely.register_consumer, '
+            ('oncely_worker', 'execute on function oncely.epoch, oncely.bucket, oncely.in_group, '
+                'oncely.tenant_groups, oncely.units, oncely.register_consumer, '
                 'oncely.handler_name, oncely.handler_calls, oncely.claim_fresh, oncely.record_fresh, '
                 'oncely.response_texts, oncely.handle_parts, oncely.handle_each, oncely.take_turn, oncely.try_jsonb, '
                 'oncely.reject, oncely.refuse, oncely.claim_request, oncely.retake_request, '
@@ -100,7 +103,7 @@ begin
             ('oncely_worker', emitting),
 
             -- Relays records and events, and keeps the tables small. SELECT … FOR UPDATE takes the privilege to update
-            -- some column; of keys a policy lets it change none.
+            -- a column; of keys a policy lets it change none.
             ('oncely_relay', 'usage on schema oncely'),
             ('oncely_relay', 'select (only_row, name, history_id, audit_floor, mirror_ttl) on oncely.cell'),
             ('oncely_relay', 'select on oncely.consumers, oncely.maintenance, oncely.locks, oncely.audit_seals, '
@@ -119,7 +122,8 @@ begin
                 'on oncely.dead_letters'),
             -- The relay makes the tags of identities, as the worker does: it can write anything to Redis anyway. It
             -- signs nothing.
-            ('oncely_relay', 'execute on function oncely.take_lock, oncely.try_session_lock, '
+            ('oncely_relay', 'execute on function oncely.in_group, oncely.tenant_groups, oncely.units, '
+                'oncely.take_lock, oncely.try_session_lock, '
                 'oncely.release_session_lock, '
                 'oncely.delete_mirrored, oncely.delete_events, oncely.delete_keys, oncely.collect_ordering_keys, '
                 'oncely.collect_dead_letters, oncely.mirror_keys, oncely.forget_secrets, oncely.epoch, '
@@ -145,7 +149,9 @@ begin
             -- To lock letters, and to mark them as swept. Functions change their state, and record it.
             ('oncely_operator', 'update (swept_at) on oncely.dead_letters'),
             ('oncely_operator', 'execute on function ' || listing),
-            ('oncely_operator', 'execute on function oncely.take_lock, oncely.try_session_lock, '
+            ('oncely_operator', 'execute on function oncely.in_group, oncely.tenant_groups, oncely.units, '
+                'oncely.take_lock, '
+                'oncely.try_session_lock, '
                 'oncely.release_session_lock, '
                 'oncely.is_session_locked, oncely.change_events, oncely.delete_keys, oncely.collect_ordering_keys, '
                 'oncely.collect_dead_letters, oncely.epoch, oncely.bucket, oncely.make_audit_partition, '
@@ -178,7 +184,7 @@ begin
             ('oncely_auditor', format('select (%s) on oncely.dead_letters', letter_seen)),
             ('oncely_auditor', format('select (%s) on oncely.events', event_seen)),
             ('oncely_auditor', 'execute on function ' || listing),
-            ('oncely_auditor', 'execute on function oncely.epoch, oncely.bucket, oncely.audit_digest, '
+            ('oncely_auditor', 'execute on function oncely.epoch, oncely.bucket, oncely.units, oncely.audit_digest, '
                 'oncely.seal_hash, oncely.forgotten_before, oncely.effective_retention, oncely.tenant_retention'),
 
             -- Reads the same of the tenants in oncely.rights, by functions alone: a login that may select from a table
@@ -188,7 +194,7 @@ begin
             ('oncely_tenant_auditor', 'select (only_row, name, history_id, audit_floor, mirror_ttl) on oncely.cell'),
             ('oncely_tenant_auditor', 'select (consumer, retention, redelivery_horizon, fingerprint, on_conflict, '
                 'registered_at, changed_at, paused, former_retention, former_until) on oncely.consumers'),
-            ('oncely_tenant_auditor', 'execute on function oncely.bucket, oncely.readable_tenants, ' || listing),
+            ('oncely_tenant_auditor', 'execute on function oncely.bucket, ' || listing),
 
             -- Applications that emit events, and nothing else. oncely.rights lists the events that each may emit.
             ('oncely_emitter', 'usage on schema oncely'),
@@ -208,11 +214,14 @@ begin
         execute format('grant %s to %I', may, role);
     end loop;
 
-    -- Restricts rows of tenants: a login sees those that its grants open, but a member of oncely_tenant_auditor those
-    -- of its tenants alone, whatever its other roles (the policy is restrictive), and none without a right to read.
-    -- That role has no grant on these tables: the policy covers a login that has another role, too, and a grant given
-    -- by mistake. It costs others nothing: "true" is removed from a statement before it is planned. Keys have policies
-    -- of their own. Evaluated once a statement, the list of tenants serves as an index condition.
+    -- Opens the rows of tenants to the roles that work on all tenants, and to no other one: a member of
+    -- oncely_tenant_auditor reads by functions, and a grant given to it by mistake shows it no row. It costs nothing:
+    -- "true" is removed from a statement before it is planned. Every policy is permissive, because an engine that
+    -- spreads tables over nodes may not know others; so a login with two roles has the rows of both. Keys have more
+    -- policies, below.
+    select string_agg(quote_ident(rolname), ', ' order by rolname) into wide
+    from pg_roles
+    where rolname in ('oncely_worker', 'oncely_relay', 'oncely_operator', 'oncely_auditor');
     for relation in
         select c.relname
         from pg_class as c
@@ -221,15 +230,14 @@ begin
         order by c.relname
     loop
         execute format('alter table oncely.%I enable row level security', relation);
-        if relation <> 'idempotency_keys' then
-            execute format('create policy rows_of_all on oncely.%I using (true) with check (true)', relation);
+        if wide is null then
+            continue;
         end if;
-        if to_regrole('oncely_tenant_auditor') is not null then
-            execute format(
-                'create policy rows_of_readable_tenants on oncely.%I as restrictive to oncely_tenant_auditor '
-                'using (tenant = any (array(select oncely.readable_tenants())))', relation
-            );
-        end if;
+        execute case
+            when relation = 'idempotency_keys'
+                then format('create policy rows_of_all on oncely.idempotency_keys for select to %s using (true)', wide)
+            else format('create policy rows_of_all on oncely.%I to %s using (true) with check (true)', relation, wide)
+        end;
     end loop;
 
     for role in
@@ -247,6 +255,7 @@ begin
         -- to delete them in peace, and change none.
         case role
             when 'oncely_worker' then
+                create policy keys_claimed on oncely.idempotency_keys for insert to oncely_worker with check (true);
                 create policy keys_worked on oncely.idempotency_keys for update to oncely_worker
                 using ((status = 'IN_PROGRESS' and fencing_token is null) or xmin = pg_current_xact_id()::xid)
                 with check (true);

@@ -19,18 +19,19 @@ begin
         select e.tenant, e.id
         from unnest(change_events.tenants, change_events.ids) as m (tenant, id)
         join oncely.events as e on e.tenant = m.tenant and e.id = m.id
-        where change_events.state is null or e.state = change_events.state
+        where oncely.in_group(e.tenant, change_events.tenants)
+            and (change_events.state is null or e.state = change_events.state)
         for update of e skip locked
     ) as f;
     if change_events.verb = 'discard_events' then
         delete from oncely.events as e
         using unnest(free_tenants, free_ids) as f (tenant, id)
-        where e.tenant = f.tenant and e.id = f.id;
+        where oncely.in_group(e.tenant, free_tenants) and e.tenant = f.tenant and e.id = f.id;
     else
         update oncely.events as e
         set state = 'pending', attempts = 0, available_at = change_events.at
         from unnest(free_tenants, free_ids) as f (tenant, id)
-        where e.tenant = f.tenant and e.id = f.id;
+        where oncely.in_group(e.tenant, free_tenants) and e.tenant = f.tenant and e.id = f.id;
     end if;
     perform oncely.record_action(
         case when free_tenants[1] = all (free_tenants) then coalesce(free_tenants[1], '') else '' end,

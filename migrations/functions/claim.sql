@@ -21,6 +21,8 @@ declare
     own bigint := pg_current_xact_id()::text::bigint;
     at timestamptz := clock_timestamp();
     ends timestamptz;
+    -- A copy may come slightly early.
+    due timestamptz;
     decision text;
     incomplete text := 'the transaction that claimed this key was committed without oncely.complete: whether it took '
         'effect is not known';
@@ -96,7 +98,8 @@ begin
                 return;
             when 'retake' then
                 -- The delay belongs to the key: an early copy spends no attempt.
-                if known.not_before > clock_timestamp() + interval '100 milliseconds' then
+                due := clock_timestamp() + interval '100 milliseconds';
+                if known.not_before > due then
                     outcome := 'retry';
                     delay := known.not_before - clock_timestamp();
                     return;
@@ -113,7 +116,7 @@ begin
                     and i.completed_at is null
                     and i.fencing_token is null
                     -- The session that held the row meanwhile may have failed: the delay is checked again.
-                    and (i.not_before is null or i.not_before <= clock_timestamp() + interval '100 milliseconds')
+                    and (i.not_before is null or i.not_before <= due)
                 returning i.attempts into attempt;
                 if found then
                     outcome := 'granted';

@@ -1,7 +1,9 @@
 create or replace function oncely.close_letters(held oncely.idempotency_keys, at timestamptz) returns void
-language sql volatile
+language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $$
+#variable_conflict use_column
+begin
     with open as materialized (
         select d.tenant, d.id
         from oncely.dead_letters as d
@@ -16,7 +18,8 @@ as $$
         -- No dead-letter queue has a copy of a client's letter.
         swept_at = case when d.from_client then at end
     from open as o
-    where d.tenant = o.tenant and d.id = o.id
+    where d.tenant = held.tenant and d.tenant = o.tenant and d.id = o.id;
+end
 $$;
 comment on function oncely.close_letters is
     'Closes the dead letters of a key, which is locked, and takes effect after all: as a requeue does that finds it '

@@ -17,6 +17,8 @@ as $$
 declare
     held oncely.idempotency_keys;
     now timestamptz;
+    retention interval;
+    ends timestamptz;
 begin
     perform oncely.check_short(queue, worker, trace_id);
     perform oncely.check_json(
@@ -36,13 +38,15 @@ begin
         -- A requeue of the key's letter would run nothing.
         perform oncely.close_letters(held, now);
     end if;
+    retention := oncely.lease_retention(held);
+    ends := oncely.bounded(now + retention);
     update oncely.idempotency_keys as i
     set status = 'COMPLETED', attempts = i.attempts + 1, completed_at = now, response = response,
         -- Identifies the lease that completed the key.
         fencing_token = token,
         reason = case when refused then 'refused' end, last_error = null, error_code = null, claimed_in = null,
         owner = null, run_ends_at = null, not_before = null,
-        expires_at = oncely.bounded(now + oncely.lease_retention(held))
+        expires_at = ends
     where i.tenant = tenant and i.consumer = consumer and i.key = key;
     perform oncely.record_decision(
         tenant, consumer, key, case when refused then 'refused' else 'completed' end, now, held.attempts + 1, queue,
@@ -51,16 +55,15 @@ begin
         greatest(extract(epoch from now) * 1000000 - token, 0)
     );
     if mirror then
+        if retention is null then
+            select c.retention into retention from oncely.consumers as c where c.consumer = consumer;
+        end if;
         insert into oncely.mirror_queue
             (tenant, id, kind, created_at, expires_at, completed_at, consumer, key, fingerprint)
         values (
             tenant, oncely.uuid_v7(now), 'identity', now,
-            oncely.bounded(now + coalesce(
-                oncely.lease_retention(held),
-                (select c.retention from oncely.consumers as c where c.consumer = consumer),
-                -- No worker has registered the consumer: only PostgreSQL knows its keys.
-                interval '0'
-            )),
+            -- No worker has registered the consumer: only PostgreSQL knows its keys.
+            oncely.bounded(now + coalesce(retention, interval '0')),
             -- Set for a key without its own end: a retention shortened before the relay takes it applies.
             case when held.expires_at is null then now end, consumer, key, held.fingerprint
         );

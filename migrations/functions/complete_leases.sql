@@ -28,6 +28,7 @@ declare
     now timestamptz := clock_timestamp();
     micros bigint := extract(epoch from now) * 1000000;
     name text := oncely.worker_name(worker);
+    retention interval;
     -- Places of the keys that were held.
     done bigint[];
 begin
@@ -46,14 +47,13 @@ begin
         update oncely.idempotency_keys as i
         set status = 'COMPLETED', attempts = i.attempts + 1, completed_at = now, response = a.response,
             reason = case when a.refused then 'refused' end, last_error = null, error_code = null, claimed_in = null,
-            owner = null, run_ends_at = null, not_before = null,
-            expires_at = case
-                when i.expires_at is not null then oncely.bounded(now + oncely.lease_retention(i))
-            end
+            owner = null, run_ends_at = null, not_before = null
         from asked as a
-        where i.tenant = a.tenant and i.consumer = consumer and i.key = a.key
+        where oncely.in_group(i.tenant, tenants) and i.tenant = a.tenant and i.consumer = consumer and i.key = a.key
             -- Matches held keys, worded to suit no partial index: the primary key finds the row.
             and i.fencing_token = a.token and i.run_ends_at is not null and i.claimed_in is distinct from own
+            -- A client's claim set an end: complete_lease computes the new one.
+            and i.expires_at is null
         returning a.place, a.tenant, a.key, a.token, a.refused, a.queue, a.trace_id, i.attempts
     ),
     recorded as (
@@ -72,14 +72,12 @@ begin
     select d.place, 'completed' from unnest(done) as d (place);
     -- Keys that were completed earlier have their records already.
     if tags is not null and cardinality(done) > 0 then
+        select c.retention into retention from oncely.consumers as c where c.consumer = consumer;
         insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, consumer, tags)
         values (
             tenants[1], oncely.uuid_v7(now), 'mirror', now,
-            oncely.bounded(now + coalesce(
-                (select c.retention from oncely.consumers as c where c.consumer = consumer),
-                -- No worker has registered the consumer: only PostgreSQL knows its keys.
-                interval '0'
-            )), consumer, tags
+            -- No worker has registered the consumer: only PostgreSQL knows its keys.
+            oncely.bounded(now + coalesce(retention, interval '0')), consumer, tags
         );
     end if;
     if cardinality(done) < cardinality(keys) then

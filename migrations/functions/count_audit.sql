@@ -11,7 +11,7 @@ begin
     return (
         select count(*)
         from (
-            select from oncely.audit as a
+            select 1 from oncely.audit as a
             where a.occurred_at >= since and a.occurred_at < until and (visible is null or a.tenant = any (visible))
             limit most
         ) as c

@@ -5,6 +5,8 @@ as $$
 #variable_conflict use_column
 declare
     at timestamptz := clock_timestamp();
+    crowded text;
+    emptied bigint;
     room bigint;
 begin
     -- One count at a time: of two counts, the older might be written last, without the growth that the newer removed.
@@ -43,29 +45,29 @@ begin
         event_bytes = excluded.event_bytes, counted_at = excluded.counted_at;
     delete from oncely.letter_usage as u where u.counted_at <> at;
     -- A tenant that is about to run out of room gets some from closed letters: a thousand a time, oldest first.
-    with crowded as (
+    room := 0;
+    for crowded in
         select u.tenant
         from oncely.letter_usage as u
         left join oncely.tenant_limits as l on l.tenant = u.tenant
         where u.letters >= coalesce(l.letters, count_letters.letters) * 0.9
             or u.bytes >= coalesce(l.letter_bytes, count_letters.letter_bytes) * 0.9
-    ), closed as materialized (
-        select c.tenant, d.id
-        from crowded as c
-        cross join lateral (
-            select d.id
+    loop
+        with closed as materialized (
+            select d.tenant, d.id
             from oncely.dead_letters as d
-            where d.tenant = c.tenant and d.state in ('requeued', 'discarded') and d.stored_size > 0
+            where d.tenant = crowded and d.state in ('requeued', 'discarded') and d.stored_size > 0
             order by d.updated_at
             limit 1000
             for update skip locked
-        ) as d
-    )
-    update oncely.dead_letters as d
-    set body = null, encrypted_by = null, headers = null, omitted = 'room'
-    from closed as c
-    where d.tenant = c.tenant and d.id = c.id;
-    get diagnostics room = row_count;
+        )
+        update oncely.dead_letters as d
+        set body = null, encrypted_by = null, headers = null, omitted = 'room'
+        from closed as c
+        where d.tenant = crowded and d.tenant = c.tenant and d.id = c.id;
+        get diagnostics emptied = row_count;
+        room := room + emptied;
+    end loop;
     return room;
 end
 $$;

@@ -26,7 +26,7 @@ begin
         from unnest(decide_letters.tenants, decide_letters.ids, decide_letters.generations)
             as l (tenant, id, generation)
         join oncely.dead_letters as d on d.tenant = l.tenant and d.id = l.id and d.generation = l.generation
-        where d.state in ('waiting', 'requeueing')
+        where oncely.in_group(d.tenant, decide_letters.tenants) and d.state in ('waiting', 'requeueing')
         order by d.tenant, d.id
         for update of d
     ), changed as (
@@ -35,7 +35,7 @@ begin
             -- No dead-letter queue has a copy of a client's letter.
             swept_at = case when d.from_client and becomes = 'discarded' then at end
         from meant as m
-        where d.tenant = m.tenant and d.id = m.id
+        where oncely.in_group(d.tenant, decide_letters.tenants) and d.tenant = m.tenant and d.id = m.id
         returning d.tenant, d.id, d.generation
     )
     select coalesce(array_agg(c.tenant), '{}'), array_agg(c.id), array_agg(c.generation)

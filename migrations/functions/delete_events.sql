@@ -9,7 +9,7 @@ begin
     delete from oncely.events as e
     using unnest(tenants, ids) as d (tenant, id)
     -- A parked event waits for an operator.
-    where e.tenant = d.tenant and e.id = d.id and e.state = 'pending';
+    where oncely.in_group(e.tenant, tenants) and e.tenant = d.tenant and e.id = d.id and e.state = 'pending';
     get diagnostics gone = row_count;
     return gone;
 end

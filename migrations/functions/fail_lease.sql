@@ -23,6 +23,8 @@ as $$
 declare
     held oncely.idempotency_keys;
     at timestamptz;
+    due timestamptz;
+    ends timestamptz;
     detail text := left(error, 8000);
     class text := oncely.error_class(coalesce(error_code, ''));
     why text := coalesce(reason, nullif(nullif(class, 'transient'), 'environment'));
@@ -67,16 +69,22 @@ begin
         outcome := case when why is not null or attempts >= max_attempts then 'given_up' else 'retry' end;
         final_reason := case when outcome = 'given_up' then coalesce(why, 'attempts_exhausted') end;
     end if;
-    update oncely.idempotency_keys as i
-    set status = case when outcome = 'given_up' then 'FAILED' else 'IN_PROGRESS' end::oncely.key_status,
-        attempts = fail_lease.attempts, completed_at = case when outcome = 'given_up' then at end,
-        reason = final_reason, last_error = detail, owner = null, run_ends_at = null,
-        -- Set without a delay, too: the key's retention starts again.
-        not_before = case when outcome = 'retry' then at + coalesce(delay, '0') end,
-        expires_at = oncely.bounded(at + coalesce(delay, '0') + oncely.lease_retention(held)),
-        -- The process is alive: it reports this failure.
-        crash_attempts = case when outcome = 'given_up' then i.crash_attempts else 0 end
-    where i.tenant = tenant and i.consumer = consumer and i.key = key;
+    -- The retention starts again when the key may run, also without a delay.
+    due := at + coalesce(delay, '0');
+    ends := oncely.bounded(due + oncely.lease_retention(held));
+    if outcome = 'given_up' then
+        update oncely.idempotency_keys as i
+        set status = 'FAILED', attempts = fail_lease.attempts, completed_at = at, reason = final_reason,
+            last_error = detail, owner = null, run_ends_at = null, not_before = null, expires_at = ends
+        where i.tenant = tenant and i.consumer = consumer and i.key = key;
+    else
+        update oncely.idempotency_keys as i
+        set attempts = fail_lease.attempts, completed_at = null, reason = null, last_error = detail, owner = null,
+            run_ends_at = null, not_before = due, expires_at = ends,
+            -- The process is alive: it reports this failure.
+            crash_attempts = 0
+        where i.tenant = tenant and i.consumer = consumer and i.key = key;
+    end if;
     perform oncely.record_decision(
         tenant, consumer, key, case when outcome = 'retry' then 'retried' else 'dead_lettered' end, at, attempts,
         queue, worker, trace_id, greatest(extract(epoch from at) * 1000000 - token, 0), final_reason, error_code, detail

@@ -13,7 +13,7 @@ begin
         from unnest(finish_requeue.tenants, finish_requeue.ids, finish_requeue.generations)
             as l (tenant, id, generation)
         join oncely.dead_letters as d on d.tenant = l.tenant and d.id = l.id and d.generation = l.generation
-        where d.state = 'requeueing'
+        where oncely.in_group(d.tenant, finish_requeue.tenants) and d.state = 'requeueing'
         order by d.tenant, d.id
         for update of d
     )
@@ -22,7 +22,7 @@ begin
         -- No dead-letter queue has a copy of a client's letter.
         swept_at = case when d.from_client then at end
     from meant as m
-    where d.tenant = m.tenant and d.id = m.id
+    where oncely.in_group(d.tenant, finish_requeue.tenants) and d.tenant = m.tenant and d.id = m.id
     returning d.tenant, d.id, d.generation;
 end
 $$;

@@ -6,10 +6,12 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
+    -- A living process writes its row every few seconds.
+    silent_since timestamptz := clock_timestamp() - interval '12 seconds';
     gone bigint;
 begin
     delete from oncely.processes as p
-    where p.last_seen_at < clock_timestamp() - interval '12 seconds'
+    where p.last_seen_at < silent_since
       and (forget_processes.host is null or p.host = forget_processes.host)
       and (forget_processes.name is null or p.name = forget_processes.name)
       and (forget_processes.pid is null or p.pid = forget_processes.pid);

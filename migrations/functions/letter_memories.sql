@@ -4,9 +4,14 @@
 -- millisecond each time.
 create or replace function oncely.letter_memories(tenants text[], letters uuid[], at timestamptz)
 returns table (tenant text, id uuid, memory text)
-language sql stable
+language plpgsql stable
 set search_path = pg_catalog, pg_temp
+-- Plans with the letters: a kept plan might be from when the tables were short.
+set plan_cache_mode = force_custom_plan
 as $$
+#variable_conflict use_column
+begin
+    return query
     select d.tenant, d.id,
         case
             when d.tenant = '' or d.key = '' then 'NONE'
@@ -34,7 +39,8 @@ as $$
             else 'FORGOTTEN'
         end
     from unnest(letter_memories.tenants, letter_memories.letters) as l (tenant, id)
-    join oncely.dead_letters as d on d.tenant = l.tenant and d.id = l.id
+    join oncely.dead_letters as d
+        on oncely.in_group(d.tenant, letter_memories.tenants) and d.tenant = l.tenant and d.id = l.id
     left join lateral (
         select k.status from oncely.idempotency_keys as k
         where k.tenant = d.tenant and k.consumer = d.consumer and k.key = d.key
@@ -62,7 +68,8 @@ as $$
     cross join (
         select coalesce(max(a.until_time), '-infinity') as until_time from oncely.audit_seals as a
         where a.kind = 'dropped'
-    ) as s
+    ) as s;
+end
 $$;
 comment on function oncely.letter_memories is
     'What is known of the keys of dead letters: the status; NONE: it never took effect; TOOK_EFFECT: it did, says '

@@ -13,20 +13,18 @@ set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_custom_plan
 set debug_print_plan = off
 as $$
+#variable_conflict use_variable
 declare
     visible constant text[] := oncely.visible_tenants();
 begin
     -- Groups the newest 100,000 that match. Reads the last letter's detail only for groups that are returned.
-    return query
-    with groups as (
+    for consumer, failure_group, reason, error_code, waiting, requeueing, requeued, discarded, came_back, first_at,
+        last_at in
         select n.consumer, n.failure_group, n.reason, n.error_code,
-            count(*) filter (where n.state = 'waiting') as waiting,
-            count(*) filter (where n.state = 'requeueing') as requeueing,
-            count(*) filter (where n.state = 'requeued') as requeued,
-            count(*) filter (where n.state = 'discarded') as discarded,
-            count(*) filter (where n.state in ('waiting', 'requeueing') and n.generation > 1) as came_back,
-            min(n.dead_lettered_at) as first_at,
-            max(n.dead_lettered_at) as last_at
+            count(*) filter (where n.state = 'waiting'), count(*) filter (where n.state = 'requeueing'),
+            count(*) filter (where n.state = 'requeued'), count(*) filter (where n.state = 'discarded'),
+            count(*) filter (where n.state in ('waiting', 'requeueing') and n.generation > 1),
+            min(n.dead_lettered_at), max(n.dead_lettered_at)
         from (
             select d.consumer, d.failure_group, d.reason, d.error_code, d.state, d.generation, d.dead_lettered_at
             from oncely.dead_letters as d
@@ -45,20 +43,19 @@ begin
         group by n.consumer, n.failure_group, n.reason, n.error_code
         order by count(*) filter (where n.state in ('waiting', 'requeueing')) desc, max(n.dead_lettered_at) desc
         limit most
-    )
-    select g.consumer, g.failure_group, g.reason, g.error_code,
-        (
-            select d.detail from oncely.dead_letters as d
-            where d.dead_lettered_at = g.last_at and d.consumer = g.consumer and d.failure_group = g.failure_group
-                and d.reason = g.reason and d.error_code is not distinct from g.error_code
-                and (visible is null or d.tenant = any (visible))
-                and (of_tenant is null or d.tenant = of_tenant)
-            limit 1
-        ),
-        g.waiting, g.requeueing, g.requeued, g.discarded, g.came_back, oncely.bounded(g.first_at),
-        oncely.bounded(g.last_at)
-    from groups as g
-    order by g.waiting + g.requeueing desc, g.last_at desc;
+    loop
+        select d.detail into detail
+        from oncely.dead_letters as d
+        where d.dead_lettered_at = last_at and d.consumer = list_letter_groups.consumer
+            and d.failure_group = list_letter_groups.failure_group and d.reason = list_letter_groups.reason
+            and d.error_code is not distinct from list_letter_groups.error_code
+            and (visible is null or d.tenant = any (visible))
+            and (of_tenant is null or d.tenant = of_tenant)
+        limit 1;
+        first_at := oncely.bounded(first_at);
+        last_at := oncely.bounded(last_at);
+        return next;
+    end loop;
 end
 $$;
 comment on function oncely.list_letter_groups is

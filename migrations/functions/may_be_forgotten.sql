@@ -15,13 +15,14 @@ create or replace function oncely.may_be_forgotten(
     at timestamptz,
     -- Where the key's retention begins at that time: oncely.forgotten_before.
     before timestamptz,
+    -- When the keys of the oldest mirror record were completed; null where there is none.
+    oldest_record timestamptz,
     -- The key's letters are being closed.
     without_letters boolean default false
 ) returns boolean
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
--- Called for each key: planned once, maybe while other tables are short.
-set plan_cache_mode = force_generic_plan
+-- Called for each key, with plans that are kept, maybe from when other tables were short.
 set enable_seqscan = off
 as $$
 #variable_conflict use_variable
@@ -38,12 +39,12 @@ begin
     if (last_word <= before) is not true or not_before > at then
         return false;
     end if;
-    -- A mirror entry would outlive the key; or a copy may be on its way that only the key recognises.
-    -- The oldest record is the first entry of an index. A search for any that is old enough was planned as a scan of
-    -- the table, which is short and full of dead rows.
-    if status = 'COMPLETED' and completed_at >= (
-        select min(coalesce(q.completed_at, q.created_at)) from oncely.mirror_queue as q
-    ) or not without_letters and exists (
+    -- A mirror entry would outlive the key.
+    if status = 'COMPLETED' and completed_at >= oldest_record then
+        return false;
+    end if;
+    -- A copy may be on its way that only the key recognises.
+    if not without_letters and exists (
         select from oncely.dead_letters as d
         where d.state = 'requeueing' and d.tenant = may_be_forgotten.tenant
             and d.consumer = may_be_forgotten.consumer and d.key = may_be_forgotten.key

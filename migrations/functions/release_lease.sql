@@ -5,10 +5,11 @@ as $$
 #variable_conflict use_variable
 declare
     held oncely.idempotency_keys := oncely.hold_lease(tenant, consumer, key, token);
+    at timestamptz := clock_timestamp();
 begin
     if oncely.is_held(held, token) then
         update oncely.idempotency_keys as i
-        set owner = null, run_ends_at = null, not_before = clock_timestamp()
+        set owner = null, run_ends_at = null, not_before = at
         where i.tenant = tenant and i.consumer = consumer and i.key = key;
         return true;
     end if;

@@ -18,6 +18,9 @@ set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
 #variable_conflict use_column
+declare
+    at timestamptz := clock_timestamp();
+    ends timestamptz := at + lease;
 begin
     return query
         with asked as materialized (
@@ -29,22 +32,25 @@ begin
             from asked as a
             join oncely.idempotency_keys as i
                 on i.tenant = a.tenant and i.consumer = renew_leases.consumer and i.key = a.key
-            where i.fencing_token = a.token and i.run_ends_at > clock_timestamp()
+            where oncely.in_group(i.tenant, tenants) and i.fencing_token = a.token and i.run_ends_at > at
             for update of i skip locked
         ),
         renewed as (
             update oncely.idempotency_keys as i
-            set not_before = oncely.lease_end(i.not_before, renew_leases.lease, i.run_ends_at)
+            -- As oncely.lease_end.
+            set not_before = least(greatest(i.not_before, ends), i.run_ends_at)
             from free as f
-            where i.tenant = f.tenant and i.consumer = renew_leases.consumer and i.key = f.key
+            where oncely.in_group(i.tenant, tenants) and i.tenant = f.tenant and i.consumer = renew_leases.consumer
+                and i.key = f.key
             returning i.tenant, i.key, i.not_before
         )
-        select a.place, r.not_before - clock_timestamp(),
-            r.key is not null or coalesce(i.fencing_token = a.token and i.run_ends_at > clock_timestamp(), false)
+        select a.place, r.not_before - at,
+            r.key is not null or coalesce(i.fencing_token = a.token and i.run_ends_at > at, false)
         from asked as a
         left join renewed as r on r.tenant = a.tenant and r.key = a.key
         left join oncely.idempotency_keys as i
-            on i.tenant = a.tenant and i.consumer = renew_leases.consumer and i.key = a.key;
+            on oncely.in_group(i.tenant, tenants) and i.tenant = a.tenant and i.consumer = renew_leases.consumer
+                and i.key = a.key;
 end
 $$;
 comment on function oncely.renew_leases is

@@ -34,8 +34,9 @@ begin
     end if;
     if begins is null or begins >= closed then
         -- Sealed up to the mark: sets the next one.
-        update oncely.maintenance
-        set seal_mark_at = clock_timestamp(), seal_mark_xid = pg_current_xact_id();
+        held.seal_mark_at := clock_timestamp();
+        held.seal_mark_xid := pg_current_xact_id();
+        update oncely.maintenance set seal_mark_at = held.seal_mark_at, seal_mark_xid = held.seal_mark_xid;
         return;
     end if;
     -- Seals as much as one statement hashes in a moment; a day at most, so that no span reaches into another week's
@@ -46,7 +47,7 @@ begin
         ends := least(closed, date_bin(step, begins, timestamptz '2000-01-03 00:00:00+00') + step);
         exit when (
             select count(*) from (
-                select from oncely.audit as a where a.occurred_at >= begins and a.occurred_at < ends limit 50001
+                select 1 from oncely.audit as a where a.occurred_at >= begins and a.occurred_at < ends limit 50001
             ) as rows_there
         ) <= 50000;
     end loop;

@@ -7,12 +7,14 @@ as $$
 #variable_conflict use_variable
 declare
     all_steps jsonb := coalesce(held.steps, '{}') || jsonb_build_object(step, known);
+    ends timestamptz := oncely.lease_end(held.not_before, lease, held.run_ends_at);
+    at timestamptz := clock_timestamp();
     is_open boolean;
     is_doubted boolean;
 begin
     if oncely.is_held(held, token) then
         update oncely.idempotency_keys as i
-        set not_before = oncely.lease_end(i.not_before, lease, i.run_ends_at), steps = all_steps
+        set not_before = ends, steps = all_steps
         where i.tenant = held.tenant and i.consumer = held.consumer and i.key = held.key;
         return;
     end if;
@@ -26,7 +28,7 @@ begin
     set steps = all_steps,
         owner = case when not is_doubted then i.owner end,
         run_ends_at = case when not is_doubted then i.run_ends_at end,
-        not_before = case when is_doubted then clock_timestamp() else i.not_before end,
+        not_before = case when is_doubted then at else i.not_before end,
         -- The key runs again, from behind the step.
         status = case when is_open then 'IN_PROGRESS' else i.status end,
         completed_at = case when not is_open then i.completed_at end,
@@ -35,7 +37,7 @@ begin
         error_code = case when not is_open then i.error_code end
     where i.tenant = held.tenant and i.consumer = held.consumer and i.key = held.key;
     perform oncely.record_decision(
-        held.tenant, held.consumer, held.key, 'fenced', clock_timestamp(), held.attempts, '', null, null,
+        held.tenant, held.consumer, held.key, 'fenced', at, held.attempts, '', null, null,
         detail => format(
             'lost the lease %s, and knows what became of its call all the same: %s is %s', token, step,
             known ->> 'state'

@@ -34,6 +34,13 @@ declare
     at timestamptz := clock_timestamp();
     micros bigint;
     ends timestamptz;
+    -- When a lease and a run end that begin now.
+    lease_ends timestamptz;
+    run_ends timestamptz;
+    -- A copy without a lease may come slightly early, as in oncely.claim.
+    due timestamptz;
+    -- No lease is longer than a day: a longer one was granted by a clock that was ahead.
+    longest timestamptz;
     decision text;
     known record;
     -- The key as it was granted.
@@ -102,22 +109,23 @@ begin
             else
                 null;
         end case;
+        at := clock_timestamp();
+        lease_ends := at + lease;
+        run_ends := at + max_run;
+        due := at + interval '100 milliseconds';
+        longest := at + interval '24 hours';
         -- The same acquisition, after a lost reply: its run has not begun, and gets its whole time.
         if known.owner = owner then
             update oncely.idempotency_keys as i
-            set not_before = oncely.lease_end(i.not_before, lease, clock_timestamp() + max_run),
-                run_ends_at = clock_timestamp() + max_run
+            set not_before = least(greatest(i.not_before, lease_ends), run_ends), run_ends_at = run_ends
             where i.tenant = tenant and i.consumer = consumer and i.key = key and i.owner is not distinct from owner
             returning i.fencing_token, i.attempts, i.crash_attempts, i.steps into granted;
             exit when found;
             continue;
         end if;
-        -- No lease is longer than a day: a longer one was granted by a clock that was ahead.
-        if known.owner is not null and known.not_before > clock_timestamp()
-            and known.not_before <= clock_timestamp() + interval '24 hours'
-        then
+        if known.owner is not null and known.not_before > at and known.not_before <= longest then
             outcome := 'in_flight';
-            delay := known.not_before - clock_timestamp();
+            delay := known.not_before - at;
             return;
         end if;
         -- A client that was just cut off asks: the holder may have been, too, alive but unable to renew. Its state is
@@ -131,28 +139,26 @@ begin
         -- Nor can a new session know how long the server was unreachable: a live holder renews, or ends, within one
         -- more lease. The holder gets that once, and within its run.
         if known.owner is not null and known.not_before is distinct from known.grace_ends_at
-            and known.run_ends_at > clock_timestamp()
-            and oncely.asking_since() > clock_timestamp() - lease / 2
+            and known.run_ends_at > at and oncely.asking_since() > at - lease / 2
         then
+            lease_ends := oncely.lease_end(known.not_before, lease, known.run_ends_at);
             update oncely.idempotency_keys as i
-            set not_before = e.grace, grace_ends_at = e.grace
-            from (select oncely.lease_end(known.not_before, lease, known.run_ends_at) as grace) as e
+            set not_before = lease_ends, grace_ends_at = lease_ends
             where i.tenant = tenant and i.consumer = consumer and i.key = key
                 and i.completed_at is null and i.owner is not distinct from known.owner
                 and i.fencing_token is not distinct from known.fencing_token
                 and i.not_before is not distinct from known.not_before;
             continue;
         end if;
-        -- Without a lease, a copy may come slightly early, as in oncely.claim.
-        if known.owner is null and known.not_before > clock_timestamp() + interval '100 milliseconds' then
+        if known.owner is null and known.not_before > due then
             outcome := 'retry';
-            delay := known.not_before - clock_timestamp();
+            delay := known.not_before - at;
             return;
         end if;
         -- If no row is updated, another run was faster, or the holder has renewed: the loop reads the key again.
         update oncely.idempotency_keys as i
         set fencing_token = greatest(coalesce(i.fencing_token, 0) + 1, micros), claimed_in = own, owner = owner,
-            not_before = clock_timestamp() + lease, run_ends_at = clock_timestamp() + max_run,
+            not_before = lease_ends, run_ends_at = run_ends,
             crash_attempts = i.crash_attempts + case when i.owner is null then 0 else 1 end,
             fingerprint = coalesce(print, i.fingerprint), expires_at = ends, marked_pid = null,
             marked_backend_start = null
@@ -163,9 +169,8 @@ begin
             and i.owner is not distinct from known.owner
             and (
                 i.not_before is null
-                or i.not_before <= clock_timestamp()
-                    + case when i.owner is null then interval '100 milliseconds' else interval '0' end
-                or (i.owner is not null and i.not_before > clock_timestamp() + interval '24 hours')
+                or i.not_before <= case when i.owner is null then due else at end
+                or (i.owner is not null and i.not_before > longest)
             )
         returning i.fencing_token, i.attempts, i.crash_attempts, i.steps into granted;
         continue when not found;
@@ -182,12 +187,13 @@ begin
             '%s runs under a lease ended without a word; steps that began: %s', granted.crash_attempts,
             coalesce(oncely.steps_begun(granted.steps), 'none')
         );
+        at := clock_timestamp();
         update oncely.idempotency_keys as i
-        set status = 'FAILED', completed_at = clock_timestamp(), owner = null, run_ends_at = null, not_before = null,
+        set status = 'FAILED', completed_at = at, owner = null, run_ends_at = null, not_before = null,
             reason = 'crash', last_error = detail
         where i.tenant = tenant and i.consumer = consumer and i.key = key;
         perform oncely.record_decision(
-            tenant, consumer, key, 'dead_lettered', clock_timestamp(), attempt, queue, worker, trace_id,
+            tenant, consumer, key, 'dead_lettered', at, attempt, queue, worker, trace_id,
             reason => reason, detail => detail
         );
         return;
@@ -205,10 +211,11 @@ begin
     taken_over := crashes > 0;
     -- A run that had to wait for the row gets its whole time.
     if clock_timestamp() > at + interval '1 second' then
+        lease_ends := clock_timestamp() + lease;
+        run_ends := clock_timestamp() + max_run;
         update oncely.idempotency_keys as i
-        set not_before = oncely.lease_end(i.not_before, lease, greatest(i.run_ends_at, e.ends_again)),
-            run_ends_at = greatest(i.run_ends_at, e.ends_again)
-        from (select clock_timestamp() + max_run as ends_again) as e
+        set not_before = least(greatest(i.not_before, lease_ends), greatest(i.run_ends_at, run_ends)),
+            run_ends_at = greatest(i.run_ends_at, run_ends)
         where i.tenant = tenant and i.consumer = consumer and i.key = key;
     end if;
 end

@@ -75,11 +75,11 @@ begin
     end if;
     -- A run that had to wait for others gets its whole time.
     if clock_timestamp() > at + interval '1 second' then
+        at := clock_timestamp();
         update oncely.idempotency_keys as i
-        set not_before = e.now + lease, run_ends_at = e.now + max_run
+        set not_before = at + lease, run_ends_at = at + max_run
         from unnest(tenants, keys) with ordinality as q (tenant, key, place)
-        cross join (select clock_timestamp() as now) as e
-        where i.tenant = q.tenant and i.consumer = consumer and i.key = q.key
+        where oncely.in_group(i.tenant, tenants) and i.tenant = q.tenant and i.consumer = consumer and i.key = q.key
             and q.place = any (fresh);
     end if;
 end

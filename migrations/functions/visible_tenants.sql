@@ -13,10 +13,18 @@ as $$
         when pg_has_role(session_user, current_user, 'member') then null
         -- The narrower role wins over all other memberships.
         when pg_has_role(session_user, to_regrole('oncely_tenant_auditor'), 'member')
-            then array(select oncely.readable_tenants())
+            then array(
+                select r.tenant
+                from oncely.rights as r
+                where r.verb = 'read'
+                    and (
+                        r.login = session_user
+                        or pg_has_role(session_user, to_regrole(quote_ident(r.login)), 'member')
+                    )
+            )
     end
 $$;
 comment on function oncely.visible_tenants is
     'Tenants whose rows the session''s user is shown by the functions that list rows: null, all; for a member of '
-    'oncely_tenant_auditor those of oncely.readable_tenants.';
+    'oncely_tenant_auditor those that it may read by oncely.rights.';
 revoke execute on function oncely.visible_tenants from public;

@@ -29,7 +29,9 @@ begin
         convert_to(coalesce(oncely.plain_json(i.response)::text, 'null'), 'UTF8')
     from unnest(tenants, keys, ids, reply_tos, message_ids, correlation_ids, headers)
         as r (tenant, key, id, reply_to, message_id, correlation_id, headers)
-    join oncely.idempotency_keys as i on i.tenant = r.tenant and i.consumer = write_replies.consumer and i.key = r.key;
+    join oncely.idempotency_keys as i
+        on oncely.in_group(i.tenant, tenants) and i.tenant = r.tenant
+          and i.consumer = write_replies.consumer and i.key = r.key;
     get diagnostics written = row_count;
     perform oncely.notify_relay();
     return written;

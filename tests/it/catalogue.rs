@@ -589,23 +589,14 @@ async fn every_function_looks_names_up_in_pg_catalog_alone() {
 
 /// Functions in SQL with a body that is text: PostgreSQL parses and plans it with each call. They run in maintenance, for lists and for
 /// operators; what messages, requests and leases call is in PL/pgSQL, which keeps its plans, or has a parsed body, which is inlined.
-const PLANNED_WITH_EACH_CALL: [&str; 17] = [
-    "audit_digest",
+const PLANNED_WITH_EACH_CALL: [&str; 8] = [
     "bucket",
-    "bury_processes",
-    "close_letters",
     "failure_group",
-    "forget_secrets",
     "is_kind",
-    "leave",
-    "letter_memories",
     "mirror_keys",
-    "prune_stats",
-    "readable_tenants",
     "reopen_steps",
     "seal_hash",
     "signing_keys",
-    "succeed",
     "visible_tenants",
 ];
 

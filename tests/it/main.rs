@@ -65,6 +65,7 @@ mod packaging;
 mod pauses;
 mod plaintext;
 mod pooler;
+mod portability;
 mod printed;
 mod queues;
 mod redis_cluster;

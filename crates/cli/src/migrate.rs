@@ -16,7 +16,8 @@ use super::output::{self, List, Output, Row, Times};
 use oncely_config::Config;
 use oncely_ops::exit;
 use oncely_postgres::{
-    MIGRATOR, MigrationState, PgSettings, describe_unfit_encoding, read_migration_state, read_server_encoding,
+    DistributeError, Distribution, MIGRATOR, MigrationState, PgSettings, describe_unfit_encoding, distribute,
+    read_migration_state, read_server_encoding,
 };
 
 #[derive(Debug, Args)]
@@ -29,8 +30,23 @@ use oncely_postgres::{
 pub(super) struct MigrateArguments {
     #[command(flatten)]
     lock_wait: LockWaitArguments,
+    #[command(flatten)]
+    citus: CitusArguments,
     #[command(subcommand)]
     verb: Option<MigrateCommand>,
+}
+
+#[derive(Clone, Debug, Args)]
+struct CitusArguments {
+    /// Then spread the tables over the nodes of a Citus cluster, by tenant; postgres.url is that of its coordinator
+    #[arg(long)]
+    citus: bool,
+    /// Number of parts of each table with tenants; several for each node that there may ever be
+    #[arg(long, value_name = "NUMBER", default_value_t = 32, requires = "citus", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    shards: u32,
+    /// A table of yours that is distributed by tenant (text COLLATE "C"): its rows and a tenant's keys are on one node then
+    #[arg(long, value_name = "TABLE", requires = "citus")]
+    colocate_with: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, Subcommand)]
@@ -93,9 +109,13 @@ impl Row for MigrationRow {
 }
 
 pub(super) async fn run(file: &Path, arguments: MigrateArguments, times: Times) -> crate::VerbResult {
-    let MigrateArguments { lock_wait, verb } = arguments;
+    let MigrateArguments { lock_wait, citus, verb } = arguments;
     if lock_wait.wait.is_some() && !matches!(verb, None | Some(MigrateCommand::Run(_))) {
         output::print_note("--wait is for `oncely migrate` and `oncely migrate run`");
+        return Ok(ExitCode::from(exit::USAGE));
+    }
+    if citus.citus && verb.is_some() {
+        output::print_note("--citus is for `oncely migrate` without a verb");
         return Ok(ExitCode::from(exit::USAGE));
     }
     let settings = Config::load_postgres(file)?;
@@ -123,15 +143,43 @@ pub(super) async fn run(file: &Path, arguments: MigrateArguments, times: Times) 
     if let Some(MigrateCommand::Plan(plan)) = verb {
         return migration_plan::run(&mut connection, &state, plan, times).await;
     }
+    let distribution = citus
+        .citus
+        .then(|| Distribution { shards: citus.shards, colocate_with: citus.colocate_with.clone() });
     if state.pending.is_empty() {
         output::print_note(&format!("{server}: {}", describe_up_to_date(&state)));
-        return Ok(ExitCode::SUCCESS);
+        return spread(connection, &server, distribution.as_ref()).await;
     }
     let wait = match verb {
         Some(MigrateCommand::Run(own)) => own.wait.or(lock_wait.wait),
         _ => lock_wait.wait,
     };
-    apply_pending(&settings, connection, &state, wait.unwrap_or(DEFAULT_WAIT)).await
+    let connection = apply_pending(&settings, connection, &state, wait.unwrap_or(DEFAULT_WAIT)).await?;
+    spread(connection, &server, distribution.as_ref()).await
+}
+
+/// Spreads the tables over the nodes of a cluster, if that is asked for, and closes the connection.
+async fn spread(
+    mut connection: PgConnection,
+    server: &str,
+    distribution: Option<&Distribution>,
+) -> crate::VerbResult {
+    if let Some(distribution) = distribution {
+        match distribute(&mut connection, distribution).await {
+            Ok(()) => {
+                output::print_note(&format!("{server}: the tables are spread over the nodes of the cluster"))
+            }
+            Err(DistributeError::Postgres(error)) => {
+                return Err(error).with_context(|| format!("spreading the tables of {server}"));
+            }
+            Err(refusal) => {
+                output::print_note(&format!("{server}: {refusal}"));
+                return Ok(ExitCode::from(exit::CONFIG));
+            }
+        }
+    }
+    connection.close().await?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Describes why this program can't apply migrations to the database; `None` if it can. It can't if applied migrations have other contents,
@@ -160,13 +208,13 @@ fn describe_up_to_date(state: &MigrationState) -> String {
     }
 }
 
-/// Applies the missing migrations; each waits for locks for up to `wait`.
+/// Applies the missing migrations; each waits for locks for up to `wait`. Returns the connection.
 async fn apply_pending(
     settings: &PgSettings,
     mut connection: PgConnection,
     state: &MigrationState,
     wait: Duration,
-) -> crate::VerbResult {
+) -> anyhow::Result<PgConnection> {
     let server = settings.redacted();
     let context = || format!("migrating {server}");
     // Building an index on a large table takes longer than the configured statement timeout.
@@ -177,9 +225,8 @@ async fn apply_pending(
         sessions.apply(*version, description).await.with_context(context)?;
     }
     watcher.close().await?;
-    connection.close().await?;
     output::print_note(&format!("{server}: applied {} migrations", state.pending.len()));
-    Ok(ExitCode::SUCCESS)
+    Ok(connection)
 }
 
 /// Prints the applied and the missing migrations.

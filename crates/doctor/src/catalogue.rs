@@ -240,10 +240,11 @@ checks! {
         reads "`INFO`: `role`"
         bad "warning: a replica: the relay can write nothing, every look-up misses"
         fix "name the primary in `redis.url`";
-    AT_START "redis.cluster" "Redis is one node"
+    AT_START "redis.cluster" "Redis is a cluster only if the configuration says so"
         reads "`INFO`: `cluster_enabled`"
-        bad "error: a node of a cluster: it redirects what belongs to others, so that look-ups count as misses and entries are never written"
-        fix "use a Redis without cluster mode";
+        bad "error: a node of a cluster without `redis.cluster`: it redirects what belongs to others, so that look-ups count as misses and \
+             entries are never written; or `redis.cluster` for a server without cluster mode"
+        fix "set `redis.cluster` to what the server is";
     DOCTOR_ONLY "redis.latency" "Redis answers within the budget"
         reads "the median of five `PING`s beside `mirror.budget`"
         bad "warning: slower: the mirror is bypassed"

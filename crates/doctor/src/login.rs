@@ -85,8 +85,13 @@ fn report_powers(powers: &LoginPrivileges, findings: &mut CheckFindings) {
         let text = "is a process and an operator at once: SQL injected into a handler may requeue, discard and pause";
         findings.add_warning(CHECK, login, text);
     }
-    if is(Role::Operator) && powers.roles.iter().any(|one| one == "oncely_tenant_auditor") {
-        let text = "reads the rows of some tenants alone, and is an operator: what it sees is bounded, and what it does is not";
+    if is(Role::Worker) && is(Role::Relay) {
+        let text = "is a worker and a relay at once: SQL injected into a handler may make completed keys runnable again";
+        findings.add_warning(CHECK, login, text);
+    }
+    if powers.roles.len() > 1 && powers.roles.iter().any(|one| one == "oncely_tenant_auditor") {
+        let text = "is a member of oncely_tenant_auditor and of a role that reads the rows of all tenants: in the tables it sees all of \
+                    them; revoke one of the two";
         findings.add_warning(CHECK, login, text);
     }
 }

@@ -22,7 +22,7 @@ pub async fn preflight_worker(config: &Config) -> Preflight {
     conclude(session, findings)
 }
 
-/// Checks that Redis is no node of a cluster, if it answers, and adds the findings to `preflight`.
+/// Checks that Redis is a cluster only if the configuration says so, if it answers, and adds the findings to `preflight`.
 pub async fn check_mirror(config: &Config, preflight: &mut Preflight) {
     let mut findings = CheckFindings::default();
     check_cluster(config, &mut findings).await;

@@ -6,6 +6,7 @@ use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
 use super::session::{plan_anew, plan_as_usual};
+use super::tenant_groups::group_by_placement;
 use oncely_core::decide::{KeyRecord, KeyStatus};
 use oncely_core::fingerprint::Fingerprint;
 use oncely_core::identity::{Identity, IdentityPart};
@@ -19,8 +20,8 @@ struct Columns<'a> {
 }
 
 /// Converts claims to arrays in the order of their keys: the statements sort, too, but sorted input costs them next to nothing.
-fn to_columns<'a>(claims: &'a [(&'a Identity, Option<Fingerprint>)]) -> Columns<'a> {
-    let mut sorted: Vec<_> = claims.iter().collect();
+fn to_columns<'a>(claims: impl IntoIterator<Item = &'a (&'a Identity, Option<Fingerprint>)>) -> Columns<'a> {
+    let mut sorted: Vec<_> = claims.into_iter().collect();
     // Rust compares text byte for byte, as COLLATE "C" does.
     sorted.sort_unstable_by_key(|(identity, _)| (identity.tenant.as_str(), identity.key.as_str()));
     Columns {
@@ -67,7 +68,7 @@ pub async fn claim_fresh(
         Ok(inserted) if usize::try_from(inserted.rows_affected()) == Ok(claims.len()) => Ok(FreshClaim::Won),
         Ok(_) => Ok(FreshClaim::Taken),
         // No other unique index is involved, under any name that a cluster gives to its part of the table.
-        Err(error) if is_unique_violation(&error) => Ok(FreshClaim::Taken),
+        Err(error) if may_be_taken(&error) => Ok(FreshClaim::Taken),
         Err(error) => Err(error),
     }
 }
@@ -98,6 +99,14 @@ pub fn is_role_missing(error: &sqlx::Error) -> bool {
 
 fn is_unique_violation(error: &sqlx::Error) -> bool {
     error.as_database_error().is_some_and(|error| error.code().as_deref() == Some("23505"))
+}
+
+/// Returns whether an error of the statement that claims alone may say that a key is taken: unique_violation, or internal_error, as which
+/// a node of Citus reports each error of the node that it passes rows on to. The keys are claimed again by `claim.sql` then, which meets
+/// any other error again.
+fn may_be_taken(error: &sqlx::Error) -> bool {
+    is_unique_violation(error)
+        || error.as_database_error().is_some_and(|error| error.code().as_deref() == Some("XX000"))
 }
 
 /// The result of an all-or-nothing claim.
@@ -148,28 +157,29 @@ pub async fn retake(
     due: DateTime<Utc>,
     claims: &[(&Identity, Option<Fingerprint>)],
 ) -> sqlx::Result<Vec<(usize, u32)>> {
-    let Columns { tenants, keys, fingerprints } = to_columns(claims);
     let position = index_positions(claims);
     plan_anew(connection).await?;
-    let rows = sqlx::query_file!(
-        "src/retake.sql",
-        consumer.as_str(),
-        now,
-        &tenants as &[&str],
-        &keys as &[&str],
-        &fingerprints as &[Option<&[u8]>],
-        due
-    )
-    .fetch_all(&mut *connection)
-    .await?;
-    plan_as_usual(connection).await?;
-    Ok(rows
-        .into_iter()
-        .filter_map(|row| {
+    let mut won = Vec::new();
+    for group in group_by_placement(connection, claims, |(identity, _)| identity.tenant.as_str()).await? {
+        let Columns { tenants, keys, fingerprints } = to_columns(group);
+        let rows = sqlx::query_file!(
+            "src/retake.sql",
+            consumer.as_str(),
+            now,
+            &tenants as &[&str],
+            &keys as &[&str],
+            &fingerprints as &[Option<&[u8]>],
+            due
+        )
+        .fetch_all(&mut *connection)
+        .await?;
+        won.extend(rows.into_iter().filter_map(|row| {
             let index = position.get(&(row.tenant.as_str(), row.key.as_str())).copied()?;
             Some((index, u32::try_from(row.attempts).unwrap_or(u32::MAX)))
-        })
-        .collect())
+        }));
+    }
+    plan_as_usual(connection).await?;
+    Ok(won)
 }
 
 /// Reads the stored records of the keys, by position; `None` for an unknown key.

@@ -16,5 +16,5 @@ with walked as materialized (
       and status = 'COMPLETED' and consumer = $1 and expires_at is null and completed_at < $2
     for update of i skip locked
 )
-select count(*) as "found!", oncely.delete_keys(array(select place from due)) as "deleted!", oncely.bounded(max(at)) as last
+select count(*) as "found!", oncely.delete_keys(array(select place from due), unit => $7) as "deleted!", oncely.bounded(max(at)) as last
 from walked

@@ -16,9 +16,9 @@ with walked as materialized (
           i.fencing_token, $1, oncely.forgotten_before(
               $1, i.expires_at - i.created_at,
               coalesce((select c.paused from oncely.consumers as c where c.consumer = i.consumer), '{}')
-          )
+          ), (select min(coalesce(q.completed_at, q.created_at)) from oncely.mirror_queue as q)
       )
     for update of i skip locked
 )
-select count(*) as "found!", oncely.delete_keys(array(select place from due)) as "deleted!", oncely.bounded(max(at)) as last
+select count(*) as "found!", oncely.delete_keys(array(select place from due), unit => $4) as "deleted!", oncely.bounded(max(at)) as last
 from walked

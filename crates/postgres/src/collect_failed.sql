@@ -14,9 +14,10 @@ with walked as materialized (
       and status = 'FAILED' and consumer = $1 and expires_at is null and completed_at < $2
       and oncely.may_be_forgotten(
           i.tenant, i.consumer, i.key, i.status, i.reason, i.created_at, i.completed_at, i.not_before, i.expires_at,
-          i.fencing_token, $7, $2
+          -- No mirror record: those are of completed keys.
+          i.fencing_token, $7, $2, null
       )
     for update of i skip locked
 )
-select count(*) as "found!", oncely.delete_keys(array(select place from due)) as "deleted!", oncely.bounded(max(at)) as last
+select count(*) as "found!", oncely.delete_keys(array(select place from due), unit => $8) as "deleted!", oncely.bounded(max(at)) as last
 from walked

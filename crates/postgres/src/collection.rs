@@ -4,6 +4,7 @@ use chrono::{DateTime, Utc};
 use sqlx::{Connection as _, PgConnection, Postgres, Transaction};
 
 use super::consumers::RetentionRule;
+use super::unit::{Unit, fetch_from_unit};
 use oncely_core::decide::KeyStatus;
 
 /// The result of a collection (or of a dry run).
@@ -42,18 +43,21 @@ pub struct CollectedBatch {
 
 /// Selects a file's statement for one batch. Each state has its own, since each walks the partial index of its state; completed keys have a
 /// second one, because locking each row first costs a third more.
-macro_rules! batch {
-    ($file:literal, $rule:expr, $limit:expr, $from:expr $(, $at:expr)?) => {
-        sqlx::query_file_as!(
+macro_rules! fetch_batch {
+    ($file:literal, $connection:expr, $unit:expr, $rule:expr, $limit:expr, $from:expr $(, $at:expr)?) => {
+        fetch_from_unit!(
             CollectionRow,
             $file,
-            $rule.consumer,
+            $unit,
+            $connection,
+            &$rule.consumer,
             $rule.before,
             $limit,
             $from,
             &$rule.tenants,
             $rule.is_own
-            $(, $at)?
+            $(, $at)?,
+            $unit.name()
         )
     };
 }
@@ -62,34 +66,31 @@ macro_rules! batch {
 /// previous batch ended. Each call is a transaction of its own.
 pub async fn collect_batch(
     connection: &mut PgConnection,
+    unit: &Unit,
     status: KeyStatus,
     rule: &RetentionRule,
     limit: i64,
     from: Option<DateTime<Utc>>,
 ) -> sqlx::Result<CollectedBatch> {
     if status == KeyStatus::Completed
-        && let Some(batch) = collect_unheld(connection, rule, limit, from).await?
+        && let Some(batch) = collect_unheld(connection, unit, rule, limit, from).await?
     {
-        return Ok(batch.into());
+        return Ok(batch);
     }
     let mut transaction = begin_collection(connection).await?;
-    let batch = match status {
+    let rows = match status {
         KeyStatus::Completed => {
-            batch!("src/collect_completed_skip_locked.sql", rule, limit, from)
-                .fetch_one(&mut *transaction)
-                .await?
+            fetch_batch!("src/collect_completed_skip_locked.sql", &mut *transaction, unit, rule, limit, from)
         }
         KeyStatus::Failed => {
-            batch!("src/collect_failed.sql", rule, limit, from, rule.at).fetch_one(&mut *transaction).await?
+            fetch_batch!("src/collect_failed.sql", &mut *transaction, unit, rule, limit, from, rule.at)
         }
         KeyStatus::InProgress => {
-            batch!("src/collect_in_progress.sql", rule, limit, from, rule.at)
-                .fetch_one(&mut *transaction)
-                .await?
+            fetch_batch!("src/collect_in_progress.sql", &mut *transaction, unit, rule, limit, from, rule.at)
         }
-    };
+    }?;
     transaction.commit().await?;
-    Ok(batch.into())
+    Ok(to_batch(rows))
 }
 
 /// Begins a transaction that deletes keys, but none of a letter that is being requeued. Until it ends no requeue is decided, so the letters
@@ -107,19 +108,20 @@ const LOCK_WAIT: &str = "100ms";
 /// Deletes a batch of completed keys without locking each first. `None` if one of them is held: nothing was deleted.
 async fn collect_unheld(
     connection: &mut PgConnection,
+    unit: &Unit,
     rule: &RetentionRule,
     limit: i64,
     from: Option<DateTime<Utc>>,
-) -> sqlx::Result<Option<CollectionRow>> {
+) -> sqlx::Result<Option<CollectedBatch>> {
     let mut transaction = begin_collection(connection).await?;
     sqlx::query!("select set_config('lock_timeout', $1, true)", LOCK_WAIT)
         .fetch_one(&mut *transaction)
         .await?;
-    let batch = batch!("src/collect_completed.sql", rule, limit, from);
-    match batch.fetch_one(&mut *transaction).await {
-        Ok(batch) => {
+    let rows = fetch_batch!("src/collect_completed.sql", &mut *transaction, unit, rule, limit, from);
+    match rows {
+        Ok(rows) => {
             transaction.commit().await?;
-            Ok(Some(batch))
+            Ok(Some(to_batch(rows)))
         }
         Err(error) if is_held(&error) => {
             transaction.rollback().await?;
@@ -138,29 +140,41 @@ fn is_held(error: &sqlx::Error) -> bool {
 /// Deletes one bounded batch of keys with an expiry of their own before `now`, like [`collect_batch`].
 pub async fn collect_expired(
     connection: &mut PgConnection,
+    unit: &Unit,
     now: DateTime<Utc>,
     limit: i64,
     from: Option<DateTime<Utc>>,
 ) -> sqlx::Result<CollectedBatch> {
     let mut transaction = begin_collection(connection).await?;
-    let batch = sqlx::query_file_as!(CollectionRow, "src/collect_expired.sql", now, limit, from)
-        .fetch_one(&mut *transaction)
-        .await?;
+    let rows = fetch_from_unit!(
+        CollectionRow,
+        "src/collect_expired.sql",
+        unit,
+        &mut *transaction,
+        now,
+        limit,
+        from,
+        unit.name()
+    )?;
     transaction.commit().await?;
-    Ok(batch.into())
+    Ok(to_batch(rows))
 }
 
+#[derive(sqlx::FromRow)]
 struct CollectionRow {
     found: i64,
     deleted: i64,
     last: Option<DateTime<Utc>>,
 }
 
-impl From<CollectionRow> for CollectedBatch {
-    fn from(CollectionRow { found, deleted, last }: CollectionRow) -> Self {
-        let count = |count: i64| u64::try_from(count).unwrap_or(0);
-        Self { found: count(found), deleted: count(deleted), last }
-    }
+/// Converts the statement's only row.
+fn to_batch(rows: Vec<CollectionRow>) -> CollectedBatch {
+    let count = |count: i64| u64::try_from(count).unwrap_or(0);
+    rows.into_iter().next().map_or_else(CollectedBatch::default, |row| CollectedBatch {
+        found: count(row.found),
+        deleted: count(row.deleted),
+        last: row.last,
+    })
 }
 
 /// Counts the keys that [`collect_expired`] would delete.
@@ -173,7 +187,7 @@ pub async fn count_self_expired(connection: &mut PgConnection, now: DateTime<Utc
               i.fencing_token, $1, oncely.forgotten_before(
                   $1, i.expires_at - i.created_at,
                   coalesce((select c.paused from oncely.consumers as c where c.consumer = i.consumer), '{}')
-              )
+              ), (select min(coalesce(q.completed_at, q.created_at)) from oncely.mirror_queue as q)
           )"#,
         now
     )
@@ -194,7 +208,7 @@ pub async fn count_expired(connection: &mut PgConnection, rule: &RetentionRule) 
           and (tenant = any ($3)) = $4
           and oncely.may_be_forgotten(
               i.tenant, i.consumer, i.key, i.status, i.reason, i.created_at, i.completed_at, i.not_before, i.expires_at,
-              i.fencing_token, $5, $2
+              i.fencing_token, $5, $2, (select min(coalesce(q.completed_at, q.created_at)) from oncely.mirror_queue as q)
           )"#,
         rule.consumer,
         rule.before,

@@ -4,6 +4,7 @@ use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
 use super::session::plan_anew;
+use super::tenant_groups::group_by_placement;
 use oncely_core::decide::KeyStatus;
 use oncely_core::fingerprint::Fingerprint;
 use oncely_core::identity::{Identity, IdentityPart};
@@ -33,40 +34,64 @@ pub async fn record_failures(
     claimed: bool,
     failures: &[KeyFailure<'_>],
 ) -> sqlx::Result<u64> {
-    let column = |of: fn(&KeyFailure<'_>) -> String| failures.iter().map(of).collect::<Vec<_>>();
-    let tenants = column(|f| f.identity.tenant.as_str().to_owned());
-    let keys = column(|f| f.identity.key.as_str().to_owned());
-    let statuses = column(|f| {
-        let status = if f.reason.is_some() { KeyStatus::Failed } else { KeyStatus::InProgress };
-        status.as_str().to_owned()
-    });
-    let attempts: Vec<i32> = failures.iter().map(|f| i32::try_from(f.attempt).unwrap_or(i32::MAX)).collect();
-    let fingerprints: Vec<Option<Vec<u8>>> =
-        failures.iter().map(|f| f.fingerprint.map(|print| print.0.to_vec())).collect();
-    let reasons: Vec<Option<String>> =
-        failures.iter().map(|f| f.reason.map(|r| r.as_str().to_owned())).collect();
-    let errors = column(|f| f.error.clone());
-    let codes: Vec<Option<String>> = failures.iter().map(|f| f.code.clone()).collect();
-    let not_before: Vec<Option<DateTime<Utc>>> = failures.iter().map(|f| f.not_before).collect();
     plan_anew(connection).await?;
-    let written = sqlx::query_file!(
-        "src/fail.sql",
-        consumer.as_str(),
-        now,
-        &tenants,
-        &keys,
-        &statuses,
-        &attempts,
-        &fingerprints as &[Option<Vec<u8>>],
-        &reasons as &[Option<String>],
-        &errors,
-        claimed,
-        &not_before as &[Option<DateTime<Utc>>],
-        &codes as &[Option<String>]
-    )
-    .fetch_all(connection)
-    .await?;
-    Ok(written.len() as u64)
+    let mut written = 0;
+    for group in group_by_placement(connection, failures, |f| f.identity.tenant.as_str()).await? {
+        let tenants: Vec<&str> = group.iter().map(|f| f.identity.tenant.as_str()).collect();
+        let keys: Vec<&str> = group.iter().map(|f| f.identity.key.as_str()).collect();
+        let status =
+            |f: &&KeyFailure<'_>| if f.reason.is_some() { KeyStatus::Failed } else { KeyStatus::InProgress };
+        let statuses: Vec<&str> = group.iter().map(|f| status(f).as_str()).collect();
+        let attempts: Vec<i32> = group.iter().map(|f| i32::try_from(f.attempt).unwrap_or(i32::MAX)).collect();
+        let fingerprints: Vec<Option<Vec<u8>>> =
+            group.iter().map(|f| f.fingerprint.map(|print| print.0.to_vec())).collect();
+        let reasons: Vec<Option<&str>> = group.iter().map(|f| f.reason.map(Reason::as_str)).collect();
+        let errors: Vec<&str> = group.iter().map(|f| f.error.as_str()).collect();
+        let codes: Vec<Option<&str>> = group.iter().map(|f| f.code.as_deref()).collect();
+        let not_before: Vec<Option<DateTime<Utc>>> = group.iter().map(|f| f.not_before).collect();
+        if !claimed {
+            let new = sqlx::query_file!(
+                "src/fail_new.sql",
+                consumer.as_str(),
+                now,
+                &tenants as &[&str],
+                &keys as &[&str],
+                &statuses as &[&str],
+                &attempts,
+                &fingerprints as &[Option<Vec<u8>>],
+                &reasons as &[Option<&str>],
+                &errors as &[&str],
+                &not_before as &[Option<DateTime<Utc>>],
+                &codes as &[Option<&str>]
+            )
+            .execute(&mut *connection)
+            .await?
+            .rows_affected();
+            written += new;
+            if new == group.len() as u64 {
+                continue;
+            }
+        }
+        written += sqlx::query_file!(
+            "src/fail.sql",
+            consumer.as_str(),
+            now,
+            &tenants as &[&str],
+            &keys as &[&str],
+            &statuses as &[&str],
+            &attempts,
+            &fingerprints as &[Option<Vec<u8>>],
+            &reasons as &[Option<&str>],
+            &errors as &[&str],
+            claimed,
+            &not_before as &[Option<DateTime<Utc>>],
+            &codes as &[Option<&str>]
+        )
+        .execute(&mut *connection)
+        .await?
+        .rows_affected();
+    }
+    Ok(written)
 }
 
 /// Stores handlers' responses, JSON as text, for keys claimed in this transaction. Returns the number of rows written.
@@ -82,7 +107,7 @@ pub async fn store_responses(
         "update oncely.idempotency_keys as i
          set response = r.response::jsonb
          from unnest($2::text[], $3::text[], $4::text[]) as r (tenant, key, response)
-         where i.tenant = r.tenant and i.consumer = $1 and i.key = r.key",
+         where oncely.in_group(i.tenant, $2) and i.tenant = r.tenant and i.consumer = $1 and i.key = r.key",
         consumer.as_str(),
         &tenants,
         &keys,

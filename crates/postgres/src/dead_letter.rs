@@ -6,6 +6,8 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::letter_quota::Quota;
+use super::tenant_groups::group_by_placement;
+use super::unit::Unit;
 use oncely_core::encryption::StoredValue;
 use oncely_core::identity::IdentityPart;
 use oncely_core::letter::Letter;
@@ -49,54 +51,58 @@ pub async fn store_letters(
     quota: Quota,
     letters: &[DeadLetter],
 ) -> sqlx::Result<Vec<(String, Letter)>> {
-    let text =
-        |of: fn(&DeadLetter) -> &str| letters.iter().map(|l| of(l).to_owned()).collect::<Vec<String>>();
-    let ids: Vec<Uuid> = letters.iter().map(|l| l.id).collect();
-    let codes: Vec<Option<String>> = letters.iter().map(|l| l.error_code.clone()).collect();
-    let attempts: Vec<i32> = letters.iter().map(|l| i32::try_from(l.attempt).unwrap_or(i32::MAX)).collect();
-    let traces: Vec<Option<String>> = letters.iter().map(|l| l.trace_id.clone()).collect();
-    let times: Vec<i32> = letters.iter().map(|l| l.times).collect();
-    let fingerprints: Vec<Option<Vec<u8>>> = letters.iter().map(|l| l.fingerprint.clone()).collect();
-    let properties: Vec<Value> = letters.iter().map(|l| l.properties.clone()).collect();
-    let headers: Vec<Option<Value>> = letters.iter().map(|l| l.headers.clone()).collect();
-    let stored = letters.iter().map(|l| match l.body.clone().map(StoredValue::into_columns) {
-        Some((key, bytes)) => (key, Some(bytes)),
-        None => (None, None),
-    });
-    let (keys, bodies): (Vec<Option<String>>, Vec<Option<Vec<u8>>>) = stored.unzip();
-    let sizes: Vec<i64> = letters.iter().map(|l| i64::try_from(l.body_size).unwrap_or(i64::MAX)).collect();
-    let omitted: Vec<Option<String>> = letters.iter().map(|l| l.omitted.map(str::to_owned)).collect();
-    let rows = sqlx::query_file!(
-        "src/keep_dead_letters.sql",
-        consumer.as_str(),
-        worker,
-        now,
-        &text(|l| &l.tenant),
-        &ids,
-        &text(|l| &l.key),
-        &text(|l| l.reason),
-        &codes as &[Option<String>],
-        &text(|l| &l.detail),
-        &attempts,
-        &text(|l| &l.queue),
-        &traces as &[Option<String>],
-        &times,
-        &text(|l| &l.failure_group),
-        &text(|l| &l.exchange),
-        &text(|l| &l.routing_key),
-        &fingerprints as &[Option<Vec<u8>>],
-        &properties,
-        &headers as &[Option<Value>],
-        &bodies as &[Option<Vec<u8>>],
-        &sizes,
-        &omitted as &[Option<String>],
-        quota.letters,
-        quota.bytes,
-        &keys as &[Option<String>]
-    )
-    .fetch_all(connection)
-    .await?;
-    Ok(rows.into_iter().map(|row| (row.tenant, to_letter(row.id, row.generation))).collect())
+    let mut stored_letters = Vec::new();
+    for group in group_by_placement(connection, letters, |letter| letter.tenant.as_str()).await? {
+        let text =
+            |of: fn(&DeadLetter) -> &str| group.iter().map(|l| of(l).to_owned()).collect::<Vec<String>>();
+        let ids: Vec<Uuid> = group.iter().map(|l| l.id).collect();
+        let codes: Vec<Option<String>> = group.iter().map(|l| l.error_code.clone()).collect();
+        let attempts: Vec<i32> = group.iter().map(|l| i32::try_from(l.attempt).unwrap_or(i32::MAX)).collect();
+        let traces: Vec<Option<String>> = group.iter().map(|l| l.trace_id.clone()).collect();
+        let times: Vec<i32> = group.iter().map(|l| l.times).collect();
+        let fingerprints: Vec<Option<Vec<u8>>> = group.iter().map(|l| l.fingerprint.clone()).collect();
+        let properties: Vec<Value> = group.iter().map(|l| l.properties.clone()).collect();
+        let headers: Vec<Option<Value>> = group.iter().map(|l| l.headers.clone()).collect();
+        let stored = group.iter().map(|l| match l.body.clone().map(StoredValue::into_columns) {
+            Some((key, bytes)) => (key, Some(bytes)),
+            None => (None, None),
+        });
+        let (keys, bodies): (Vec<Option<String>>, Vec<Option<Vec<u8>>>) = stored.unzip();
+        let sizes: Vec<i64> = group.iter().map(|l| i64::try_from(l.body_size).unwrap_or(i64::MAX)).collect();
+        let omitted: Vec<Option<String>> = group.iter().map(|l| l.omitted.map(str::to_owned)).collect();
+        let rows = sqlx::query_file!(
+            "src/keep_dead_letters.sql",
+            consumer.as_str(),
+            worker,
+            now,
+            &text(|l| &l.tenant),
+            &ids,
+            &text(|l| &l.key),
+            &text(|l| l.reason),
+            &codes as &[Option<String>],
+            &text(|l| &l.detail),
+            &attempts,
+            &text(|l| &l.queue),
+            &traces as &[Option<String>],
+            &times,
+            &text(|l| &l.failure_group),
+            &text(|l| &l.exchange),
+            &text(|l| &l.routing_key),
+            &fingerprints as &[Option<Vec<u8>>],
+            &properties,
+            &headers as &[Option<Value>],
+            &bodies as &[Option<Vec<u8>>],
+            &sizes,
+            &omitted as &[Option<String>],
+            quota.letters,
+            quota.bytes,
+            &keys as &[Option<String>]
+        )
+        .fetch_all(&mut *connection)
+        .await?;
+        stored_letters.extend(rows.into_iter().map(|row| (row.tenant, to_letter(row.id, row.generation))));
+    }
+    Ok(stored_letters)
 }
 
 /// Converts the columns of a letter's row.
@@ -106,10 +112,19 @@ pub(super) fn to_letter(id: Uuid, generation: i32) -> Letter {
 
 /// Deletes one bounded batch of letters that were requeued or discarded before `before`, after which their queue was swept. Returns the
 /// number deleted.
-pub async fn collect(connection: &mut PgConnection, before: DateTime<Utc>, limit: i64) -> sqlx::Result<u64> {
-    let deleted =
-        sqlx::query_scalar!(r#"select oncely.collect_dead_letters($1, $2) as "gone!""#, before, limit)
-            .fetch_one(connection)
-            .await?;
+pub async fn collect(
+    connection: &mut PgConnection,
+    unit: &Unit,
+    before: DateTime<Utc>,
+    limit: i64,
+) -> sqlx::Result<u64> {
+    let deleted = sqlx::query_scalar!(
+        r#"select oncely.collect_dead_letters($1, $2, $3) as "gone!""#,
+        before,
+        limit,
+        unit.name()
+    )
+    .fetch_one(connection)
+    .await?;
     Ok(u64::try_from(deleted).unwrap_or(0))
 }

@@ -5,6 +5,8 @@ use serde::Serialize;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
+use super::tenant_groups::group_by_placement;
+
 /// A filter of events; `None` matches any.
 #[derive(Clone, Debug, Default, Serialize)]
 #[allow(missing_docs)]
@@ -111,22 +113,26 @@ pub async fn change_events(
     state: Option<&str>,
     author: EventChangeAuthor<'_>,
 ) -> sqlx::Result<usize> {
-    let tenants: Vec<String> = events.iter().map(|event| event.tenant.clone()).collect();
-    let ids: Vec<Uuid> = events.iter().map(|event| event.id).collect();
-    let changed = sqlx::query_scalar!(
-        r#"select oncely.change_events($1, $2, $3, $4, $5, $6, $7, $8) as "done!""#,
-        change.verb(),
-        now,
-        &tenants,
-        &ids,
-        state,
-        author.filter,
-        author.reason,
-        author.user
-    )
-    .fetch_one(connection)
-    .await?;
-    Ok(usize::try_from(changed).unwrap_or(0))
+    let mut done = 0;
+    for group in group_by_placement(connection, events, |event| event.tenant.as_str()).await? {
+        let tenants: Vec<&str> = group.iter().map(|event| event.tenant.as_str()).collect();
+        let ids: Vec<Uuid> = group.iter().map(|event| event.id).collect();
+        let changed = sqlx::query_scalar!(
+            r#"select oncely.change_events($1, $2, $3, $4, $5, $6, $7, $8) as "done!""#,
+            change.verb(),
+            now,
+            &tenants as &[&str],
+            &ids,
+            state,
+            author.filter,
+            author.reason,
+            author.user
+        )
+        .fetch_one(&mut *connection)
+        .await?;
+        done += usize::try_from(changed).unwrap_or(0);
+    }
+    Ok(done)
 }
 
 /// Number and age of the unpublished events, for operators and metrics.
@@ -153,12 +159,12 @@ pub async fn read_event_status(
     sqlx::query_as!(
         EventStatus,
         r#"select
-            (select count(*) from (select from oncely.events where state = 'pending' limit 10000) as e) as "pending!",
+            (select count(*) from (select 1 from oncely.events where state = 'pending' limit 10000) as e) as "pending!",
             (
                 select oncely.bounded(created_at) from oncely.events where state = 'pending' and available_at <= $1
                 order by created_at limit 1
             ) as oldest_due,
-            (select count(*) from (select from oncely.events where state = 'parked' limit 10000) as e) as "parked!",
+            (select count(*) from (select 1 from oncely.events where state = 'parked' limit 10000) as e) as "parked!",
             (select oncely.bounded(created_at) from oncely.events where state = 'parked' order by created_at limit 1) as oldest_parked"#,
         now
     )

@@ -4,8 +4,10 @@ use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
+use super::unit::{Unit, fetch_from_unit};
+
 /// An event to be published; its row is locked until the transaction ends.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, sqlx::FromRow)]
 pub struct TakenEvent {
     pub tenant: String,
     pub id: Uuid,
@@ -61,42 +63,61 @@ const MAX_HEADER_BYTES: i32 = 1 << 20;
 pub type OrderingKeyCursor = Option<(String, String)>;
 
 /// Returns whether any event may be due, in one round trip.
-pub async fn has_events(connection: &mut PgConnection, now: DateTime<Utc>) -> sqlx::Result<bool> {
-    let row = sqlx::query_file!("src/events_look.sql", now).fetch_one(connection).await?;
-    Ok(row.any)
+pub async fn has_events(
+    connection: &mut PgConnection,
+    unit: &Unit,
+    now: DateTime<Utc>,
+) -> sqlx::Result<bool> {
+    let rows = fetch_from_unit!(FoundEvents, "src/events_look.sql", unit, connection, now)?;
+    Ok(rows.iter().any(|row| row.any))
+}
+
+#[derive(Debug, sqlx::FromRow)]
+struct FoundEvents {
+    any: bool,
 }
 
 /// Takes events without an ordering key.
 pub async fn take_events(
     connection: &mut PgConnection,
+    unit: &Unit,
     now: DateTime<Utc>,
     limits: TakeLimits,
 ) -> sqlx::Result<Vec<TakenEvent>> {
-    sqlx::query_file_as!(
+    fetch_from_unit!(
         TakenEvent,
         "src/events_take.sql",
+        unit,
+        connection,
         now,
         limits.events,
         limits.bytes,
         MAX_PAYLOAD_BYTES,
         MAX_HEADER_BYTES
     )
-    .fetch_all(connection)
-    .await
 }
 
 /// Takes ordered events: for each key as many as may be published one after another. The walk over the keys continues where the last one
 /// ended, so that no key waits for ever behind many others.
 pub async fn take_ordered(
     connection: &mut PgConnection,
+    unit: &Unit,
     now: DateTime<Utc>,
     limits: TakeLimits,
     cursor: &mut OrderingKeyCursor,
 ) -> sqlx::Result<Vec<TakenEvent>> {
     let (tenant, key) = cursor.take().unwrap_or_default();
-    let heads = sqlx::query_file!("src/events_heads.sql", now, tenant, key, limits.keys, limits.events)
-        .fetch_all(&mut *connection)
-        .await?;
+    let heads = fetch_from_unit!(
+        OrderingKeyHead,
+        "src/events_heads.sql",
+        unit,
+        &mut *connection,
+        now,
+        &tenant,
+        &key,
+        limits.keys,
+        limits.events
+    )?;
     let Some(last) = heads.last() else { return Ok(Vec::new()) };
     if last.seen >= limits.keys || last.found >= limits.events {
         *cursor = Some((last.tenant.clone(), last.ordering_key.clone()));
@@ -106,31 +127,56 @@ pub async fn take_ordered(
     let (tenants, ids, places) = if per_key == 1 {
         let (tenants, ids): (Vec<String>, Vec<Uuid>) =
             ready.into_iter().map(|head| (head.tenant, head.id)).unzip();
-        let places = vec![1; ids.len()];
+        let places = vec![1_i64; ids.len()];
         (tenants, ids, places)
     } else {
         let (tenants, keys): (Vec<String>, Vec<String>) =
             ready.into_iter().map(|head| (head.tenant, head.ordering_key)).unzip();
-        let found = sqlx::query_file!("src/events_follow.sql", &tenants, &keys, per_key, limits.events)
-            .fetch_all(&mut *connection)
-            .await?;
+        let found = fetch_from_unit!(
+            PlacedEvent,
+            "src/events_follow.sql",
+            unit,
+            &mut *connection,
+            &tenants,
+            &keys,
+            per_key,
+            limits.events
+        )?;
         found.into_iter().map(|event| (event.tenant, event.id, event.place)).collect()
     };
-    let mut events: Vec<TakenEvent> = sqlx::query_file_as!(
+    let mut events = fetch_from_unit!(
         TakenEvent,
         "src/events_take_ordered.sql",
+        unit,
+        connection,
         now,
         &tenants,
         &ids,
-        &places as &[i64],
+        &places,
         limits.bytes,
         MAX_PAYLOAD_BYTES,
         MAX_HEADER_BYTES
-    )
-    .fetch_all(connection)
-    .await?;
+    )?;
     drop_behind_gaps(&mut events);
     Ok(events)
+}
+
+/// An ordering key with its first event.
+#[derive(Debug, sqlx::FromRow)]
+struct OrderingKeyHead {
+    tenant: String,
+    ordering_key: String,
+    id: Uuid,
+    ready: bool,
+    seen: i64,
+    found: i64,
+}
+
+#[derive(Debug, sqlx::FromRow)]
+struct PlacedEvent {
+    tenant: String,
+    id: Uuid,
+    place: i64,
 }
 
 /// Computes the number of events per ordering key that fill the batch; more would be read in vain. `None` without a key.

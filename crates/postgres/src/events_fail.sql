@@ -4,4 +4,4 @@ set attempts = f.attempts, available_at = f.available_at, state = case when f.pa
     reason = f.reason, last_error = f.error
 from unnest($1::text[], $2::uuid[], $3::integer[], $4::timestamptz[], $5::boolean[], $6::text[], $7::text[])
     as f (tenant, id, attempts, available_at, parked, reason, error)
-where e.tenant = f.tenant and e.id = f.id
+where oncely.in_group(e.tenant, $1) and e.tenant = f.tenant and e.id = f.id

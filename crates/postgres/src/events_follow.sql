@@ -1,6 +1,6 @@
--- Lists the first events of ordering keys, at most $3 of a key and $4 of all: heads first, of those the one that has been
--- due for the longest time, regardless of its tenant's name. One that failed is due later than those that were not tried
--- yet. Returns the position of each within its key, from 1.
+-- Lists the first events of ordering keys, at most $3 of a key and $4 of all: heads first, of those the one that has
+-- been due for the longest time, regardless of its tenant's name. One that failed is due later than those that were not
+-- tried yet. Returns the position of each within its key, from 1.
 select f.tenant as "tenant!", f.id as "id!", f.place as "place!"
 from unnest($1::text[], $2::text[]) as k (tenant, ordering_key)
 cross join lateral (

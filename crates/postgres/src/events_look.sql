@@ -1,5 +1,5 @@
--- Returns whether any event may be due: one without an ordering key is, or one has an ordering key. The order keeps each
--- part on its index, whatever a plan was made for; in an exists, PostgreSQL would drop it.
+-- Returns whether any event may be due: one without an ordering key is, or one has an ordering key. The order keeps
+-- each part on its index, whatever a plan was made for; in an exists, PostgreSQL would drop it.
 select coalesce(
     (
         select true from oncely.events

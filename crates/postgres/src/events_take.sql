@@ -1,8 +1,8 @@
 -- Takes due events without an ordering key that no other relay holds. $3 limits bytes, so that a batch of large events
 -- fits into memory (decoded headers take many times their size); the first event is always taken. Rows locked beyond
 -- the limit are released with the transaction. Of a row with a payload ($4) or headers ($5) larger than emit allows,
--- reads neither. Bounds times like oncely.bounded, without the cost of a call. Returns headers as text, because JSON may hold
--- values that Rust can't: one row must not stop all.
+-- reads neither. Bounds times like oncely.bounded, without the cost of a call. Returns headers as text, because JSON
+-- may hold values that Rust can't: one row must not stop all.
 with due as materialized (
     select tenant, id, created_at, attempts, reply, exchange, routing_key, message_id, content_type, type, correlation_id, reply_to,
         app_id, headers::text as headers, payload, available_at

@@ -1,7 +1,8 @@
--- Takes these events of ordering keys, with their positions within their keys. Leaves out rows that another session holds
--- or that are not due any more, so the caller uses a key's events only up to the first gap in their positions. Treats
--- times, headers, sizes and rows beyond the limit of bytes as in events_take.sql, in the order of events_follow.sql. Numbers
--- follow the order of the commits: the predecessors of a visible event are visible, too, or published and gone.
+-- Takes these events of ordering keys, with their positions within their keys. Leaves out rows that another session
+-- holds or that are not due any more, so the caller uses a key's events only up to the first gap in their positions.
+-- Treats times, headers, sizes and rows beyond the limit of bytes as in events_take.sql, in the order of
+-- events_follow.sql. Numbers follow the order of the commits: the predecessors of a visible event are visible, too, or
+-- published and gone.
 with due as materialized (
     select e.tenant, e.id, e.created_at, e.attempts, e.reply, e.exchange, e.routing_key, e.ordering_key, p.place, e.message_id,
         e.content_type, e.type, e.correlation_id, e.reply_to, e.app_id, e.headers::text as headers, e.payload, e.available_at

@@ -8,6 +8,7 @@ cross join lateral (
     from oncely.audit as r
     where hashtextextended(r.key, 0) = hashtextextended(n.key, 0)
         and r.key = n.key
+        and oncely.in_group(r.tenant, $2)
         and r.tenant = n.tenant
         and r.consumer = $1
         and r.outcome in ('completed', 'refused')

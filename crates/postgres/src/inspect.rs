@@ -219,7 +219,7 @@ pub async fn read_table_statistics(connection: &mut PgConnection) -> sqlx::Resul
                     where i.inhparent = 'oncely.audit'::regclass
                 )
             ) as "audit_bytes!",
-            (select count(*) from (select from oncely.idempotency_keys where status = 'FAILED' limit 10000) as f) as "failed!",
+            (select count(*) from (select 1 from oncely.idempotency_keys where status = 'FAILED' limit 10000) as f) as "failed!",
             (
                 select max(right(c.relname, 8))
                 from pg_inherits as i

@@ -9,18 +9,18 @@ with given as materialized (
         coalesce(octet_length(n.body), 0) + coalesce(octet_length(n.headers::text), 0) as size,
         coalesce(d.stored_size, 0) as size_before
     from unnest($4::text[], $5::uuid[], $19::jsonb[], $20::bytea[]) with ordinality as n (tenant, id, headers, body, place)
-    left join oncely.dead_letters as d on d.tenant = n.tenant and d.id = n.id
+    left join oncely.dead_letters as d on oncely.in_group(d.tenant, $4) and d.tenant = n.tenant and d.id = n.id
 ), tenants as materialized (
     select t.tenant,
         coalesce(l.letters, $23::bigint) - coalesce(u.letters, 0) - g.letters as letters_left,
         coalesce(l.letter_bytes, $24::bigint) - coalesce(u.bytes, 0) - g.bytes as bytes_left
     from (select distinct g.tenant from given as g) as t
     left join oncely.tenant_limits as l on l.tenant = t.tenant
-    left join oncely.letter_usage as u on u.tenant = t.tenant
+    left join oncely.letter_usage as u on oncely.in_group(u.tenant, $4) and u.tenant = t.tenant
     cross join lateral (
         select coalesce(sum(s.letters), 0) as letters, coalesce(sum(s.bytes), 0) as bytes
         from oncely.letter_growth as s
-        where s.tenant = t.tenant
+        where oncely.in_group(s.tenant, $4) and s.tenant = t.tenant
     ) as g
 ), judged as materialized (
     select g.tenant, g.place, g.size, g.size_before,

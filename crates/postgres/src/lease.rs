@@ -8,6 +8,7 @@ use sqlx::PgConnection;
 use sqlx::postgres::types::PgInterval;
 use uuid::Uuid;
 
+use super::tenant_groups::group_by_placement;
 use oncely_core::decide::OnConflict;
 use oncely_core::fingerprint::Fingerprint;
 use oncely_core::identity::Identity;
@@ -197,28 +198,31 @@ pub async fn renew_leases(
     time: Duration,
 ) -> sqlx::Result<Vec<RenewOutcome>> {
     let Some(first) = leases.first() else { return Ok(Vec::new()) };
-    let tenants: Vec<String> = leases.iter().map(|lease| lease.identity.tenant.as_str().to_owned()).collect();
-    let keys: Vec<String> = leases.iter().map(|lease| lease.identity.key.as_str().to_owned()).collect();
-    let tokens: Vec<i64> = leases.iter().map(|lease| lease.token).collect();
-    let rows = sqlx::query!(
-        r#"select place as "place!", remaining, is_held as "is_held!"
-         from oncely.renew_leases($1, $2, $3, $4, $5)"#,
-        &tenants,
-        first.identity.consumer.as_str(),
-        &keys,
-        &tokens,
-        to_interval(time)
-    )
-    .fetch_all(connection)
-    .await?;
-    let order: Vec<usize> = (0..leases.len()).collect();
+    let placed: Vec<(usize, &LeaseIdRef<'_>)> = leases.iter().enumerate().collect();
     let mut renewals = vec![None; leases.len()];
-    for row in rows {
-        renewals[claim_index(row.place, &order)?] = Some(match row.remaining {
-            Some(left) => RenewOutcome::Until(to_duration(left)),
-            None if row.is_held => RenewOutcome::Locked,
-            None => RenewOutcome::Lost,
-        });
+    for group in group_by_placement(connection, &placed, |(_, lease)| lease.identity.tenant.as_str()).await? {
+        let tenants: Vec<&str> = group.iter().map(|(_, lease)| lease.identity.tenant.as_str()).collect();
+        let keys: Vec<&str> = group.iter().map(|(_, lease)| lease.identity.key.as_str()).collect();
+        let tokens: Vec<i64> = group.iter().map(|(_, lease)| lease.token).collect();
+        let rows = sqlx::query!(
+            r#"select place as "place!", remaining, is_held as "is_held!"
+             from oncely.renew_leases($1, $2, $3, $4, $5)"#,
+            &tenants as &[&str],
+            first.identity.consumer.as_str(),
+            &keys as &[&str],
+            &tokens,
+            to_interval(time)
+        )
+        .fetch_all(&mut *connection)
+        .await?;
+        let order: Vec<usize> = group.iter().map(|(place, _)| *place).collect();
+        for row in rows {
+            renewals[claim_index(row.place, &order)?] = Some(match row.remaining {
+                Some(left) => RenewOutcome::Until(to_duration(left)),
+                None if row.is_held => RenewOutcome::Locked,
+                None => RenewOutcome::Lost,
+            });
+        }
     }
     renewals.into_iter().map(|renewal| renewal.ok_or_else(build_missing_row_error)).collect()
 }

@@ -1,10 +1,14 @@
 //! Lists keys held by leases for operators, and takes keys from their runs.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 
 use chrono::{DateTime, TimeDelta, Utc};
 use serde::{Deserialize, Serialize};
 use sqlx::PgConnection;
+
+use super::tenant_groups::group_by_placement;
+use super::unit::{fetch_from_unit, list_units};
 
 /// A step of a key, without its result.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -154,21 +158,27 @@ async fn add_steps(connection: &mut PgConnection, leases: &mut [HeldLease]) -> s
     if leases.is_empty() || !allowed.fetch_one(&mut *connection).await? {
         return Ok(());
     }
-    let to_column =
-        |part: fn(&HeldLease) -> &String| leases.iter().map(part).cloned().collect::<Vec<String>>();
-    let (tenants, consumers, keys) =
-        (to_column(|lease| &lease.tenant), to_column(|lease| &lease.consumer), to_column(|lease| &lease.key));
-    let rows = sqlx::query_file!("src/lease_steps.sql", &tenants, &consumers, &keys);
     let mut found: HashMap<(String, String, String), Vec<LeaseStep>> = HashMap::new();
-    for row in rows.fetch_all(connection).await? {
-        found.entry((row.tenant, row.consumer, row.key)).or_default().push(LeaseStep {
-            name: row.name,
-            state: row.state,
-            repeat: row.repeat,
-            round: row.round,
-            started_at: row.started_at,
-            done_at: row.done_at,
-        });
+    for group in group_by_placement(connection, leases, |lease| lease.tenant.as_str()).await? {
+        let to_column = |part: fn(&HeldLease) -> &String| {
+            group.iter().map(|lease| part(lease).clone()).collect::<Vec<_>>()
+        };
+        let rows = sqlx::query_file!(
+            "src/lease_steps.sql",
+            &to_column(|lease| &lease.tenant),
+            &to_column(|lease| &lease.consumer),
+            &to_column(|lease| &lease.key)
+        );
+        for row in rows.fetch_all(&mut *connection).await? {
+            found.entry((row.tenant, row.consumer, row.key)).or_default().push(LeaseStep {
+                name: row.name,
+                state: row.state,
+                repeat: row.repeat,
+                round: row.round,
+                started_at: row.started_at,
+                done_at: row.done_at,
+            });
+        }
     }
     for lease in leases {
         let name = (lease.tenant.clone(), lease.consumer.clone(), lease.key.clone());
@@ -198,7 +208,7 @@ pub async fn revoke_lease(
 }
 
 /// The number of keys held of a consumer.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, sqlx::FromRow)]
 pub struct HeldCount {
     pub consumer: String,
     pub held: i64,
@@ -215,38 +225,22 @@ pub async fn count_held_leases(
     connection: &mut PgConnection,
     now: DateTime<Utc>,
 ) -> sqlx::Result<Vec<HeldCount>> {
-    sqlx::query_as!(
-        HeldCount,
-        // Jumps from one consumer to the next by the index, so that one with many keys hides no other.
-        r#"with recursive names as (
-            (
-                select i.consumer from oncely.idempotency_keys as i
-                where i.owner is not null order by i.consumer limit 1
-            )
-            union all
-            select (
-                select i.consumer from oncely.idempotency_keys as i
-                where i.owner is not null and i.consumer > n.consumer order by i.consumer limit 1
-            )
-            from names as n
-            where n.consumer is not null
-        )
-        select n.consumer as "consumer!", count(*) as "held!",
-            count(*) filter (where h.not_before <= $1) as "over!",
-            oncely.bounded(to_timestamp(min(h.fencing_token) / 1000000.0)) as "oldest!",
-            oncely.bounded(min(h.not_before)) as "first_end!"
-        from names as n
-        cross join lateral (
-            select i.fencing_token, i.not_before
-            from oncely.idempotency_keys as i
-            where i.owner is not null and i.consumer = n.consumer
-            order by i.fencing_token
-            limit 10000
-        ) as h
-        group by n.consumer
-        order by n.consumer"#,
-        now
-    )
-    .fetch_all(connection)
-    .await
+    let mut counts = BTreeMap::<String, HeldCount>::new();
+    for unit in list_units(connection).await? {
+        for more in fetch_from_unit!(HeldCount, "src/leases_count.sql", unit, &mut *connection, now)? {
+            match counts.entry(more.consumer.clone()) {
+                Entry::Vacant(entry) => {
+                    entry.insert(more);
+                }
+                Entry::Occupied(mut entry) => {
+                    let sum = entry.get_mut();
+                    sum.held += more.held;
+                    sum.over += more.over;
+                    sum.oldest = sum.oldest.min(more.oldest);
+                    sum.first_end = sum.first_end.min(more.first_end);
+                }
+            }
+        }
+    }
+    Ok(counts.into_values().collect())
 }

@@ -7,7 +7,7 @@ from unnest($1::text[], $2::text[], $3::text[]) as n (tenant, consumer, key)
 cross join lateral (
     select i.steps
     from oncely.idempotency_keys as i
-    where i.tenant = n.tenant and i.consumer = n.consumer and i.key = n.key
+    where oncely.in_group(i.tenant, $1) and i.tenant = n.tenant and i.consumer = n.consumer and i.key = n.key
     limit 1
 ) as k
 cross join lateral jsonb_each(k.steps) as s (name, step)

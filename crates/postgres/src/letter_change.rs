@@ -1,7 +1,7 @@
 //! Operators' changes of dead letters: the plan of a change, the change, and the data for a sweep of their queue.
 
 use std::borrow::Cow;
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
@@ -11,6 +11,8 @@ use uuid::Uuid;
 
 use super::dead_letter::to_letter;
 use super::letter_list::LetterFilter;
+use super::tenant_groups::group_by_placement;
+use super::unit::{fetch_from_unit, list_units};
 use oncely_core::encryption::{Cipher, CipherError, Place, StoredValue};
 use oncely_core::letter::{Letter, LetterKeyState};
 
@@ -56,8 +58,7 @@ pub async fn list_planned_letters(
     states: &[String],
     limit: i64,
 ) -> sqlx::Result<Vec<PlannedLetter>> {
-    sqlx::query_file_as!(
-        PlannedLetter,
+    let rows = sqlx::query_file!(
         "src/letters_plan.sql",
         filter.tenant.as_deref(),
         filter.consumer.as_deref(),
@@ -69,11 +70,83 @@ pub async fn list_planned_letters(
         filter.until,
         filter.ids.as_deref() as Option<&[Uuid]>,
         states,
-        limit,
-        now
+        limit
     )
-    .fetch_all(connection)
-    .await
+    .fetch_all(&mut *connection)
+    .await?;
+    let letters: Vec<TenantLetter> =
+        rows.iter().map(|row| (row.tenant.clone(), to_letter(row.id, row.generation))).collect();
+    let mut memories = read_key_memories(connection, now, &letters).await?;
+    // One that has changed meanwhile is left out.
+    let planned = rows.into_iter().zip(letters).filter_map(|(row, letter)| {
+        let key = memories.remove(&letter)?;
+        Some(PlannedLetter {
+            tenant: row.tenant,
+            id: row.id,
+            consumer: row.consumer,
+            key: row.key,
+            dead_lettered_at: row.dead_lettered_at,
+            reason: row.reason,
+            detail: row.detail,
+            queue: row.queue,
+            state: row.state,
+            generation: row.generation,
+            failure_group: row.failure_group,
+            body_size: row.body_size,
+            whole: row.whole,
+            from_client: row.from_client,
+            key_status: key.status,
+            key_reason: key.reason,
+            same_payload: key.same_payload,
+            memory: key.memory,
+        })
+    });
+    Ok(planned.collect())
+}
+
+/// The state of a letter's key.
+#[derive(Debug)]
+struct KeyMemory {
+    status: Option<String>,
+    reason: Option<String>,
+    same_payload: bool,
+    memory: String,
+}
+
+/// Reads the state of the keys of letters, at `now`; leaves out letters that are in another generation.
+async fn read_key_memories(
+    connection: &mut PgConnection,
+    now: DateTime<Utc>,
+    letters: &[TenantLetter],
+) -> sqlx::Result<HashMap<TenantLetter, KeyMemory>> {
+    let mut memories = HashMap::new();
+    for group in group_by_placement(connection, letters, |(tenant, _)| tenant.as_str()).await? {
+        let (tenants, ids, generations) = to_columns(group);
+        let known = sqlx::query!(
+            r#"select m.tenant as "tenant!", m.id as "id!", m.memory as "memory!" from oncely.letter_memories($1, $2, $3) as m"#,
+            &tenants,
+            &ids,
+            now
+        )
+        .fetch_all(&mut *connection)
+        .await?;
+        let mut known: HashMap<(String, Uuid), String> =
+            known.into_iter().map(|row| ((row.tenant, row.id), row.memory)).collect();
+        let keys = sqlx::query_file!("src/letters_keys.sql", &tenants, &ids, &generations)
+            .fetch_all(&mut *connection)
+            .await?;
+        memories.extend(keys.into_iter().filter_map(|row| {
+            let letter = (row.tenant, row.id);
+            let memory = KeyMemory {
+                status: row.key_status,
+                reason: row.key_reason,
+                same_payload: row.same_payload,
+                memory: known.remove(&letter)?,
+            };
+            Some(((letter.0, to_letter(row.id, row.generation)), memory))
+        }));
+    }
+    Ok(memories)
 }
 
 /// Counts the letters that [`list_planned_letters`] would find.
@@ -105,12 +178,14 @@ pub async fn count(
 pub type TenantLetter = (String, Letter);
 
 /// Converts letters to the arrays of a statement: tenants, ids, generations.
-fn to_columns(letters: &[TenantLetter]) -> (Vec<String>, Vec<Uuid>, Vec<i32>) {
-    (
-        letters.iter().map(|(tenant, _)| tenant.clone()).collect(),
-        letters.iter().map(|(_, letter)| letter.id).collect(),
-        letters.iter().map(|(_, letter)| i32::try_from(letter.generation).unwrap_or(i32::MAX)).collect(),
-    )
+fn to_columns<'a>(letters: impl IntoIterator<Item = &'a TenantLetter>) -> (Vec<String>, Vec<Uuid>, Vec<i32>) {
+    let (mut tenants, mut ids, mut generations) = (Vec::new(), Vec::new(), Vec::new());
+    for (tenant, letter) in letters {
+        tenants.push(tenant.clone());
+        ids.push(letter.id);
+        generations.push(i32::try_from(letter.generation).unwrap_or(i32::MAX));
+    }
+    (tenants, ids, generations)
 }
 
 /// An operator's decision about letters, recorded with it.
@@ -130,22 +205,26 @@ pub async fn decide_letters(
     letters: &[TenantLetter],
     decision: LetterDecision<'_>,
 ) -> sqlx::Result<Vec<TenantLetter>> {
-    let (tenants, ids, generations) = to_columns(letters);
     let LetterDecision { verb, user, filter, reason } = decision;
-    let rows = sqlx::query!(
-        r#"select d.tenant as "tenant!", d.id as "id!", d.generation as "generation!"
-        from oncely.decide_letters($1, $2, $3, $4, $5, $6, $7) as d"#,
-        verb,
-        &tenants,
-        &ids,
-        &generations,
-        filter,
-        reason,
-        user
-    )
-    .fetch_all(connection)
-    .await?;
-    Ok(rows.into_iter().map(|row| (row.tenant, to_letter(row.id, row.generation))).collect())
+    let mut decided = Vec::new();
+    for group in group_by_placement(connection, letters, |(tenant, _)| tenant.as_str()).await? {
+        let (tenants, ids, generations) = to_columns(group);
+        let rows = sqlx::query!(
+            r#"select d.tenant as "tenant!", d.id as "id!", d.generation as "generation!"
+            from oncely.decide_letters($1, $2, $3, $4, $5, $6, $7) as d"#,
+            verb,
+            &tenants,
+            &ids,
+            &generations,
+            filter,
+            reason,
+            user
+        )
+        .fetch_all(&mut *connection)
+        .await?;
+        decided.extend(rows.into_iter().map(|row| (row.tenant, to_letter(row.id, row.generation))));
+    }
+    Ok(decided)
 }
 
 /// Closes letters that are being requeued: they were published, or took effect. Returns those changed.
@@ -153,17 +232,21 @@ pub async fn finish_requeue(
     connection: &mut PgConnection,
     letters: &[TenantLetter],
 ) -> sqlx::Result<Vec<TenantLetter>> {
-    let (tenants, ids, generations) = to_columns(letters);
-    let rows = sqlx::query!(
-        r#"select d.tenant as "tenant!", d.id as "id!", d.generation as "generation!"
-        from oncely.finish_requeue($1, $2, $3) as d"#,
-        &tenants,
-        &ids,
-        &generations
-    )
-    .fetch_all(connection)
-    .await?;
-    Ok(rows.into_iter().map(|row| (row.tenant, to_letter(row.id, row.generation))).collect())
+    let mut closed = Vec::new();
+    for group in group_by_placement(connection, letters, |(tenant, _)| tenant.as_str()).await? {
+        let (tenants, ids, generations) = to_columns(group);
+        let rows = sqlx::query!(
+            r#"select d.tenant as "tenant!", d.id as "id!", d.generation as "generation!"
+            from oncely.finish_requeue($1, $2, $3) as d"#,
+            &tenants,
+            &ids,
+            &generations
+        )
+        .fetch_all(&mut *connection)
+        .await?;
+        closed.extend(rows.into_iter().map(|row| (row.tenant, to_letter(row.id, row.generation))));
+    }
+    Ok(closed)
 }
 
 /// The decision about letters to be requeued.
@@ -189,32 +272,39 @@ pub async fn begin_requeue(
     repeat_unknown: bool,
 ) -> sqlx::Result<RequeueDecision> {
     sqlx::query!("select oncely.take_lock('requeue', true)").fetch_one(&mut *connection).await?;
-    let (tenants, ids, generations) = to_columns(letters);
-    sqlx::query_file!("src/letters_lock_keys.sql", &tenants, &ids).fetch_all(&mut *connection).await?;
-    let rows = sqlx::query_file!("src/letters_memory.sql", &tenants, &ids, &generations, now)
-        .fetch_all(&mut *connection)
-        .await?;
-    let (mut changed, mut completed) = (Vec::new(), Vec::new());
-    for row in rows.into_iter().filter(|row| row.same_payload) {
-        let letter = (row.tenant, to_letter(row.id, row.generation));
-        match LetterKeyState::from_column(&row.memory) {
-            LetterKeyState::Runnable => changed.push(letter),
-            LetterKeyState::Forgotten if even_if_forgotten => changed.push(letter),
-            LetterKeyState::Completed => completed.push(letter),
-            LetterKeyState::TookEffect | LetterKeyState::Forgotten => {}
+    let mut result = RequeueDecision::default();
+    for group in group_by_placement(connection, letters, |(tenant, _)| tenant.as_str()).await? {
+        let letters: Vec<TenantLetter> = group.into_iter().cloned().collect();
+        let (tenants, ids, _) = to_columns(&letters);
+        sqlx::query_file!("src/letters_lock_keys.sql", &tenants, &ids).fetch_all(&mut *connection).await?;
+        let (mut changed, mut completed) = (Vec::new(), HashSet::new());
+        let memories = read_key_memories(connection, now, &letters).await?;
+        for letter in letters {
+            let Some(key) = memories.get(&letter).filter(|key| key.same_payload) else { continue };
+            match LetterKeyState::from_column(&key.memory) {
+                LetterKeyState::Runnable => changed.push(letter),
+                LetterKeyState::Forgotten if even_if_forgotten => changed.push(letter),
+                LetterKeyState::Completed => {
+                    changed.push(letter.clone());
+                    completed.insert(letter);
+                }
+                LetterKeyState::TookEffect | LetterKeyState::Forgotten => {}
+            }
         }
+        let decided = decide_letters(connection, &changed, decision).await?;
+        let (closed, unpublished): (Vec<_>, Vec<_>) =
+            decided.into_iter().partition(|letter| completed.contains(letter));
+        result.closed.extend(finish_requeue(connection, &closed).await?);
+        if unpublished.is_empty() {
+            continue;
+        }
+        let (tenants, ids, _) = to_columns(&unpublished);
+        sqlx::query_file!("src/letters_free_keys.sql", &tenants, &ids, repeat_unknown)
+            .fetch_one(&mut *connection)
+            .await?;
+        result.unpublished.extend(unpublished);
     }
-    let completed: HashSet<TenantLetter> = completed.into_iter().collect();
-    changed.extend(completed.iter().cloned());
-    let decided = decide_letters(connection, &changed, decision).await?;
-    let (closed, unpublished): (Vec<_>, Vec<_>) =
-        decided.into_iter().partition(|letter| completed.contains(letter));
-    let closed = finish_requeue(connection, &closed).await?;
-    let (tenants, ids, _) = to_columns(&unpublished);
-    sqlx::query_file!("src/letters_free_keys.sql", &tenants, &ids, repeat_unknown)
-        .fetch_one(connection)
-        .await?;
-    Ok(RequeueDecision { unpublished, closed })
+    Ok(result)
 }
 
 /// A message as stored with its letter.
@@ -261,7 +351,8 @@ pub async fn read_messages(
         "select d.tenant, d.id, d.generation, d.consumer, d.key, d.queue, d.routing_key, d.from_client, d.properties::text as properties,
              d.headers::text as headers, d.body, d.encrypted_by
          from unnest($1::text[], $2::uuid[], $3::integer[]) as l (tenant, id, generation)
-         join oncely.dead_letters as d on d.tenant = l.tenant and d.id = l.id and d.generation = l.generation
+         join oncely.dead_letters as d
+             on oncely.in_group(d.tenant, $1) and d.tenant = l.tenant and d.id = l.id and d.generation = l.generation
          order by d.dead_lettered_at, d.id",
         &tenants,
         &ids,
@@ -286,7 +377,7 @@ pub async fn read_messages(
 }
 
 /// Number of dead letters with a body encrypted by a key.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
 pub struct KeyUse {
     pub key: String,
     /// Counted up to 10,000.
@@ -295,33 +386,15 @@ pub struct KeyUse {
 
 /// Lists the keys that have encrypted stored bodies: up to a hundred, each by a probe of the index.
 pub async fn list_keys_in_use(connection: &mut PgConnection) -> sqlx::Result<Vec<KeyUse>> {
-    sqlx::query_as!(
-        KeyUse,
-        r#"with recursive ids as (
-            select min(d.encrypted_by) as key, 1 as place from oncely.dead_letters as d
-            where d.encrypted_by is not null and d.body is not null
-            union all
-            select n.key, i.place + 1 from ids as i
-            cross join lateral (
-                select min(d.encrypted_by) as key from oncely.dead_letters as d
-                where d.encrypted_by is not null and d.body is not null and d.encrypted_by > i.key
-            ) as n
-            where i.key is not null and i.place < 100
-        )
-        select i.key as "key!", c.letters as "letters!"
-        from ids as i
-        cross join lateral (
-            select count(*) as letters
-            from (
-                select from oncely.dead_letters as d
-                where d.encrypted_by = i.key and d.encrypted_by is not null and d.body is not null limit 10000
-            ) as f
-        ) as c
-        where i.key is not null
-        order by i.key"#
-    )
-    .fetch_all(connection)
-    .await
+    let mut uses = BTreeMap::new();
+    for unit in list_units(connection).await? {
+        for KeyUse { key, letters } in
+            fetch_from_unit!(KeyUse, "src/letter_keys_in_use.sql", unit, &mut *connection)?
+        {
+            *uses.entry(key).or_insert(0) += letters;
+        }
+    }
+    Ok(uses.into_iter().map(|(key, letters)| KeyUse { key, letters }).collect())
 }
 
 /// Locks those of these letters that are being requeued until the transaction ends, so that a letter being published is neither discarded
@@ -330,10 +403,15 @@ pub async fn lock_requeueing(
     connection: &mut PgConnection,
     letters: &[TenantLetter],
 ) -> sqlx::Result<Vec<TenantLetter>> {
-    let (tenants, ids, generations) = to_columns(letters);
-    let rows =
-        sqlx::query_file!("src/letters_lock.sql", &tenants, &ids, &generations).fetch_all(connection).await?;
-    Ok(rows.into_iter().map(|row| (row.tenant, to_letter(row.id, row.generation))).collect())
+    let mut locked = Vec::new();
+    for group in group_by_placement(connection, letters, |(tenant, _)| tenant.as_str()).await? {
+        let (tenants, ids, generations) = to_columns(group);
+        let rows = sqlx::query_file!("src/letters_lock.sql", &tenants, &ids, &generations)
+            .fetch_all(&mut *connection)
+            .await?;
+        locked.extend(rows.into_iter().map(|row| (row.tenant, to_letter(row.id, row.generation))));
+    }
+    Ok(locked)
 }
 
 /// Like [`lock_requeueing`], but skips letters locked by other sessions.
@@ -341,11 +419,15 @@ pub async fn lock_free_requeueing(
     connection: &mut PgConnection,
     letters: &[TenantLetter],
 ) -> sqlx::Result<Vec<TenantLetter>> {
-    let (tenants, ids, generations) = to_columns(letters);
-    let rows = sqlx::query_file!("src/letters_lock_free.sql", &tenants, &ids, &generations)
-        .fetch_all(connection)
-        .await?;
-    Ok(rows.into_iter().map(|row| (row.tenant, to_letter(row.id, row.generation))).collect())
+    let mut locked = Vec::new();
+    for group in group_by_placement(connection, letters, |(tenant, _)| tenant.as_str()).await? {
+        let (tenants, ids, generations) = to_columns(group);
+        let rows = sqlx::query_file!("src/letters_lock_free.sql", &tenants, &ids, &generations)
+            .fetch_all(&mut *connection)
+            .await?;
+        locked.extend(rows.into_iter().map(|row| (row.tenant, to_letter(row.id, row.generation))));
+    }
+    Ok(locked)
 }
 
 /// Announces that the session requeues letters, until it ends.
@@ -385,21 +467,43 @@ pub async fn read_letter_states(
     letters: &[TenantLetter],
 ) -> sqlx::Result<Vec<LetterState>> {
     let (tenants, ids, _) = to_columns(letters);
-    sqlx::query_as!(
-        LetterState,
-        r#"select d.tenant, d.id, d.generation, d.state, d.consumer, d.queue, d.key, d.routing_key, d.properties ->> 'user_id' as user_id,
-             -- Of the others it is not asked, and costs something.
-             case when d.state = 'requeueing'
-                 then (select m.memory from oncely.letter_memories(array[d.tenant], array[d.id], $3) as m)
-                 else 'NONE' end as "memory!"
+    let rows = sqlx::query!(
+        "select d.tenant, d.id, d.generation, d.state, d.consumer, d.queue, d.key, d.routing_key, d.properties ->> 'user_id' as user_id
          from unnest($1::text[], $2::uuid[]) as l (tenant, id)
-         join oncely.dead_letters as d on d.tenant = l.tenant and d.id = l.id"#,
+         join oncely.dead_letters as d on oncely.in_group(d.tenant, $1) and d.tenant = l.tenant and d.id = l.id",
         &tenants,
-        &ids,
-        now
+        &ids
     )
-    .fetch_all(connection)
-    .await
+    .fetch_all(&mut *connection)
+    .await?;
+    // The others are not asked about: it costs something.
+    let requeueing: Vec<TenantLetter> = rows
+        .iter()
+        .filter(|row| row.state == "requeueing")
+        .map(|row| (row.tenant.clone(), to_letter(row.id, row.generation)))
+        .collect();
+    let memories = read_key_memories(connection, now, &requeueing).await?;
+    let states = rows.into_iter().filter_map(|row| {
+        let letter = (row.tenant.clone(), to_letter(row.id, row.generation));
+        let memory = match row.state.as_str() {
+            // One that has changed meanwhile is left out.
+            "requeueing" => memories.get(&letter)?.memory.clone(),
+            _ => "NONE".to_owned(),
+        };
+        Some(LetterState {
+            tenant: row.tenant,
+            id: row.id,
+            generation: row.generation,
+            state: row.state,
+            consumer: row.consumer,
+            queue: row.queue,
+            key: row.key,
+            routing_key: row.routing_key,
+            user_id: row.user_id,
+            memory,
+        })
+    });
+    Ok(states.collect())
 }
 
 /// Records that the copies of these letters have left their queue.
@@ -408,8 +512,12 @@ pub async fn mark_swept(
     letters: &[TenantLetter],
     now: DateTime<Utc>,
 ) -> sqlx::Result<()> {
-    let (tenants, ids, generations) = to_columns(letters);
-    sqlx::query_file!("src/letters_swept.sql", &tenants, &ids, &generations, now).execute(connection).await?;
+    for group in group_by_placement(connection, letters, |(tenant, _)| tenant.as_str()).await? {
+        let (tenants, ids, generations) = to_columns(group);
+        sqlx::query_file!("src/letters_swept.sql", &tenants, &ids, &generations, now)
+            .execute(&mut *connection)
+            .await?;
+    }
     Ok(())
 }
 
@@ -419,7 +527,8 @@ pub async fn count_returned(connection: &mut PgConnection, letters: &[TenantLett
     sqlx::query_scalar!(
         r#"select count(*) as "count!"
         from unnest($1::text[], $2::uuid[], $3::integer[]) as l (tenant, id, generation)
-        join oncely.dead_letters as d on d.tenant = l.tenant and d.id = l.id and d.generation > l.generation"#,
+        join oncely.dead_letters as d
+            on oncely.in_group(d.tenant, $1) and d.tenant = l.tenant and d.id = l.id and d.generation > l.generation"#,
         &tenants,
         &ids,
         &generations

@@ -174,7 +174,7 @@ pub async fn count_letter_trends(
 /// Counts letters that wait for an operator, up to 10,000.
 pub async fn count_open_letters(connection: &mut PgConnection) -> sqlx::Result<i64> {
     sqlx::query_scalar!(
-        r#"select count(*) as "count!" from (select from oncely.dead_letters where state in ('waiting', 'requeueing') limit 10000) as d"#
+        r#"select count(*) as "count!" from (select 1 from oncely.dead_letters where state in ('waiting', 'requeueing') limit 10000) as d"#
     )
     .fetch_one(connection)
     .await

@@ -1,7 +1,7 @@
 -- Counts the letters of a plan, up to its limit, without the state of their keys, which costs most.
 select count(*) as "count!"
 from (
-    select
+    select 1
     from oncely.dead_letters as d
     where d.state = any ($10)
       and ($1::text is null or d.tenant = $1)

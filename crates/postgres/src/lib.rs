@@ -18,6 +18,7 @@ mod connection;
 mod consumers;
 mod control;
 mod dead_letter;
+mod distribute;
 pub mod equivalent_sql;
 mod error;
 mod event;
@@ -72,9 +73,11 @@ mod stats;
 mod status_queries;
 mod suspect;
 mod tenant;
+mod tenant_groups;
 mod timelines;
 mod trail;
 mod turn;
+mod unit;
 mod unknown_keys;
 mod vacuum;
 mod wal;
@@ -110,6 +113,7 @@ pub use consumers::{
 };
 pub use control::{Pause, list_pauses, pause_consumer, resume_consumer};
 pub use dead_letter::{DeadLetter, collect as collect_letters, store_letters};
+pub use distribute::{DistributeError, Distribution, distribute};
 pub use error::{
     Outage, PgFault, affects_all_sessions, classify, classify_handler, classify_handler_sqlstate,
     classify_sqlstate, is_outage,
@@ -240,6 +244,7 @@ pub use trail::{
     summarize_trail,
 };
 pub use turn::take_turn;
+pub use unit::{Unit, list_units};
 pub use unknown_keys::count_unknown_keys;
 pub use vacuum::{
     list_dead_rows, list_invalid_indexes, list_old_transactions, list_replication_slots,

@@ -7,3 +7,4 @@ select i.tenant, i.key, i.status::text as "status!", i.fingerprint, i.attempts, 
     else false end as is_running, i.fencing_token is not null as "is_leased!"
 from rows from (pg_catalog.unnest($2::text[]), pg_catalog.unnest($3::text[])) as k (tenant, key)
 join oncely.idempotency_keys as i on i.tenant = k.tenant and i.consumer = $1 and i.key = k.key
+where oncely.in_group(i.tenant, $2)

@@ -3,6 +3,7 @@
 use chrono::{DateTime, Utc};
 use sqlx::{Connection as _, PgConnection};
 
+use super::unit::{fetch_from_unit, list_units};
 use oncely_core::fingerprint::Fingerprint;
 use oncely_core::identity::{Identity, IdentityPart};
 
@@ -55,6 +56,13 @@ pub struct MirroredKey {
 /// Number of spans of a sample: the newest keys of each are taken.
 const SAMPLED_SPANS: i32 = 20;
 
+#[derive(sqlx::FromRow)]
+struct SampledKey {
+    tenant: String,
+    key: String,
+    fingerprint: Option<Vec<u8>>,
+}
+
 /// Samples completed keys of a consumer with a relayed mirror record: `each` from every twentieth of the time from `since` to `until`. Keys
 /// that expire before `alive` are left out: the relay writes none of them.
 pub async fn sample_mirrored_keys(
@@ -66,10 +74,21 @@ pub async fn sample_mirrored_keys(
 ) -> sqlx::Result<Vec<MirroredKey>> {
     // In one snapshot: a key without its record has been mirrored.
     let mut transaction = connection.begin_with("begin isolation level repeatable read").await?;
-    let rows =
-        sqlx::query_file!("src/mirrored_sample.sql", consumer, since, until, SAMPLED_SPANS, alive, each)
-            .fetch_all(&mut *transaction)
-            .await?;
+    let mut rows = Vec::new();
+    for unit in list_units(&mut transaction).await? {
+        rows.extend(fetch_from_unit!(
+            SampledKey,
+            "src/mirrored_sample.sql",
+            unit,
+            &mut *transaction,
+            consumer,
+            since,
+            until,
+            SAMPLED_SPANS,
+            alive,
+            each
+        )?);
+    }
     transaction.commit().await?;
     let part = |text: &str| IdentityPart::new(text.as_bytes()).ok();
     let keys = rows.into_iter().filter_map(|row| {

@@ -7,6 +7,7 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::consumers::to_interval;
+use super::unit::{Unit, fetch_from_unit};
 use oncely_core::fingerprint::Fingerprint;
 use oncely_core::identity::{Identity, IdentityPart};
 
@@ -71,12 +72,19 @@ const MAX_BATCH_TAG_BYTES: i64 = 1 << 20;
 /// lifetime of an entry that this relay has registered.
 pub async fn take_mirror(
     connection: &mut PgConnection,
+    unit: &Unit,
     limit: i64,
     ttl: Duration,
 ) -> sqlx::Result<Vec<MirrorRecord>> {
-    let rows = sqlx::query_file!("src/take_mirror.sql", limit, to_interval(ttl), MAX_BATCH_TAG_BYTES)
-        .fetch_all(connection)
-        .await?;
+    let rows = fetch_from_unit!(
+        TakenRecord,
+        "src/take_mirror.sql",
+        unit,
+        connection,
+        limit,
+        to_interval(ttl),
+        MAX_BATCH_TAG_BYTES
+    )?;
     let records = rows.into_iter().map(|row| {
         let content = match (row.tags, row.key) {
             (Some(tags), _) => MirrorContent::Tags(tags),
@@ -87,6 +95,18 @@ pub async fn take_mirror(
         MirrorRecord { tenant, id, content, expires_at: row.expires_at, created_at: row.created_at }
     });
     Ok(records.collect())
+}
+
+#[derive(sqlx::FromRow)]
+struct TakenRecord {
+    tenant: String,
+    id: Uuid,
+    tags: Option<Vec<u8>>,
+    consumer: String,
+    key: Option<String>,
+    fingerprint: Option<Vec<u8>>,
+    expires_at: DateTime<Utc>,
+    created_at: DateTime<Utc>,
 }
 
 /// Parses the key of a record of a single message; leaves out a fingerprint of the wrong length.

@@ -4,6 +4,7 @@ use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
 use super::session::plan_anew;
+use super::tenant_groups::group_by_placement;
 use oncely_core::fingerprint::Fingerprint;
 use oncely_core::identity::{Identity, IdentityPart};
 
@@ -27,25 +28,48 @@ pub async fn record_refusals(
     claimed: bool,
     refusals: &[Refusal<'_>],
 ) -> sqlx::Result<u64> {
-    let tenants: Vec<String> = refusals.iter().map(|r| r.identity.tenant.as_str().to_owned()).collect();
-    let keys: Vec<String> = refusals.iter().map(|r| r.identity.key.as_str().to_owned()).collect();
-    let attempts: Vec<i32> = refusals.iter().map(|r| i32::try_from(r.attempt).unwrap_or(i32::MAX)).collect();
-    let fingerprints: Vec<Option<Vec<u8>>> =
-        refusals.iter().map(|r| r.fingerprint.map(|print| print.0.to_vec())).collect();
-    let reasons: Vec<String> = refusals.iter().map(|r| r.reason.to_owned()).collect();
     plan_anew(connection).await?;
-    let written = sqlx::query_file!(
-        "src/refuse.sql",
-        consumer.as_str(),
-        now,
-        &tenants,
-        &keys,
-        &attempts,
-        &fingerprints as &[Option<Vec<u8>>],
-        &reasons,
-        claimed
-    )
-    .fetch_all(connection)
-    .await?;
-    Ok(written.len() as u64)
+    let mut written = 0;
+    for group in group_by_placement(connection, refusals, |r| r.identity.tenant.as_str()).await? {
+        let tenants: Vec<&str> = group.iter().map(|r| r.identity.tenant.as_str()).collect();
+        let keys: Vec<&str> = group.iter().map(|r| r.identity.key.as_str()).collect();
+        let attempts: Vec<i32> = group.iter().map(|r| i32::try_from(r.attempt).unwrap_or(i32::MAX)).collect();
+        let fingerprints: Vec<Option<Vec<u8>>> =
+            group.iter().map(|r| r.fingerprint.map(|print| print.0.to_vec())).collect();
+        let reasons: Vec<&str> = group.iter().map(|r| r.reason).collect();
+        if !claimed {
+            let new = sqlx::query_file!(
+                "src/refuse_new.sql",
+                consumer.as_str(),
+                now,
+                &tenants as &[&str],
+                &keys as &[&str],
+                &attempts,
+                &fingerprints as &[Option<Vec<u8>>],
+                &reasons as &[&str]
+            )
+            .execute(&mut *connection)
+            .await?
+            .rows_affected();
+            written += new;
+            if new == group.len() as u64 {
+                continue;
+            }
+        }
+        written += sqlx::query_file!(
+            "src/refuse.sql",
+            consumer.as_str(),
+            now,
+            &tenants as &[&str],
+            &keys as &[&str],
+            &attempts,
+            &fingerprints as &[Option<Vec<u8>>],
+            &reasons as &[&str],
+            claimed
+        )
+        .execute(&mut *connection)
+        .await?
+        .rows_affected();
+    }
+    Ok(written)
 }

@@ -5,7 +5,8 @@ with failed as materialized (
     select i.tenant, i.key, k.fingerprint
     from unnest($3::text[], $4::text[], $5::bytea[]) as k (tenant, key, fingerprint)
     join oncely.idempotency_keys as i on i.tenant = k.tenant and i.consumer = $1 and i.key = k.key
-    where i.status = 'IN_PROGRESS' and i.fencing_token is null and (i.not_before is null or i.not_before <= $6)
+    where oncely.in_group(i.tenant, $3) and i.status = 'IN_PROGRESS' and i.fencing_token is null
+        and (i.not_before is null or i.not_before <= $6)
     order by i.tenant, i.key
     for update of i
 )
@@ -14,6 +15,6 @@ set status = 'COMPLETED', attempts = i.attempts + 1, completed_at = $2, fingerpr
     -- A client of oncely.claim may have failed at it: from now on the worker's retention applies.
     expires_at = null, not_before = null, marked_pid = null, marked_backend_start = null
 from failed as f
-where i.tenant = f.tenant and i.consumer = $1 and i.key = f.key and i.status = 'IN_PROGRESS'
-    and i.fencing_token is null
+where oncely.in_group(i.tenant, $3) and i.tenant = f.tenant and i.consumer = $1 and i.key = f.key
+    and i.status = 'IN_PROGRESS' and i.fencing_token is null
 returning i.tenant, i.key, i.attempts

@@ -138,8 +138,7 @@ impl Session {
         let row = sqlx::query!(
             r#"select c.name as "name!", oncely.epoch() as "epoch!", clock_timestamp() as "now!", a.pid as "pid!",
                 a.backend_start as "started_at!"
-            from oncely.cell as c, pg_stat_activity as a
-            where a.pid = pg_backend_pid()"#
+            from oncely.cell as c, pg_stat_get_activity(pg_backend_pid()) as a"#
         )
         .fetch_one(&mut connection);
         let row = wait_for_answer(settings.client_timeout(), row).await?;

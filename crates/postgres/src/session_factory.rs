@@ -1,5 +1,7 @@
 //! Opens sessions for work.
 
+use std::time::Duration;
+
 use super::{PgSettings, Session, Timelines, describe};
 
 /// Opens sessions to the right cell, and to no server on an older timeline than this process has seen.
@@ -48,6 +50,12 @@ impl SessionFactory {
     /// Opens a session for handlers and the statements around them (see `Session::open_for_handlers`).
     pub async fn open_for_handlers(&self, application: &str) -> Result<Session, NoSession> {
         self.require_admitted(Session::open_for_handlers(&self.settings, application).await?).await
+    }
+
+    /// Returns the maximum wait for an answer of the server.
+    #[must_use]
+    pub fn client_timeout(&self) -> Duration {
+        self.settings.client_timeout()
     }
 
     /// Records the timeline of an open session; returns false if a newer one of the same server was recorded before.

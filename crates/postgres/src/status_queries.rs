@@ -1,11 +1,15 @@
 //! The table queries of `oncely status`. Each is an index probe, or counts up to a limit.
 
+use std::collections::HashMap;
+
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use sqlx::PgConnection;
 
+use super::unit::{fetch_from_unit, list_units};
+
 /// The state of a consumer's keys.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, sqlx::FromRow)]
 pub struct ConsumerKeyCounts {
     pub consumer: String,
     /// When a key was last completed, until that key is collected.
@@ -19,30 +23,23 @@ pub async fn read_consumer_key_counts(
     connection: &mut PgConnection,
     consumers: &[String],
 ) -> sqlx::Result<Vec<ConsumerKeyCounts>> {
-    sqlx::query_as!(
-        ConsumerKeyCounts,
-        r#"select c.consumer as "consumer!",
-            (
-                select oncely.bounded(max(i.completed_at)) from oncely.idempotency_keys as i
-                where i.status = 'COMPLETED' and i.consumer = c.consumer
-            ) as completed_at,
-            (
-                select count(*)
-                from (
-                    select from oncely.idempotency_keys as i
-                    where i.status = 'IN_PROGRESS' and i.consumer = c.consumer and i.attempts > 0
-                    limit 10000
-                ) as f
-            ) as "failing!"
-        from unnest($1::text[]) as c (consumer)"#,
-        consumers
-    )
-    .fetch_all(connection)
-    .await
+    let mut counts: Vec<_> = consumers
+        .iter()
+        .map(|consumer| ConsumerKeyCounts { consumer: consumer.clone(), completed_at: None, failing: 0 })
+        .collect();
+    for unit in list_units(connection).await? {
+        let of_unit =
+            fetch_from_unit!(ConsumerKeyCounts, "src/consumer_keys.sql", unit, &mut *connection, consumers)?;
+        for (sum, more) in counts.iter_mut().zip(of_unit) {
+            sum.completed_at = sum.completed_at.max(more.completed_at);
+            sum.failing += more.failing;
+        }
+    }
+    Ok(counts)
 }
 
 /// A key that failed and is tried again.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, sqlx::FromRow)]
 pub struct FailingKey {
     pub consumer: String,
     pub tenant: String,
@@ -60,24 +57,25 @@ pub async fn list_failing_keys(
     consumers: &[String],
     each: i64,
 ) -> sqlx::Result<Vec<FailingKey>> {
-    sqlx::query_as!(
-        FailingKey,
-        r#"select f.consumer as "consumer!", f.tenant as "tenant!", f.key as "key!", f.attempts as "attempts!",
-            oncely.bounded(f.created_at) as "created_at!", f.last_error, oncely.bounded(f.not_before) as not_before
-        from unnest($1::text[]) as c (consumer)
-        cross join lateral (
-            select i.consumer, i.tenant, i.key, i.attempts, i.created_at, i.last_error, i.not_before
-            from oncely.idempotency_keys as i
-            where i.status = 'IN_PROGRESS' and i.consumer = c.consumer and i.attempts > 0
-            order by i.created_at
-            limit $2
-        ) as f
-        order by f.consumer, f.created_at"#,
-        consumers,
-        each
-    )
-    .fetch_all(connection)
-    .await
+    let mut failing = Vec::new();
+    for unit in list_units(connection).await? {
+        failing.extend(fetch_from_unit!(
+            FailingKey,
+            "src/failing_keys.sql",
+            unit,
+            &mut *connection,
+            consumers,
+            each
+        )?);
+    }
+    failing.sort_by(|a, b| (&a.consumer, a.created_at).cmp(&(&b.consumer, b.created_at)));
+    let mut counts = HashMap::new();
+    failing.retain(|key| {
+        let count = counts.entry(key.consumer.clone()).or_insert(0);
+        *count += 1;
+        *count <= each
+    });
+    Ok(failing)
 }
 
 /// The stored dead letters of a queue.

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use chrono::{DateTime, Utc};
 use serde::Serialize;
-use sqlx::PgConnection;
+use sqlx::{Connection as _, PgConnection};
 use uuid::Uuid;
 
 use oncely_core::fingerprint::Fingerprint;
@@ -205,15 +205,22 @@ pub async fn erase_trail_span(
     .await
 }
 
-/// Replaces a tenant's name in operators' actions; returns the number of changed actions.
+/// Replaces a tenant's name in operators' actions; returns the number of changes.
 pub async fn erase_actions(
     connection: &mut PgConnection,
     tenant: &str,
     pseudonym: &str,
 ) -> sqlx::Result<u64> {
-    let pattern = build_word_pattern(tenant);
-    let changed = sqlx::query_file!("src/tenant_actions_erase.sql", tenant, pseudonym, pattern);
-    Ok(changed.execute(connection).await?.rows_affected())
+    // All with one pseudonym, or none.
+    let mut transaction = connection.begin().await?;
+    let renamed = sqlx::query_file!("src/tenant_actions_rename.sql", tenant, pseudonym);
+    let renamed = renamed.execute(&mut *transaction).await?.rows_affected();
+    let filters = sqlx::query_file!("src/tenant_actions_filters.sql", tenant, pseudonym);
+    let filters = filters.execute(&mut *transaction).await?.rows_affected();
+    let notes = sqlx::query_file!("src/tenant_actions_notes.sql", build_word_pattern(tenant), pseudonym);
+    let notes = notes.execute(&mut *transaction).await?.rows_affected();
+    transaction.commit().await?;
+    Ok(renamed + filters + notes)
 }
 
 /// Builds a regular expression that finds a text as a word, not as part of one.

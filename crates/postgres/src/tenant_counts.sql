@@ -13,7 +13,8 @@ with remembered as (
                 and hashtextextended(d.key, 0) = hashtextextended(i.key, 0)
         ) or not oncely.may_be_forgotten(
             i.tenant, i.consumer, i.key, i.status, i.reason, i.created_at, i.completed_at, i.not_before, i.expires_at,
-            i.fencing_token, n.now, oncely.forgotten_before(n.now, m.retention, coalesce(c.paused, '{}')), true
+            i.fencing_token, n.now, oncely.forgotten_before(n.now, m.retention, coalesce(c.paused, '{}')),
+            (select min(coalesce(q.completed_at, q.created_at)) from oncely.mirror_queue as q), true
         ) as is_young
     from oncely.idempotency_keys as i
     cross join oncely.maintenance as u

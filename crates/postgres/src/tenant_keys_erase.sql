@@ -23,7 +23,8 @@ with due as materialized (
             when $3 then (i.owner is not null and i.not_before > $4) is not true
             else oncely.may_be_forgotten(
                 i.tenant, i.consumer, i.key, i.status, i.reason, i.created_at, i.completed_at, i.not_before, i.expires_at,
-                i.fencing_token, n.now, oncely.forgotten_before(n.now, m.retention, coalesce(c.paused, '{}')), true
+                i.fencing_token, n.now, oncely.forgotten_before(n.now, m.retention, coalesce(c.paused, '{}')),
+                (select min(coalesce(q.completed_at, q.created_at)) from oncely.mirror_queue as q), true
             )
         end
     order by i.consumer, i.key
@@ -32,5 +33,5 @@ with due as materialized (
 )
 delete from oncely.idempotency_keys as i
 using due as d
-where i.tenant = d.tenant and i.consumer = d.consumer and i.key = d.key
+where i.tenant = $1 and i.tenant = d.tenant and i.consumer = d.consumer and i.key = d.key
 returning i.consumer, i.key, i.fingerprint

@@ -29,6 +29,8 @@ pub struct ArenaConfig {
     pub watched: bool,
     /// Bodies of dead letters are encrypted.
     pub encrypted: bool,
+    /// Tables are divided, as by an engine that spreads them over nodes: see [`crate::DIVIDED`].
+    pub divided: bool,
     /// Settings of PostgreSQL for the sessions of the programs that are struck.
     pub sessions: Vec<(&'static str, Duration)>,
     /// The consumer's name, and the beginning of its queue's.
@@ -87,6 +89,7 @@ impl ArenaConfig {
             neighbours: Vec::new(),
             watched: false,
             encrypted: false,
+            divided: false,
             sessions: Vec::new(),
             consumer: CONSUMER.to_owned(),
             plain: false,

@@ -66,6 +66,9 @@ impl Arena {
         }
         let mut connection = database.connect().await?;
         sqlx::raw_sql(checker::SCHEMA).execute(&mut connection).await?;
+        if config.divided {
+            sqlx::raw_sql(crate::DIVIDED).execute(&mut connection).await?;
+        }
         if !config.plain {
             sqlx::raw_sql(LOGINS).execute(&mut connection).await?;
             set_for_sessions(&mut connection, &config.sessions).await?;

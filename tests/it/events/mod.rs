@@ -28,7 +28,7 @@ async fn run(world: &mut World, statements: &str) {
 }
 
 /// All messages of a queue, as texts.
-async fn bodies(broker: &Broker, queue: &str) -> Vec<String> {
+pub(crate) async fn bodies(broker: &Broker, queue: &str) -> Vec<String> {
     let mut bodies = Vec::new();
     while let Some(delivery) = broker.take(queue).await.expect("queue") {
         bodies.push(String::from_utf8(delivery.data).expect("text"));

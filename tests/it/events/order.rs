@@ -104,7 +104,8 @@ async fn a_key_whose_event_has_failed_lets_others_go_first() {
     let now = pg::read_database_time(&mut transaction).await.unwrap();
     // Room for one of the two.
     let limits = pg::TakeLimits { events: 2, bytes: 2, keys: 10, per_key: 1 };
-    let taken = pg::take_ordered(&mut transaction, now, limits, &mut None).await.unwrap();
+    let taken =
+        pg::take_ordered(&mut transaction, &pg::Unit::default(), now, limits, &mut None).await.unwrap();
     let keys: Vec<_> = taken.iter().map(|event| event.ordering_key.as_deref().unwrap()).collect();
     assert_eq!(keys, ["new"]);
 }
@@ -127,7 +128,8 @@ async fn events_behind_one_that_another_relay_holds_are_left_to_it() {
         sqlx::query(hold).bind(held).execute(&mut *holding).await.unwrap();
         let mut transaction = world.sql.begin().await.unwrap();
         let now = pg::read_database_time(&mut transaction).await.unwrap();
-        let taken = pg::take_ordered(&mut transaction, now, limits, &mut None).await.unwrap();
+        let taken =
+            pg::take_ordered(&mut transaction, &pg::Unit::default(), now, limits, &mut None).await.unwrap();
         assert_eq!(i64::try_from(taken.len()).unwrap(), held - 1, "the one numbered {held} is held");
         // At once: dropped, it would keep its locks until the session's next statement.
         transaction.rollback().await.unwrap();

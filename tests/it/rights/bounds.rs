@@ -161,7 +161,9 @@ async fn a_collection_ends_where_it_may_not_delete_what_it_finds() {
         "insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at, completed_at)
          select 'acme', 'payments', n::text, 'COMPLETED', 1, now() - interval '40 days', now() - interval '40 days'
          from generate_series(1, 5) as n;
-         create or replace function oncely.delete_keys(places tid[], status oncely.key_status default null) returns bigint
+         create or replace function oncely.delete_keys(
+             places tid[], status oncely.key_status default null, unit text default ''
+         ) returns bigint
          language sql security definer
          as $$
              with gone as (delete from oncely.idempotency_keys where ctid = any (places) and key = '5' returning 1)

@@ -75,10 +75,15 @@ impl World {
             true => template(&urls).await.copy().await.expect("a copy"),
             false => {
                 let database = Database::create(&urls.postgres).await.expect("database");
-                fill(&database).await.expect("migrations");
-                database
+                return Self::in_new_database(database, urls).await;
             }
         };
+        Self::in_database(database, urls).await
+    }
+
+    /// In a database without our schema.
+    pub(crate) async fn in_new_database(database: Database, urls: Urls) -> Self {
+        fill(&database).await.expect("migrations");
         Self::in_database(database, urls).await
     }
 

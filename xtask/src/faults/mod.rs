@@ -135,6 +135,7 @@ async fn trial(arguments: &Arguments, binaries: PathBuf, seed: u64) -> anyhow::R
         .set("consumer", "retention", &format!("\"{RETENTION}d\""))
         .set("audit", "retention", "\"35d\"");
     config.encrypted = seed % 2 == 1;
+    config.divided = seed % 5 < 2;
     config.workers = WORKERS[usize::try_from(seed % WORKERS.len() as u64)?];
     eprintln!(
         "starting PostgreSQL, RabbitMQ, Redis, {} workers, two that charge, two HTTP servers, two gateways, an observer, and two relays",

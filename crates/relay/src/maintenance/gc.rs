@@ -9,7 +9,7 @@ use oncely_config::Config;
 use oncely_core::decide::KeyStatus;
 use oncely_failpoint::step;
 use oncely_postgres::{
-    self as pg, CollectionReport, ConsumerCollection, ObservedClock, RetentionRule, Session,
+    self as pg, CollectionReport, ConsumerCollection, ObservedClock, RetentionRule, Session, Unit,
 };
 
 /// Computes the time before which rows of this retention may be deleted; the epoch of Unix if it is out of range.
@@ -72,6 +72,8 @@ pub async fn collect(
     let now = clock.at;
     let query = pg::list_retention_rules(&mut session.connection, now);
     let rules = pg::wait_for_answer(config.postgres.client_timeout(), query).await?;
+    let units = pg::list_units(&mut session.connection);
+    let units = pg::wait_for_answer(config.postgres.client_timeout(), units).await?;
     let mut report = CollectionReport::default();
     for rule in rules {
         let mut deleted = [0; 3];
@@ -79,19 +81,20 @@ pub async fn collect(
             deleted.iter_mut().zip([KeyStatus::Completed, KeyStatus::Failed, KeyStatus::InProgress])
         {
             let result =
-                delete_keys(config, session, CollectedKeys::OfConsumer(&rule, status), &stop, count).await;
+                delete_keys(config, session, &units, CollectedKeys::OfConsumer(&rule, status), &stop, count)
+                    .await;
             record_failure(&mut report, &rule.consumer, result)?;
         }
         add_deleted(&mut report, rule, deleted);
     }
     let mut expired = 0;
-    let result = delete_keys(config, session, CollectedKeys::Expired(now), &stop, &mut expired).await;
+    let result = delete_keys(config, session, &units, CollectedKeys::Expired(now), &stop, &mut expired).await;
     record_failure(&mut report, "keys of oncely.claim", result)?;
     report.expired = expired;
     if !stop() {
-        let result = collect_letters(config, session, &stop).await;
+        let result = collect_letters(config, session, &units, &stop).await;
         record_failure(&mut report, "dead letters", result)?;
-        let result = collect_ordering_keys(config, session, &stop).await;
+        let result = collect_ordering_keys(config, session, &units, &stop).await;
         record_failure(&mut report, "ordering keys", result)?;
         let deletion = pg::forget_secrets(&mut session.connection);
         let result = pg::wait_for_answer(config.postgres.client_timeout(), deletion).await;
@@ -130,34 +133,37 @@ enum CollectedKeys<'a> {
 async fn delete_keys(
     config: &Config,
     session: &mut Session,
+    units: &[Unit],
     keys: CollectedKeys<'_>,
     stop: &impl Fn() -> bool,
     deleted: &mut u64,
 ) -> Result<(), sqlx::Error> {
     let limit = i64::from(config.gc.batch);
     let duty_cycle = DutyCycle(config.gc.load);
-    let mut walk = CollectionWalk { from: None, limit };
-    while !stop() {
-        let began = Instant::now();
-        step("gc.delete.before");
-        let connection = &mut session.connection;
-        let batch = async {
-            match keys {
-                CollectedKeys::OfConsumer(rule, status) => {
-                    pg::collect_batch(connection, status, rule, walk.limit, walk.from).await
+    for unit in units {
+        let mut walk = CollectionWalk { from: None, limit };
+        while !stop() {
+            let began = Instant::now();
+            step("gc.delete.before");
+            let connection = &mut session.connection;
+            let batch = async {
+                match keys {
+                    CollectedKeys::OfConsumer(rule, status) => {
+                        pg::collect_batch(connection, unit, status, rule, walk.limit, walk.from).await
+                    }
+                    CollectedKeys::Expired(now) => {
+                        pg::collect_expired(connection, unit, now, walk.limit, walk.from).await
+                    }
                 }
-                CollectedKeys::Expired(now) => {
-                    pg::collect_expired(connection, now, walk.limit, walk.from).await
-                }
+            };
+            let collected_batch = pg::wait_for_answer(config.postgres.client_timeout(), batch).await?;
+            step("gc.delete.after");
+            *deleted += collected_batch.deleted;
+            if !walk.advance(&collected_batch, limit) {
+                break;
             }
-        };
-        let collected_batch = pg::wait_for_answer(config.postgres.client_timeout(), batch).await?;
-        step("gc.delete.after");
-        *deleted += collected_batch.deleted;
-        if !walk.advance(&collected_batch, limit) {
-            break;
+            tokio::time::sleep(duty_cycle.pause_after(began.elapsed())).await;
         }
-        tokio::time::sleep(duty_cycle.pause_after(began.elapsed())).await;
     }
     Ok(())
 }
@@ -195,16 +201,20 @@ fn add_deleted(report: &mut CollectionReport, rule: RetentionRule, deleted: [u64
 async fn collect_letters(
     config: &Config,
     session: &mut Session,
+    units: &[Unit],
     stop: &impl Fn() -> bool,
 ) -> Result<(), sqlx::Error> {
     let before = compute_cutoff(session.clock.now(), config.audit.retention);
     let mut deleted = 0;
-    loop {
-        let batch = pg::collect_letters(&mut session.connection, before, i64::from(config.gc.batch));
-        let batch_deleted = pg::wait_for_answer(config.postgres.client_timeout(), batch).await?;
-        deleted += batch_deleted;
-        if batch_deleted < u64::from(config.gc.batch) || stop() {
-            break;
+    for unit in units {
+        loop {
+            let batch =
+                pg::collect_letters(&mut session.connection, unit, before, i64::from(config.gc.batch));
+            let batch_deleted = pg::wait_for_answer(config.postgres.client_timeout(), batch).await?;
+            deleted += batch_deleted;
+            if batch_deleted < u64::from(config.gc.batch) || stop() {
+                break;
+            }
         }
     }
     if deleted > 0 {
@@ -220,17 +230,20 @@ const ORDERING_KEY_LIFETIME: Duration = Duration::from_secs(86_400);
 async fn collect_ordering_keys(
     config: &Config,
     session: &mut Session,
+    units: &[Unit],
     stop: &impl Fn() -> bool,
 ) -> Result<(), sqlx::Error> {
     let before = compute_cutoff(session.clock.now(), ORDERING_KEY_LIFETIME);
-    let mut next = Some((String::new(), String::new()));
     let mut deleted = 0;
-    while let Some(after) = next.take_if(|_| !stop()) {
-        let limit = i64::from(config.gc.batch);
-        let batch = pg::collect_ordering_keys(&mut session.connection, before, after, limit);
-        let (last, batch_deleted) = pg::wait_for_answer(config.postgres.client_timeout(), batch).await?;
-        deleted += batch_deleted;
-        next = last;
+    for unit in units {
+        let mut next = Some((String::new(), String::new()));
+        while let Some(after) = next.take_if(|_| !stop()) {
+            let limit = i64::from(config.gc.batch);
+            let batch = pg::collect_ordering_keys(&mut session.connection, unit, before, after, limit);
+            let (last, batch_deleted) = pg::wait_for_answer(config.postgres.client_timeout(), batch).await?;
+            deleted += batch_deleted;
+            next = last;
+        }
     }
     if deleted > 0 {
         tracing::info!(keys = deleted, "collected idle ordering keys");

@@ -20,14 +20,29 @@ use oncely_process::metrics::{RelayResult, Target};
 use oncely_process::witnesses::Witnesses;
 use oncely_traces::EventTraces;
 
+/// How far a lane is in a unit.
+struct UnitWalk {
+    cursor: OrderingKeyCursor,
+    /// Whether the next batch takes ordered events first.
+    ordered_first: bool,
+}
+
+impl Default for UnitWalk {
+    fn default() -> Self {
+        Self { cursor: None, ordered_first: true }
+    }
+}
+
 struct EventLane {
     config: Config,
     name: String,
     factory: SessionFactory,
     sessions: Option<RelaySessions>,
     connection: Option<PublishConnection>,
-    cursor: OrderingKeyCursor,
-    ordered_first: bool,
+    /// Of each unit; empty until the sessions are open.
+    walks: Vec<UnitWalk>,
+    /// The unit of the next batch.
+    turn: usize,
     clock_read_at: Instant,
     traces: EventTraces,
 }
@@ -67,8 +82,8 @@ pub(super) async fn publish_events(
         factory,
         sessions: None,
         connection: None,
-        cursor: None,
-        ordered_first: true,
+        walks: Vec::new(),
+        turn: 0,
         clock_read_at: Instant::now(),
         traces,
     };
@@ -148,9 +163,9 @@ fn log_total(total: &mut EventReport) {
 }
 
 impl EventLane {
-    /// Publishes one batch of events; opens the connections that it needs. Unless the last batch was full, looks for events before it takes
-    /// any, in one statement: most of these reads find none. Returns the results and the error that ended the batch early, without an error
-    /// if none did; `None` while the broker takes no messages.
+    /// Publishes one batch of events of a unit, the next one in turn that has any; opens the connections that it needs. Unless the last
+    /// batch was full, looks for events before it takes any, in one statement: most of these reads find none. Returns the results and the
+    /// error that ended the batch early, without an error if none did; `None` while the broker takes no messages.
     async fn relay_batch(
         &mut self,
         witnesses: &Witnesses<Uuid>,
@@ -160,8 +175,16 @@ impl EventLane {
         self.sessions.take_if(|open| !open.are_admitted(&self.factory));
         let sessions = match &mut self.sessions {
             Some(sessions) => sessions,
-            None => self.sessions.insert(RelaySessions::open(&self.factory, &self.name).await?),
+            None => {
+                let sessions = RelaySessions::open(&self.factory, &self.name).await?;
+                self.walks.resize_with(sessions.units.len(), UnitWalk::default);
+                self.sessions.insert(sessions)
+            }
         };
+        if sessions.refresh_units(client_timeout).await? {
+            // Each walk begins anew.
+            self.walks = std::iter::repeat_with(UnitWalk::default).take(sessions.units.len()).collect();
+        }
         let session = &mut sessions.records;
         if self.clock_read_at.elapsed() >= CLOCK_INTERVAL {
             let query_time = Instant::now();
@@ -175,23 +198,32 @@ impl EventLane {
             // Taken events would wait in an open transaction.
             return Ok(None);
         }
-        if !wait.knows_of_more()
-            && !pg::wait_for_answer(
-                client_timeout,
-                pg::has_events(&mut session.connection, session.clock.now()),
-            )
-            .await?
-        {
+        let units = &sessions.units;
+        let mut found = false;
+        for _ in 0..units.len() {
+            self.turn = (self.turn + 1) % units.len();
+            let (Some(unit), Some(walk)) = (units.get(self.turn), self.walks.get_mut(self.turn)) else {
+                break;
+            };
+            let look = pg::has_events(&mut session.connection, unit, session.clock.now());
+            found =
+                units.len() == 1 && wait.knows_of_more() || pg::wait_for_answer(client_timeout, look).await?;
+            if found {
+                break;
+            }
             // A walk over ordering keys that was to go on has nothing left.
-            self.cursor = None;
+            walk.cursor = None;
+        }
+        let in_turn = units.get(self.turn).zip(self.walks.get_mut(self.turn));
+        let Some((unit, walk)) = in_turn.filter(|_| found) else {
             wait.record_read(ReadResult::Nothing);
             return Ok(Some(Default::default()));
-        }
+        };
         let connection = match &mut self.connection {
             Some(connection) => connection,
             // Without events the broker is not needed.
-            None if !has_due_events(session, &self.config.events, client_timeout).await? => {
-                self.cursor = None;
+            None if !has_due_events(session, unit, &self.config.events, client_timeout).await? => {
+                walk.cursor = None;
                 wait.record_read(ReadResult::Nothing);
                 return Ok(Some(Default::default()));
             }
@@ -199,11 +231,12 @@ impl EventLane {
         };
         let batch = EventBatch {
             session,
+            unit,
             witness: sessions.standby_witness.as_mut().map(|witness| &mut witness.connection),
             connection,
             settings: &self.config.events,
-            cursor: &mut self.cursor,
-            ordered_first: &mut self.ordered_first,
+            cursor: &mut walk.cursor,
+            ordered_first: &mut walk.ordered_first,
             client_timeout,
             // PostgreSQL lets a transaction be idle for twice its statement timeout.
             max_publish_time: self.config.postgres.statement_timeout / 2,
@@ -245,7 +278,7 @@ impl EventLane {
         backoff.reset();
         match report.taken {
             // Many keys wait, and not all of them were read.
-            0 if self.cursor.is_some() => MIN_PAUSE,
+            0 if self.walks.iter().any(|walk| walk.cursor.is_some()) => MIN_PAUSE,
             // None after a batch of any size: its events took their time, and others have come meanwhile.
             taken => idle.next_pause(taken, 1),
         }

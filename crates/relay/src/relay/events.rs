@@ -20,7 +20,7 @@ use oncely_core::fault::FaultClass;
 use oncely_core::own_headers;
 use oncely_failpoint::step;
 use oncely_postgres::{
-    self as pg, EventFailure, NoSession, OrderingKeyCursor, Session, TakeLimits, TakenEvent,
+    self as pg, EventFailure, NoSession, OrderingKeyCursor, Session, TakeLimits, TakenEvent, Unit,
 };
 use oncely_process::witnesses::{Began, OtherFailures, TryResult, Witnesses};
 use oncely_traces::EventTraces;
@@ -86,10 +86,12 @@ pub(crate) enum EventError {
 /// Inputs of a batch.
 pub(crate) struct EventBatch<'a, 'b> {
     pub(crate) session: &'a mut Session,
+    pub(crate) unit: &'a Unit,
     /// Present if commits wait for a standby: queries whether the data that `session` sees has reached it.
     pub(crate) witness: Option<&'a mut PgConnection>,
     pub(crate) connection: &'a PublishConnection,
     pub(crate) settings: &'a EventSettings,
+    /// The unit's.
     pub(crate) cursor: &'a mut OrderingKeyCursor,
     /// Whether this batch takes ordered events first; the next one does not.
     pub(crate) ordered_first: &'a mut bool,
@@ -106,10 +108,11 @@ pub(crate) struct EventBatch<'a, 'b> {
     pub(crate) lane: &'a mut LaneWait<'b>,
 }
 
-/// Returns whether any event is due, for a lane that has no connection to the broker yet: without events it needs none. Takes events in a
-/// transaction that is rolled back.
+/// Returns whether any event of a unit is due, for a lane that has no connection to the broker yet: without events it needs none. Takes
+/// events in a transaction that is rolled back.
 pub(crate) async fn has_due_events(
     session: &mut Session,
+    unit: &Unit,
     settings: &EventSettings,
     client_timeout: Duration,
 ) -> Result<bool, sqlx::Error> {
@@ -118,8 +121,8 @@ pub(crate) async fn has_due_events(
     let limits = TakeLimits { events: 1, per_key: 1, ..take_limits(settings) };
     let mut cursor = None;
     let query = async {
-        Ok(!pg::take_events(&mut transaction, now, limits).await?.is_empty()
-            || !pg::take_ordered(&mut transaction, now, limits, &mut cursor).await?.is_empty()
+        Ok(!pg::take_events(&mut transaction, unit, now, limits).await?.is_empty()
+            || !pg::take_ordered(&mut transaction, unit, now, limits, &mut cursor).await?.is_empty()
             // The walk ended early: a lane that goes on from there finds the events behind these keys.
             || cursor.is_some())
     };
@@ -146,6 +149,7 @@ impl EventBatch<'_, '_> {
     pub(crate) async fn publish(self) -> Result<(EventReport, Option<AmqpError>), EventError> {
         let Self {
             session,
+            unit,
             witness,
             connection,
             settings,
@@ -163,7 +167,7 @@ impl EventBatch<'_, '_> {
         step("events.take.before");
         let limits = take_limits(settings);
         let events =
-            take_batch(&mut transaction, client_timeout, now, limits, cursor, *ordered_first).await?;
+            take_batch(&mut transaction, unit, client_timeout, now, limits, cursor, *ordered_first).await?;
         *ordered_first = !*ordered_first;
         step("events.take.after");
         lane.record_read(match events.len() {
@@ -223,6 +227,7 @@ impl EventBatch<'_, '_> {
 /// Takes a batch of events. Ordered events and others are first in turn, as either may fill the batch.
 async fn take_batch(
     connection: &mut PgConnection,
+    unit: &Unit,
     client_timeout: Duration,
     now: DateTime<Utc>,
     limits: TakeLimits,
@@ -236,8 +241,8 @@ async fn take_batch(
         if bytes > 0 {
             let take = async {
                 match is_ordered {
-                    true => pg::take_ordered(connection, now, limits, cursor).await,
-                    false => pg::take_events(connection, now, limits).await,
+                    true => pg::take_ordered(connection, unit, now, limits, cursor).await,
+                    false => pg::take_events(connection, unit, now, limits).await,
                 }
             };
             events.extend(pg::wait_for_answer(client_timeout, take).await?);

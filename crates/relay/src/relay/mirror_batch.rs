@@ -5,7 +5,7 @@ use sqlx::{Connection as _, PgConnection};
 
 use oncely_failpoint::step;
 use oncely_mirror::{Mirror, MirrorError, Tag, TagKey};
-use oncely_postgres::{self as pg, MirrorContent, MirrorRecord, Session};
+use oncely_postgres::{self as pg, MirrorContent, MirrorRecord, Session, Unit};
 
 /// Results of one batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,6 +20,18 @@ pub(crate) struct MirrorReport {
     pub(crate) at: DateTime<Utc>,
 }
 
+impl MirrorReport {
+    /// Adds the results of a later batch.
+    pub(crate) fn add(&mut self, later: Self) {
+        self.records += later.records;
+        self.tags += later.tags;
+        self.oldest = [self.oldest, later.oldest].into_iter().flatten().min();
+        if later.records > 0 {
+            self.at = later.at;
+        }
+    }
+}
+
 /// Reason why a batch stays in the mirror queue.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MirrorBatchError {
@@ -31,12 +43,13 @@ pub(crate) enum MirrorBatchError {
     Deleted { deleted: u64, taken: usize },
 }
 
-/// Takes a batch, writes it to the mirror, deletes it. The rows stay locked meanwhile, so that two relays share the work; a crash between
-/// the write and the COMMIT writes the same tags again, which changes nothing. Without a mirror the records are only deleted: kept, they
-/// would hold back the garbage collection for ever. If the mirror takes nothing, returns its error (otherwise `None`) beside the records
-/// that were deleted anyway, because their entries would be over.
+/// Takes a batch of a unit, writes it to the mirror, deletes it. The rows stay locked meanwhile, so that two relays share the work; a crash
+/// between the write and the COMMIT writes the same tags again, which changes nothing. Without a mirror the records are only deleted: kept,
+/// they would hold back the garbage collection for ever. If the mirror takes nothing, returns its error (otherwise `None`) beside the
+/// records that were deleted anyway, because their entries would be over.
 pub(crate) async fn mirror_batch(
     session: &mut Session,
+    unit: &Unit,
     witness: Option<&mut PgConnection>,
     mirror: Option<(&Mirror, &TagKey)>,
     limit: u32,
@@ -47,7 +60,7 @@ pub(crate) async fn mirror_batch(
     let mut transaction = session.connection.begin().await?;
     step("relay.take.before");
     let ttl = mirror.map(|(mirror, _)| mirror.ttl()).unwrap_or_default();
-    let records = pg::take_mirror(&mut transaction, i64::from(limit), ttl).await?;
+    let records = pg::take_mirror(&mut transaction, unit, i64::from(limit), ttl).await?;
     step("relay.take.after");
     if records.is_empty() {
         transaction.rollback().await?;

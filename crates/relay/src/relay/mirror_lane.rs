@@ -13,6 +13,7 @@ use oncely_core::backoff::Backoff;
 use oncely_mirror::{Mirror, TagKey, read_tag_keys};
 use oncely_postgres::{self as pg, Session, SessionFactory, wait_for_answer};
 use oncely_process::metrics::{RelayResult, Target};
+use oncely_process::vitals::LoopBeat;
 
 /// Maximum pause between two reads.
 const MAX_PAUSE: Duration = Duration::from_secs(60);
@@ -42,6 +43,8 @@ pub(super) async fn relay_mirror_records(
 ) {
     let application = format!("oncely relay {}", config.worker.name);
     let mut state: Option<MirrorLaneState> = None;
+    // Of the units, the last one that was read.
+    let mut turn = 0;
     let mut backoff = Backoff::default();
     let mut idle = IdleBackoff::new(MIN_PAUSE, config.relay.poll);
     let mut total = MirrorReport::default();
@@ -52,7 +55,16 @@ pub(super) async fn relay_mirror_records(
             MAX_PAUSE + config.postgres.client_timeout() * 4 + config.postgres.max_connect_time() * 2,
         );
         let began = Instant::now();
-        let result = relay_batch(&config, &application, &factory, &mut state, mirror.as_ref()).await;
+        let result = relay_batch(
+            &config,
+            &application,
+            &factory,
+            &mut state,
+            mirror.as_ref(),
+            &reporter.beat,
+            &mut turn,
+        )
+        .await;
         let (report, failure) = result.unwrap_or_else(|error| (MirrorReport::default(), Some(error)));
         total.records += report.records;
         total.tags += report.tags;
@@ -94,15 +106,17 @@ pub(super) async fn relay_mirror_records(
     }
 }
 
-/// Writes one batch of records to Redis, and deletes them. Opens the sessions, reads the key of the tags and registers the lifetime of
-/// entries when that is due. Returns the results and the mirror's error, `None` without one. Fails if PostgreSQL refuses a statement, or
-/// does not finish the batch within twice the client's limit of a statement.
+/// Writes one batch of records of each unit to Redis, and deletes them. Opens the sessions, reads the key of the tags and registers the
+/// lifetime of entries when that is due. Returns the results and the mirror's error, `None` without one. Fails if PostgreSQL refuses a
+/// statement, or does not finish the batch within twice the client's limit of a statement.
 async fn relay_batch(
     config: &Config,
     application: &str,
     factory: &SessionFactory,
     state: &mut Option<MirrorLaneState>,
     mirror: Option<&Mirror>,
+    beat: &LoopBeat,
+    turn: &mut usize,
 ) -> Result<(MirrorReport, Option<String>), String> {
     state.take_if(|state| !state.sessions.are_admitted(factory));
     let MirrorLaneState { sessions, tag_key, key_read_at, ttl_registered_at } = match state {
@@ -132,16 +146,32 @@ async fn relay_batch(
             .map_err(|error| format!("mirror.ttl can't be registered (role oncely_relay): {error}"))?;
         *ttl_registered_at = Some(Instant::now());
     }
-    let witness = sessions.standby_witness.as_mut().map(|witness| &mut witness.connection);
+    if let Err(error) = sessions.refresh_units(config.postgres.client_timeout()).await {
+        return Err(error.to_string());
+    }
+    let RelaySessions { records, standby_witness, units, .. } = sessions;
     let mirror = mirror.zip(tag_key.as_ref());
     let limit = config.postgres.client_timeout() * 2;
-    let batch = mirror_batch(&mut sessions.records, witness, mirror, config.relay.batch);
-    match tokio::time::timeout(limit, batch).await {
-        Ok(Ok((report, failure))) => Ok((report, failure.map(|error| error.to_string()))),
-        Ok(Err(error)) => Err(error.to_string()),
-        // Its connection is dropped with it, by the caller.
-        Err(_) => Err(format!("no answer within {limit:?}")),
+    let mut total = MirrorReport::default();
+    // The unit that failed last time is the last one: it keeps no other one waiting.
+    for _ in 0..units.len() {
+        beat.begin_step(MAX_PAUSE + limit);
+        *turn = (*turn + 1) % units.len();
+        let Some(unit) = units.get(*turn) else { break };
+        let witness = standby_witness.as_mut().map(|witness| &mut witness.connection);
+        let batch = mirror_batch(records, unit, witness, mirror, config.relay.batch);
+        let (report, failure) = match tokio::time::timeout(limit, batch).await {
+            Ok(Ok(done)) => done,
+            Ok(Err(error)) => return Ok((total, Some(error.to_string()))),
+            // Its connection is dropped with it, by the caller.
+            Err(_) => return Ok((total, Some(format!("no answer within {limit:?}")))),
+        };
+        total.add(report);
+        if let Some(error) = failure {
+            return Ok((total, Some(error.to_string())));
+        }
     }
+    Ok((total, None))
 }
 
 /// Reads the key for tags of `oncely.complete`; `None` without a mirror.
