@@ -9,6 +9,7 @@ mod bad_messages;
 mod blame;
 mod bounded_memory;
 mod catalogue;
+mod citus;
 mod command_line;
 mod compose;
 mod configuration;

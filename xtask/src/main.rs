@@ -72,6 +72,8 @@ enum Task {
     Image,
     /// Try the lease store in DynamoDB against moto
     Dynamodb,
+    /// Run the tests of a Citus cluster, on the one whose coordinator CITUS_URL names
+    Citus,
     /// Write sqlx-data.json, the offline snapshot of all queries
     Prepare {
         /// Only compare; fail where it is stale
@@ -113,6 +115,7 @@ async fn main() -> ExitCode {
         Task::Dist(arguments) => dist::run(&arguments).await,
         Task::Image => dist::image::run().await,
         Task::Dynamodb => dynamodb::run(),
+        Task::Citus => suite::run_citus().await,
         Task::Prepare { check } => prepare::run(check).await,
         Task::Browser(arguments) => browser::run(&arguments),
         Task::Test { servers, arguments } => suite::run(&servers, &arguments).await,

@@ -68,3 +68,13 @@ pub(crate) async fn run(choice: &Choice, arguments: &[String]) -> anyhow::Result
     eprintln!("{} s in all, on {versions}", started.elapsed().as_secs());
     done
 }
+
+/// Runs the tests of a Citus cluster, where the environment names one.
+pub(crate) async fn run_citus() -> anyhow::Result<()> {
+    if std::env::var_os("CITUS_URL").is_none() {
+        eprintln!("skipped: CITUS_URL is not set; it is the URL of a coordinator, as a superuser");
+        return Ok(());
+    }
+    let filter = ["-E", "test(/^citus::/)", "--no-capture"].map(str::to_owned);
+    run(&Choice::default(), &filter).await
+}
