@@ -182,7 +182,7 @@ impl EventLane {
             }
         };
         if sessions.refresh_units(client_timeout).await? {
-            // Each walk begins anew.
+            // A cursor belongs to the unit that it was read from.
             self.walks = std::iter::repeat_with(UnitWalk::default).take(sessions.units.len()).collect();
         }
         let session = &mut sessions.records;
