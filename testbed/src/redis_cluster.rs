@@ -52,6 +52,8 @@ impl RedisCluster {
         let all = Self { nodes };
         for (number, node) in all.nodes.iter().take(MASTERS).enumerate() {
             let (first, last) = (SLOTS * number / MASTERS, SLOTS * (number + 1) / MASTERS - 1);
+            // Else the nodes settle their equal epochs later, and one may take back a slot that it has just given away.
+            ask::<()>(node, &["CLUSTER", "SET-CONFIG-EPOCH", &(number + 1).to_string()]).await?;
             ask::<()>(node, &["CLUSTER", "ADDSLOTSRANGE", &first.to_string(), &last.to_string()]).await?;
         }
         let first = all.nodes.first().context("no node")?;

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use redis::{FromRedisValue as _, Value};
 use tokio::sync::{OnceCell, RwLock};
@@ -44,7 +45,11 @@ impl Links {
 }
 
 /// Tries of a call: its key may have moved to another master.
-const MAX_TRIES: usize = 3;
+const MAX_TRIES: u32 = 6;
+
+/// Pause before a second redirection is followed, and the growth of later ones: two masters may name each other until both know who has
+/// the slot.
+const REDIRECTION_PAUSE: Duration = Duration::from_millis(20);
 
 /// One part of a response, a number as text; `None` for nil.
 pub type ReplyPart = Option<Vec<u8>>;
@@ -151,6 +156,7 @@ impl Library {
                 // The other nodes may not know of it yet.
                 (Some("MOVED"), Some(target)) => {
                     self.links.write().await.is_stale = true;
+                    tokio::time::sleep(REDIRECTION_PAUSE * (tries - 1)).await;
                     moved_to = Some(target);
                 }
                 // Its slot is on the way to another master, which has the key already.
