@@ -1,5 +1,5 @@
-//! Several hosts of each server: three nodes of RabbitMQ, a primary with a standby that has each commit, a Redis with Sentinels. For
-//! trials in which one after the other is lost.
+//! Several hosts of each server: three nodes of RabbitMQ, a primary with a standby that has each commit, a Redis with Sentinels or a
+//! Redis Cluster. For trials in which one after the other is lost.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::proxy::{Protocol, Proxy};
 use crate::rabbitmq::COOKIE;
-use crate::{Hosts, Postgres, RabbitMq, SentinelRedis, Servers, Urls, wait};
+use crate::{Hosts, Postgres, RabbitMq, Redis, RedisCluster, SentinelRedis, Servers, Urls, wait};
 
 /// See the module.
 #[derive(Debug)]
@@ -21,9 +21,31 @@ pub struct Cluster {
     /// The standby, while there is one.
     pub standby: Option<Postgres>,
     /// The Redis.
-    pub redis: SentinelRedis,
+    redis: RedisHosts,
     /// Where the harness goes, which knows one address of each.
     doors: Doors,
+}
+
+/// Several hosts of Redis.
+#[derive(Debug)]
+enum RedisHosts {
+    /// A master and its replica, and those who make the one the other.
+    Sentinels(SentinelRedis),
+    /// Three masters, each with a replica.
+    Cluster(RedisCluster),
+}
+
+/// The slot of all entries of the mirror of the cell `main` is that of this.
+const MIRROR_KEY: &str = "{main}";
+
+impl RedisHosts {
+    /// The server that has the mirror's entries.
+    async fn master(&self) -> anyhow::Result<&Redis> {
+        Ok(match self {
+            Self::Sentinels(redis) => &redis.nodes[redis.master().await?],
+            Self::Cluster(redis) => &redis.nodes[redis.master_of(redis.slot_of(MIRROR_KEY).await?).await?],
+        })
+    }
 }
 
 #[derive(Debug)]
@@ -47,8 +69,8 @@ fn local(port: u16) -> SocketAddr {
 }
 
 impl Cluster {
-    /// Starts all of them.
-    pub async fn start() -> anyhow::Result<Self> {
+    /// Starts all of them; Redis as a cluster, or with Sentinels.
+    pub async fn start(has_redis_cluster: bool) -> anyhow::Result<Self> {
         let (nodes, (primary, standby), redis) = tokio::try_join!(
             RabbitMq::start_cluster(COUNT, NODES, RETRIES),
             async {
@@ -57,12 +79,17 @@ impl Cluster {
                 primary.make_commits_wait().await?;
                 anyhow::Ok((primary, standby))
             },
-            SentinelRedis::start(&[]),
+            async {
+                Ok(match has_redis_cluster {
+                    true => RedisHosts::Cluster(RedisCluster::start(&[]).await?),
+                    false => RedisHosts::Sentinels(SentinelRedis::start(&[]).await?),
+                })
+            },
         )?;
         let doors = Doors {
             postgres: Proxy::start(Protocol::Plain, local(primary.port)).await?,
             rabbitmq: Proxy::start(Protocol::Plain, local(nodes[0].port())).await?,
-            redis: Proxy::start(Protocol::Plain, local(redis.nodes[0].port())).await?,
+            redis: Proxy::start(Protocol::Plain, local(redis.master().await?.port())).await?,
         };
         Ok(Self { nodes, primary, standby: Some(standby), redis, doors })
     }
@@ -70,10 +97,15 @@ impl Cluster {
     /// Where processes find all of them.
     #[must_use]
     pub fn hosts(&self) -> Hosts {
+        let (sentinels, redis_cluster) = match &self.redis {
+            RedisHosts::Sentinels(redis) => (redis.sentinel_urls(), Vec::new()),
+            RedisHosts::Cluster(redis) => (Vec::new(), redis.urls()),
+        };
         Hosts {
             postgres: std::iter::once(&self.primary).chain(&self.standby).map(|server| server.port).collect(),
             rabbitmq: self.nodes.iter().map(RabbitMq::port).collect(),
-            sentinels: self.redis.sentinel_urls(),
+            sentinels,
+            redis_cluster,
         }
     }
 
@@ -190,9 +222,14 @@ impl Cluster {
 
     /// The Redis master dies, and its replica takes its place.
     pub async fn lose_redis(&mut self) -> anyhow::Result<()> {
-        self.redis.fail_over().await?;
-        let master = self.redis.master().await?;
-        self.doors.redis.retarget(local(self.redis.nodes[master].port()));
+        match &mut self.redis {
+            RedisHosts::Sentinels(redis) => redis.fail_over().await?,
+            RedisHosts::Cluster(redis) => {
+                let slot = redis.slot_of(MIRROR_KEY).await?;
+                redis.fail_over(slot).await?;
+            }
+        }
+        self.doors.redis.retarget(local(self.redis.master().await?.port()));
         self.doors.redis.cut();
         Ok(())
     }

@@ -11,11 +11,21 @@ pub struct Hosts {
     pub rabbitmq: Vec<u16>,
     /// URLs of the Sentinels that know a Redis by the name `mymaster`.
     pub sentinels: Vec<String>,
+    /// URLs of the nodes of a Redis Cluster, instead.
+    pub redis_cluster: Vec<String>,
 }
 
 impl Hosts {
     /// What a program reads of its environment.
     pub(super) fn environment(&self, program: &str, database: &Database) -> [(&'static str, String); 5] {
+        let redis = match self.redis_cluster.as_slice() {
+            [] => ("REDIS_URL", "redis://mymaster".to_owned()),
+            nodes => ("REDIS_URL", nodes.join(" ")),
+        };
+        let kind = match self.redis_cluster.as_slice() {
+            [] => ("ONCELY_REDIS__SENTINELS", self.sentinels.join(" ")),
+            _ => ("ONCELY_REDIS__CLUSTER", "true".to_owned()),
+        };
         let postgres = self
             .postgres
             .iter()
@@ -23,8 +33,8 @@ impl Hosts {
         [
             ("DATABASE_URL", joined(postgres)),
             ("AMQP_URL", joined(self.rabbitmq_urls(""))),
-            ("REDIS_URL", "redis://mymaster".to_owned()),
-            ("ONCELY_REDIS__SENTINELS", self.sentinels.join(" ")),
+            redis,
+            kind,
             ("ONCELY_REDIS__ALLOW_PLAINTEXT", "true".to_owned()),
         ]
     }

@@ -1,5 +1,5 @@
 //! `cargo xtask cluster`: several hosts of each server, lost one after the other under load: nodes of RabbitMQ with quorum queues, PostgreSQL's
-//! primary with a standby, Redis's master with Sentinels. Nobody restarts a process or changes its configuration; then the judge.
+//! primary with a standby, Redis's master with Sentinels or in a cluster. Nobody restarts a process or changes its configuration; then the judge.
 
 mod loss;
 mod report;
@@ -35,6 +35,9 @@ pub(crate) struct Arguments {
     /// The same seed gives the same messages
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Redis is a cluster of three masters, instead of one master with Sentinels
+    #[arg(long)]
+    redis_cluster: bool,
     /// Print one JSON object on the last line
     #[arg(long)]
     json: bool,
@@ -57,10 +60,12 @@ const PATIENCE: [(&str, &str); 5] = [
 pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     arguments.servers.apply()?;
     let programs = process::build_binaries()?;
-    eprintln!(
-        "starting three nodes of RabbitMQ, a primary and a standby of PostgreSQL, two Redis servers and three Sentinels"
-    );
-    let mut cluster = Cluster::start().await?;
+    let redis = match arguments.redis_cluster {
+        true => "a Redis Cluster of three masters and their replicas",
+        false => "two Redis servers and three Sentinels",
+    };
+    eprintln!("starting three nodes of RabbitMQ, a primary and a standby of PostgreSQL, {redis}");
+    let mut cluster = Cluster::start(arguments.redis_cluster).await?;
     let mut config = ArenaConfig::new(programs);
     config = PATIENCE.iter().fold(config, |config, (section, key)| config.set(section, key, ""));
     config.workers = 2;
