@@ -2,6 +2,7 @@ set local search_path = pg_catalog, pg_temp;
 
 drop function oncely.unit_table;
 drop function oncely.units;
+drop function oncely.tenant_nodes;
 drop function oncely.tenant_groups;
 drop function oncely.in_group;
 drop function oncely.check_json;

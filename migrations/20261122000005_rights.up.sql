@@ -138,6 +138,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
+    session_login constant text := session_user;
     at timestamptz := clock_timestamp();
     written boolean;
 begin
@@ -162,14 +163,14 @@ begin
             message = format('oncely: there is no login %L', grant_right.login);
     end if;
     insert into oncely.rights (tenant, verb, object, login, granted_at, granted_by)
-    values (grant_right.tenant, grant_right.verb, grant_right.object, grant_right.login, at, session_user)
+    values (grant_right.tenant, grant_right.verb, grant_right.object, grant_right.login, at, session_login)
     on conflict do nothing;
     written := found;
     if written then
         insert into oncely.operator_actions (tenant, id, occurred_at, actor, verb, filter, count)
         values (
             case when grant_right.tenant = '*' then '' else grant_right.tenant end, oncely.uuid_v7(at), at,
-            session_user, 'grant',
+            session_login, 'grant',
             jsonb_build_object(
                 'login', grant_right.login, 'verb', grant_right.verb, 'object', grant_right.object,
                 'tenant', grant_right.tenant
@@ -193,6 +194,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
+    session_login constant text := session_user;
     at timestamptz := clock_timestamp();
     gone bigint;
 begin
@@ -206,7 +208,7 @@ begin
         insert into oncely.operator_actions (tenant, id, occurred_at, actor, verb, filter, count)
         values (
             case when revoke_rights.tenant = '*' then '' else coalesce(revoke_rights.tenant, '') end,
-            oncely.uuid_v7(at), at, session_user, 'revoke',
+            oncely.uuid_v7(at), at, session_login, 'revoke',
             jsonb_strip_nulls(jsonb_build_object(
                 'login', revoke_rights.login, 'verb', revoke_rights.verb, 'object', revoke_rights.object,
                 'tenant', revoke_rights.tenant

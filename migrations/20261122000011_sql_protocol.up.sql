@@ -328,6 +328,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_variable
 declare
+    session_login constant text := session_user;
     now timestamptz := clock_timestamp();
     done record;
 begin
@@ -357,7 +358,7 @@ begin
     )
     values (
         tenant, now, done.attempts, extract(epoch from now - done.completed_at) * 1000000, consumer, key,
-        coalesce(queue, ''), 'completed', oncely.worker_name(worker), session_user, trace_id
+        coalesce(queue, ''), 'completed', oncely.worker_name(worker), session_login, trace_id
     );
     if mirror then
         -- Created with the key's completion time, not later: the collection keeps keys not older than the oldest
@@ -834,6 +835,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
+    session_login constant text := session_user;
     at timestamptz := clock_timestamp();
     held record;
 begin
@@ -890,7 +892,7 @@ begin
     end if;
     insert into oncely.operator_actions (tenant, id, occurred_at, actor, verb, filter, count, reason)
     values (
-        settle_claim.tenant, oncely.uuid_v7(at), at, concat(session_user, ' (' || left(os_user, 255) || ')'),
+        settle_claim.tenant, oncely.uuid_v7(at), at, concat(session_login, ' (' || left(os_user, 255) || ')'),
         'settle_claim',
         jsonb_build_object('consumer', settle_claim.consumer, 'key', settle_claim.key, 'took_effect', took_effect),
         1, left(note, 8000)
@@ -1066,6 +1068,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
+    session_login constant text := session_user;
     at constant timestamptz := clock_timestamp();
     asked constant integer := cardinality(seed_keys.tenants);
     -- Keys that are still remembered.
@@ -1156,7 +1159,7 @@ begin
         select f.tenant, at, 0, seed_keys.consumer, f.key, '', 'completed',
             'seeded: processed elsewhere at '
                 || to_char(f.completed_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'),
-            'oncely keys seed', session_user
+            'oncely keys seed', session_login
         from fresh as f
     )
     select count(*) into seeded from fresh;

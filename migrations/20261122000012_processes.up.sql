@@ -90,21 +90,21 @@ create or replace function oncely.succeed(id uuid, at timestamptz) returns void
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $$
+declare
+    killed uuid;
 begin
-    delete from oncely.processes as p
-    where p.id = (
-        select o.id
-        from oncely.processes as n
-        join oncely.processes as o on o.login = n.login and o.kind = n.kind and o.host = n.host and o.name = n.name
-        where n.id = succeed.id and not n.has_succeeded and n.started_at > o.last_seen_at
-          and o.last_seen_at < succeed.at - interval '12 seconds'
-          and jsonb_path_query_array(o.consumers, '$[*].consumer')
-              = jsonb_path_query_array(n.consumers, '$[*].consumer')
-        order by o.last_seen_at desc
-        limit 1
-        for update of o skip locked
-    );
+    select o.id into killed
+    from oncely.processes as n
+    join oncely.processes as o on o.login = n.login and o.kind = n.kind and o.host = n.host and o.name = n.name
+    where n.id = succeed.id and not n.has_succeeded and n.started_at > o.last_seen_at
+      and o.last_seen_at < succeed.at - interval '12 seconds'
+      and jsonb_path_query_array(o.consumers, '$[*].consumer')
+          = jsonb_path_query_array(n.consumers, '$[*].consumer')
+    order by o.last_seen_at desc
+    limit 1
+    for update of o skip locked;
     if found then
+        delete from oncely.processes as p where p.id = killed;
         update oncely.processes as p set has_succeeded = true where p.id = succeed.id;
     end if;
 end
@@ -123,6 +123,8 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
+    session_login constant text := session_user;
+    silent uuid;
     at timestamptz := clock_timestamp();
 begin
     -- Leaves room for hundreds of consumers; a reader of all processes reads all of it.
@@ -132,7 +134,7 @@ begin
     end if;
     update oncely.processes as p
     set last_seen_at = at, state = beat.state, reason = beat.reason, consumers = beat.consumers
-    where p.id = beat.id and p.login = session_user;
+    where p.id = beat.id and p.login = session_login;
     if found then
         perform oncely.succeed(beat.id, at);
         return;
@@ -142,19 +144,17 @@ begin
         raise exception using errcode = 'ONC16', message = format('oncely: this user is no %s', beat.kind);
     end if;
     -- Removes a process that ended without a report, to make room.
-    if (select count(*) from oncely.processes as p where p.login = session_user) >= 100 then
-        delete from oncely.processes as p
-        where p.id = (
-            select o.id
-            from oncely.processes as o
-            where o.login = session_user and o.last_seen_at < at - interval '1 minute'
-            order by o.last_seen_at
-            limit 1
-            for update skip locked
-        );
+    if (select count(*) from oncely.processes as p where p.login = session_login) >= 100 then
+        select o.id into silent
+        from oncely.processes as o
+        where o.login = session_login and o.last_seen_at < at - interval '1 minute'
+        order by o.last_seen_at
+        limit 1
+        for update skip locked;
         if not found then
             raise exception using errcode = '53400', message = 'oncely: this user has a hundred processes already';
         end if;
+        delete from oncely.processes as p where p.id = silent;
     end if;
     -- Another user's id violates the primary key.
     insert into oncely.processes (
@@ -162,7 +162,7 @@ begin
     )
     values (
         beat.id, beat.kind, beat.name, beat.version, beat.host, beat.pid, beat.config_digest, beat.state, beat.reason,
-        session_user, at, at, beat.consumers
+        session_login, at, at, beat.consumers
     );
 end
 $$;
@@ -176,8 +176,10 @@ create or replace function oncely.leave(id uuid) returns void
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
+declare
+    session_login constant text := session_user;
 begin
-    delete from oncely.processes as p where p.id = leave.id and p.login = session_user;
+    delete from oncely.processes as p where p.id = leave.id and p.login = session_login;
 end
 $$;
 comment on function oncely.leave is 'Removes the row of a process that ends in peace.';
@@ -191,16 +193,17 @@ as $$
 declare
     -- Keeps a row seen within the last minute, whatever time the caller passes.
     before timestamptz := least(bury_processes.before_time, clock_timestamp() - interval '1 minute');
+    silent uuid[];
     gone bigint;
 begin
-    delete from oncely.processes as p
-    where p.id in (
+    silent := array(
         select o.id
         from oncely.processes as o
         where o.last_seen_at < before
         -- A row locked by its own user stays until the next call.
         for update skip locked
     );
+    delete from oncely.processes as p where p.id = any (silent);
     get diagnostics gone = row_count;
     return gone;
 end
@@ -374,12 +377,14 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
+declare
+    session_login constant text := session_user;
 begin
     perform oncely.check_stats(record_stats.process, record_stats.at);
     if (
         select count(distinct s.process)
         from oncely.stats as s
-        where s.at = record_stats.at and s.login = session_user and s.process <> record_stats.process
+        where s.at = record_stats.at and s.login = session_login and s.process <> record_stats.process
     ) >= 100 then
         raise exception using errcode = '53400',
             message = 'oncely: a hundred processes of this user have written this span already';
@@ -389,7 +394,7 @@ begin
         outages, durations, login
     )
     select record_stats.at, c.consumer, record_stats.process, c.delivered, c.completed, c.refused, c.duplicates,
-        c.retried, c.postponed, c.dead_lettered, c.fallbacks, c.outages, c.durations, session_user
+        c.retried, c.postponed, c.dead_lettered, c.fallbacks, c.outages, c.durations, session_login
     from jsonb_to_recordset(record_stats.consumers) as c (
         consumer text, delivered bigint, completed bigint, refused bigint, duplicates bigint, retried bigint,
         postponed bigint, dead_lettered bigint, fallbacks bigint, outages bigint, durations bigint[]
@@ -414,19 +419,21 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
+declare
+    session_login constant text := session_user;
 begin
     perform oncely.check_stats(record_relay_stats.process, record_relay_stats.at);
     if (
         select count(distinct s.process)
         from oncely.relay_stats as s
-        where s.at = record_relay_stats.at and s.login = session_user and s.process <> record_relay_stats.process
+        where s.at = record_relay_stats.at and s.login = session_login and s.process <> record_relay_stats.process
     ) >= 100 then
         raise exception using errcode = '53400',
             message = 'oncely: a hundred processes of this user have written this span already';
     end if;
     insert into oncely.relay_stats as s (at, target, process, relayed, failed, parked, records, oldest_age, login)
     select record_relay_stats.at, t.target, record_relay_stats.process, t.relayed, t.failed, t.parked, t.records,
-        t.oldest_age, session_user
+        t.oldest_age, session_login
     from jsonb_to_recordset(record_relay_stats.targets) as t (
         target text, relayed bigint, failed bigint, parked bigint, records bigint, oldest_age double precision
     )
@@ -454,18 +461,22 @@ declare
     most constant bigint := 1000000000000;
     before_time constant timestamptz :=
         date_bin(interval '1 minute', clock_timestamp() - interval '2 hours', timestamptz 'epoch');
+    times timestamptz[];
+    names text[];
+    processes uuid[];
     rolled bigint;
 begin
-    with old as (
-        select o.at, o.consumer, o.process
-        from oncely.stats as o
-        where o.at < before_time and o.process <> nobody
+    select array_agg(o.at), array_agg(o.consumer), array_agg(o.process) into times, names, processes
+    from (
+        select s.at, s.consumer, s.process
+        from oncely.stats as s
+        where s.at < before_time and s.process <> nobody
         for update skip locked
-    ),
-    spans as (
+    ) as o;
+    with spans as (
         delete from oncely.stats as s
-        using old
-        where s.at = old.at and s.consumer = old.consumer and s.process = old.process
+        using unnest(times, names, processes) as old (at, name, process)
+        where s.at = old.at and s.consumer = old.name and s.process = old.process
         returning s.*, date_bin(interval '1 minute', s.at, timestamptz 'epoch') as minute
     )
     insert into oncely.stats as m (
@@ -543,24 +554,28 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
     before timestamptz := clock_timestamp() - interval '7 days';
+    -- The rows that no other transaction holds: all copies of the table, where there are some, lose the same ones.
+    times timestamptz[];
+    names text[];
+    processes uuid[];
     spans bigint;
     minutes bigint;
 begin
+    select array_agg(o.at), array_agg(o.consumer), array_agg(o.process) into times, names, processes
+    from (
+        select r.at, r.consumer, r.process from oncely.stats as r where r.at < before for update skip locked
+    ) as o;
     delete from oncely.stats as s
-    where (s.at, s.consumer, s.process) in (
-        select o.at, o.consumer, o.process
-        from oncely.stats as o
-        where o.at < before
-        for update skip locked
-    );
+    using unnest(times, names, processes) as o (at, name, process)
+    where s.at = o.at and s.consumer = o.name and s.process = o.process;
     get diagnostics spans = row_count;
+    select array_agg(o.at), array_agg(o.target), array_agg(o.process) into times, names, processes
+    from (
+        select r.at, r.target, r.process from oncely.relay_stats as r where r.at < before for update skip locked
+    ) as o;
     delete from oncely.relay_stats as s
-    where (s.at, s.target, s.process) in (
-        select o.at, o.target, o.process
-        from oncely.relay_stats as o
-        where o.at < before
-        for update skip locked
-    );
+    using unnest(times, names, processes) as o (at, name, process)
+    where s.at = o.at and s.target = o.name and s.process = o.process;
     get diagnostics minutes = row_count;
     return spans + minutes;
 end
@@ -606,6 +621,7 @@ set lock_timeout = '1500ms'
 as $$
 #variable_conflict use_column
 declare
+    session_login constant text := session_user;
     at timestamptz := clock_timestamp();
 begin
     -- A misspelt name would pause no consumer, and look as if it had.
@@ -622,7 +638,7 @@ begin
     insert into oncely.controls as c (consumer, paused_at, paused_until, paused_by, reason)
     values (
         pause_consumer.consumer, at, pause_consumer.paused_until,
-        concat(session_user, ' (', left(pause_consumer.os_user, 255), ')'), pause_consumer.reason
+        concat(session_login, ' (', left(pause_consumer.os_user, 255), ')'), pause_consumer.reason
     )
     on conflict (consumer) do update
     set paused_at = excluded.paused_at, paused_until = excluded.paused_until, paused_by = excluded.paused_by,

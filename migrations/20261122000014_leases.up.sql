@@ -817,6 +817,7 @@ set enable_mergejoin = off
 as $$
 #variable_conflict use_variable
 declare
+    session_login constant text := session_user;
     own bigint := pg_current_xact_id()::text::bigint;
     now timestamptz := clock_timestamp();
     micros bigint := extract(epoch from now) * 1000000;
@@ -856,7 +857,7 @@ begin
         select c.tenant, now, c.attempts,
             -- The token is the time of the claim, unless the clock was set back.
             greatest(micros - c.token, 0), consumer, c.key, coalesce(c.queue, ''),
-            case when c.refused then 'refused' else 'completed' end, name, session_user, c.trace_id
+            case when c.refused then 'refused' else 'completed' end, name, session_login, c.trace_id
         from completed as c
     )
     select coalesce(array_agg(c.place), '{}') into done
@@ -1026,6 +1027,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_variable
 declare
+    session_login constant text := session_user;
     at timestamptz := clock_timestamp();
     was record;
 begin
@@ -1042,7 +1044,7 @@ begin
     where i.tenant = tenant and i.consumer = consumer and i.key = key;
     insert into oncely.operator_actions (tenant, id, occurred_at, actor, verb, filter, count, reason)
     values (
-        tenant, oncely.uuid_v7(at), at, concat(session_user, ' (' || left(os_user, 255) || ')'), 'revoke_lease',
+        tenant, oncely.uuid_v7(at), at, concat(session_login, ' (' || left(os_user, 255) || ')'), 'revoke_lease',
         jsonb_build_object('consumer', consumer, 'key', key, 'owner', was.owner, 'token', was.token), 1,
         left(note, 8000)
     );

@@ -91,7 +91,7 @@ begin
             -- For the state of a key (oncely handler test).
             ('oncely_worker', 'execute on function oncely.find_key'),
             ('oncely_worker', 'execute on function oncely.epoch, oncely.bucket, oncely.in_group, '
-                'oncely.tenant_groups, oncely.units, oncely.register_consumer, '
+                'oncely.tenant_groups, oncely.tenant_nodes, oncely.units, oncely.register_consumer, '
                 'oncely.handler_name, oncely.handler_calls, oncely.claim_fresh, oncely.record_fresh, '
                 'oncely.response_texts, oncely.handle_parts, oncely.handle_each, oncely.take_turn, oncely.try_jsonb, '
                 'oncely.reject, oncely.refuse, oncely.claim_request, oncely.retake_request, '

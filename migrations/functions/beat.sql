@@ -7,6 +7,8 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
+    session_login constant text := session_user;
+    silent uuid;
     at timestamptz := clock_timestamp();
 begin
     -- Leaves room for hundreds of consumers; a reader of all processes reads all of it.
@@ -16,7 +18,7 @@ begin
     end if;
     update oncely.processes as p
     set last_seen_at = at, state = beat.state, reason = beat.reason, consumers = beat.consumers
-    where p.id = beat.id and p.login = session_user;
+    where p.id = beat.id and p.login = session_login;
     if found then
         perform oncely.succeed(beat.id, at);
         return;
@@ -26,19 +28,17 @@ begin
         raise exception using errcode = 'ONC16', message = format('oncely: this user is no %s', beat.kind);
     end if;
     -- Removes a process that ended without a report, to make room.
-    if (select count(*) from oncely.processes as p where p.login = session_user) >= 100 then
-        delete from oncely.processes as p
-        where p.id = (
-            select o.id
-            from oncely.processes as o
-            where o.login = session_user and o.last_seen_at < at - interval '1 minute'
-            order by o.last_seen_at
-            limit 1
-            for update skip locked
-        );
+    if (select count(*) from oncely.processes as p where p.login = session_login) >= 100 then
+        select o.id into silent
+        from oncely.processes as o
+        where o.login = session_login and o.last_seen_at < at - interval '1 minute'
+        order by o.last_seen_at
+        limit 1
+        for update skip locked;
         if not found then
             raise exception using errcode = '53400', message = 'oncely: this user has a hundred processes already';
         end if;
+        delete from oncely.processes as p where p.id = silent;
     end if;
     -- Another user's id violates the primary key.
     insert into oncely.processes (
@@ -46,7 +46,7 @@ begin
     )
     values (
         beat.id, beat.kind, beat.name, beat.version, beat.host, beat.pid, beat.config_digest, beat.state, beat.reason,
-        session_user, at, at, beat.consumers
+        session_login, at, at, beat.consumers
     );
 end
 $$;

@@ -13,6 +13,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_variable
 declare
+    session_login constant text := session_user;
     now timestamptz := clock_timestamp();
     done record;
 begin
@@ -42,7 +43,7 @@ begin
     )
     values (
         tenant, now, done.attempts, extract(epoch from now - done.completed_at) * 1000000, consumer, key,
-        coalesce(queue, ''), 'completed', oncely.worker_name(worker), session_user, trace_id
+        coalesce(queue, ''), 'completed', oncely.worker_name(worker), session_login, trace_id
     );
     if mirror then
         -- Created with the key's completion time, not later: the collection keeps keys not older than the oldest

@@ -24,6 +24,7 @@ set enable_mergejoin = off
 as $$
 #variable_conflict use_variable
 declare
+    session_login constant text := session_user;
     own bigint := pg_current_xact_id()::text::bigint;
     now timestamptz := clock_timestamp();
     micros bigint := extract(epoch from now) * 1000000;
@@ -63,7 +64,7 @@ begin
         select c.tenant, now, c.attempts,
             -- The token is the time of the claim, unless the clock was set back.
             greatest(micros - c.token, 0), consumer, c.key, coalesce(c.queue, ''),
-            case when c.refused then 'refused' else 'completed' end, name, session_user, c.trace_id
+            case when c.refused then 'refused' else 'completed' end, name, session_login, c.trace_id
         from completed as c
     )
     select coalesce(array_agg(c.place), '{}') into done

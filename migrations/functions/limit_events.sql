@@ -5,6 +5,8 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
+declare
+    session_login constant text := session_user;
 begin
     perform oncely.check_argument('tenant', limit_events.tenant);
     if limit_events.events < 0 or limit_events.event_bytes < 0 then
@@ -13,7 +15,7 @@ begin
     insert into oncely.tenant_limits as l (tenant, events, event_bytes, changed_at, changed_by)
     values (
         limit_events.tenant, limit_events.events, limit_events.event_bytes, clock_timestamp(),
-        concat(session_user, ' (', left(limit_events.os_user, 255), ')')
+        concat(session_login, ' (', left(limit_events.os_user, 255), ')')
     )
     on conflict (tenant) do update
     set events = excluded.events, event_bytes = excluded.event_bytes, changed_at = excluded.changed_at,

@@ -7,6 +7,7 @@ set lock_timeout = '1500ms'
 as $$
 #variable_conflict use_column
 declare
+    session_login constant text := session_user;
     at timestamptz := clock_timestamp();
 begin
     -- A misspelt name would pause no consumer, and look as if it had.
@@ -23,7 +24,7 @@ begin
     insert into oncely.controls as c (consumer, paused_at, paused_until, paused_by, reason)
     values (
         pause_consumer.consumer, at, pause_consumer.paused_until,
-        concat(session_user, ' (', left(pause_consumer.os_user, 255), ')'), pause_consumer.reason
+        concat(session_login, ' (', left(pause_consumer.os_user, 255), ')'), pause_consumer.reason
     )
     on conflict (consumer) do update
     set paused_at = excluded.paused_at, paused_until = excluded.paused_until, paused_by = excluded.paused_by,

@@ -5,6 +5,7 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
+    session_login constant text := session_user;
     at timestamptz := clock_timestamp();
 begin
     if octet_length(record_action.tenant) > 255 or octet_length(record_action.verb) > 64
@@ -16,7 +17,7 @@ begin
     end if;
     insert into oncely.operator_actions (tenant, id, occurred_at, actor, verb, filter, count, reason)
     values (
-        record_action.tenant, oncely.uuid_v7(at), at, concat(session_user, ' (', record_action.os_user, ')'),
+        record_action.tenant, oncely.uuid_v7(at), at, concat(session_login, ' (', record_action.os_user, ')'),
         record_action.verb, record_action.filter, record_action.count, record_action.reason
     );
 end

@@ -8,6 +8,8 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_variable
+declare
+    session_login constant text := session_user;
 begin
     insert into oncely.audit (
         tenant, occurred_at, attempt, duration_us, consumer, key, queue, outcome, reason, error_code, detail, worker,
@@ -15,7 +17,7 @@ begin
     )
     values (
         tenant, at, attempt, duration_us, consumer, key, coalesce(queue, ''), outcome, reason, error_code, detail,
-        oncely.worker_name(worker), session_user, trace_id
+        oncely.worker_name(worker), session_login, trace_id
     );
 end
 $$;

@@ -5,12 +5,14 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
+declare
+    session_login constant text := session_user;
 begin
     perform oncely.check_stats(record_stats.process, record_stats.at);
     if (
         select count(distinct s.process)
         from oncely.stats as s
-        where s.at = record_stats.at and s.login = session_user and s.process <> record_stats.process
+        where s.at = record_stats.at and s.login = session_login and s.process <> record_stats.process
     ) >= 100 then
         raise exception using errcode = '53400',
             message = 'oncely: a hundred processes of this user have written this span already';
@@ -20,7 +22,7 @@ begin
         outages, durations, login
     )
     select record_stats.at, c.consumer, record_stats.process, c.delivered, c.completed, c.refused, c.duplicates,
-        c.retried, c.postponed, c.dead_lettered, c.fallbacks, c.outages, c.durations, session_user
+        c.retried, c.postponed, c.dead_lettered, c.fallbacks, c.outages, c.durations, session_login
     from jsonb_to_recordset(record_stats.consumers) as c (
         consumer text, delivered bigint, completed bigint, refused bigint, duplicates bigint, retried bigint,
         postponed bigint, dead_lettered bigint, fallbacks bigint, outages bigint, durations bigint[]

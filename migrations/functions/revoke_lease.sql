@@ -8,6 +8,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_variable
 declare
+    session_login constant text := session_user;
     at timestamptz := clock_timestamp();
     was record;
 begin
@@ -24,7 +25,7 @@ begin
     where i.tenant = tenant and i.consumer = consumer and i.key = key;
     insert into oncely.operator_actions (tenant, id, occurred_at, actor, verb, filter, count, reason)
     values (
-        tenant, oncely.uuid_v7(at), at, concat(session_user, ' (' || left(os_user, 255) || ')'), 'revoke_lease',
+        tenant, oncely.uuid_v7(at), at, concat(session_login, ' (' || left(os_user, 255) || ')'), 'revoke_lease',
         jsonb_build_object('consumer', consumer, 'key', key, 'owner', was.owner, 'token', was.token), 1,
         left(note, 8000)
     );

@@ -6,6 +6,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
+    session_login constant text := session_user;
     at timestamptz := clock_timestamp();
     gone bigint;
 begin
@@ -19,7 +20,7 @@ begin
         insert into oncely.operator_actions (tenant, id, occurred_at, actor, verb, filter, count)
         values (
             case when revoke_rights.tenant = '*' then '' else coalesce(revoke_rights.tenant, '') end,
-            oncely.uuid_v7(at), at, session_user, 'revoke',
+            oncely.uuid_v7(at), at, session_login, 'revoke',
             jsonb_strip_nulls(jsonb_build_object(
                 'login', revoke_rights.login, 'verb', revoke_rights.verb, 'object', revoke_rights.object,
                 'tenant', revoke_rights.tenant

@@ -12,18 +12,22 @@ declare
     most constant bigint := 1000000000000;
     before_time constant timestamptz :=
         date_bin(interval '1 minute', clock_timestamp() - interval '2 hours', timestamptz 'epoch');
+    times timestamptz[];
+    names text[];
+    processes uuid[];
     rolled bigint;
 begin
-    with old as (
-        select o.at, o.consumer, o.process
-        from oncely.stats as o
-        where o.at < before_time and o.process <> nobody
+    select array_agg(o.at), array_agg(o.consumer), array_agg(o.process) into times, names, processes
+    from (
+        select s.at, s.consumer, s.process
+        from oncely.stats as s
+        where s.at < before_time and s.process <> nobody
         for update skip locked
-    ),
-    spans as (
+    ) as o;
+    with spans as (
         delete from oncely.stats as s
-        using old
-        where s.at = old.at and s.consumer = old.consumer and s.process = old.process
+        using unnest(times, names, processes) as old (at, name, process)
+        where s.at = old.at and s.consumer = old.name and s.process = old.process
         returning s.*, date_bin(interval '1 minute', s.at, timestamptz 'epoch') as minute
     )
     insert into oncely.stats as m (

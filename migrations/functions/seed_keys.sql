@@ -13,6 +13,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
+    session_login constant text := session_user;
     at constant timestamptz := clock_timestamp();
     asked constant integer := cardinality(seed_keys.tenants);
     -- Keys that are still remembered.
@@ -103,7 +104,7 @@ begin
         select f.tenant, at, 0, seed_keys.consumer, f.key, '', 'completed',
             'seeded: processed elsewhere at '
                 || to_char(f.completed_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'),
-            'oncely keys seed', session_user
+            'oncely keys seed', session_login
         from fresh as f
     )
     select count(*) into seeded from fresh;

@@ -6,6 +6,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
+    session_login constant text := session_user;
     known record;
     horizon interval;
     longest_entry interval;
@@ -53,7 +54,7 @@ begin
     update oncely.consumers as c
     set retention = set_retention.retention, redelivery_horizon = horizon,
         longest_retention = greatest(c.longest_retention, set_retention.retention), changed_at = at,
-        changed_by = concat(session_user, ' (', left(set_retention.os_user, 255), ')')
+        changed_by = concat(session_login, ' (', left(set_retention.os_user, 255), ')')
     where c.consumer = set_retention.consumer;
     perform oncely.record_action(
         '', 'set retention',

@@ -8,6 +8,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
+    session_login constant text := session_user;
     at timestamptz := clock_timestamp();
     held record;
 begin
@@ -64,7 +65,7 @@ begin
     end if;
     insert into oncely.operator_actions (tenant, id, occurred_at, actor, verb, filter, count, reason)
     values (
-        settle_claim.tenant, oncely.uuid_v7(at), at, concat(session_user, ' (' || left(os_user, 255) || ')'),
+        settle_claim.tenant, oncely.uuid_v7(at), at, concat(session_login, ' (' || left(os_user, 255) || ')'),
         'settle_claim',
         jsonb_build_object('consumer', settle_claim.consumer, 'key', settle_claim.key, 'took_effect', took_effect),
         1, left(note, 8000)

@@ -2,6 +2,7 @@
 //! they skipped.
 
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _};
+use testbed::proxy::{Mode, Protocol, Proxy};
 use testbed::{Database, Process, Urls};
 use url::Url;
 
@@ -83,6 +84,33 @@ impl Cluster {
         text
     }
 
+    /// Checks that all copies of the tables that each node has whole are equal, and that rows name the login that wrote them.
+    async fn check_copies(&mut self) {
+        let copies = "select d.logicalrelid::text || '_' || s.shardid
+            from pg_dist_partition as d join pg_dist_shard as s on s.logicalrelid = d.logicalrelid
+            where d.partmethod = 'n' and d.logicalrelid::text like 'oncely.%'";
+        let copies: Vec<String> = sqlx::query_scalar(copies).fetch_all(&mut self.world.sql).await.unwrap();
+        assert!(copies.len() > 10, "{copies:?}");
+        let mut found = Vec::new();
+        for url in self.nodes.iter().map(String::as_str).chain([self.world.database.url()]) {
+            let mut sql = PgConnection::connect(url).await.unwrap();
+            let mut of_node = Vec::new();
+            for copy in &copies {
+                let rows = format!(
+                    "select '{copy} ' || coalesce(string_agg(t::text, ' ' order by t::text), '') from {copy} as t"
+                );
+                of_node.push(
+                    sqlx::query_scalar::<_, String>(AssertSqlSafe(rows)).fetch_one(&mut sql).await.unwrap(),
+                );
+            }
+            found.push(of_node);
+            sql.close().await.unwrap();
+        }
+        found.iter().for_each(|of_node| assert_eq!(*of_node, found[0]));
+        let foreign = "select count(*) from oncely.audit where login not like 'program_%'";
+        assert_eq!(self.world.count(foreign).await, 0);
+    }
+
     async fn drop_now(self) {
         let drop = format!("drop database {} with (force)", self.world.database.name());
         for server in self.servers {
@@ -102,7 +130,7 @@ async fn messages_take_effect_once_while_the_workers_of_each_node_are_killed() {
     const MESSAGES: usize = 1_500;
     let Some(mut cluster) = Cluster::create().await else { return };
     cluster.world.consumer("payments", "retention = \"10d\"\nredelivery_horizon = \"1h\"");
-    cluster.world.configure("[relay]\npoll = \"50ms\"\n[gc]\nbatch = 100");
+    cluster.world.configure("[relay]\npoll = \"50ms\"\n[gc]\nbatch = 100\n[postgres]\nengine = \"citus\"");
     cluster.world.apply_topology().await;
     let queue = cluster.world.queue("payments");
     let mut messages = Vec::new();
@@ -182,6 +210,10 @@ async fn messages_take_effect_once_while_the_workers_of_each_node_are_killed() {
         &["keys", "list", "--consumer", "payments", "--status", "completed"],
         &["explain", "k7"],
         &["consumers", "list"],
+        &["consumers", "pause", "payments", "--reason", "a test"],
+        &["consumers", "resume", "payments"],
+        &["retention", "set", "payments", "11d", "--note", "a test"],
+        &["grant", "program_worker", "--emit", "--exchange", "orders", "--tenant", "*"],
         &["leases", "list"],
         &["retention", "list"],
         &["tenant", "usage"],
@@ -196,6 +228,9 @@ async fn messages_take_effect_once_while_the_workers_of_each_node_are_killed() {
     for process in workers.into_iter().chain(relays) {
         cluster.world.stop(process).await;
     }
+    let tend = "select oncely.roll_up_stats(), oncely.prune_stats(), oncely.bury_processes(now() + interval '1 day')";
+    run(&cluster.nodes[1], tend).await;
+    cluster.check_copies().await;
     let age =
         "update oncely.idempotency_keys set created_at = $1, completed_at = $1 where status = 'COMPLETED'";
     let long_ago = chrono::Utc::now() - chrono::Duration::days(20);
@@ -247,5 +282,102 @@ async fn a_tenants_auditor_sees_its_tenants_alone_at_each_node() {
             sql.close().await.unwrap();
         }
     }
+    cluster.drop_now().await;
+}
+
+#[tokio::test]
+async fn one_worker_serves_all_nodes_and_one_that_is_away_stops_its_own_tenants_alone() {
+    let Some(mut cluster) = Cluster::create().await else { return };
+    let second = Url::parse(&cluster.nodes[1]).unwrap();
+    let address = format!("{}:{}", second.host_str().unwrap(), second.port().unwrap());
+    let proxy = Proxy::start(Protocol::Postgres, address.parse().unwrap()).await.unwrap();
+    cluster.world.consumer("payments", "retention = \"10d\"\nredelivery_horizon = \"1h\"\nprefetch = 60");
+    let nodes = format!("{{ \"{address}\" = \"127.0.0.1:{}\" }}", proxy.port());
+    cluster
+        .world
+        .configure(&format!("[postgres]\nengine = \"citus\"\nconnect_timeout = \"1s\"\nnodes = {nodes}"));
+    cluster.world.apply_topology().await;
+    let queue = cluster.world.queue("payments");
+    let tenants: Vec<String> = (0..TENANTS).map(tenant).collect();
+    let behind_proxy = "select array_agg(tenant) from oncely.tenant_nodes($1) where port = $2";
+    let away: Vec<String> = sqlx::query_scalar(behind_proxy)
+        .bind(&tenants)
+        .bind(i32::from(second.port().unwrap()))
+        .fetch_one(&mut cluster.world.sql)
+        .await
+        .unwrap();
+    assert!(!away.is_empty() && away.len() < TENANTS, "{away:?}");
+    let publish = async |world: &mut World, from: usize, to: usize| {
+        let messages = (from..to).map(|number| {
+            (queue.clone(), message(&tenant(number), &format!("k{number}")), b"{\"n\": 1}".to_vec())
+        });
+        world.broker.publish_all("", messages.collect()).await.unwrap();
+    };
+    publish(&mut cluster.world, 0, 400).await;
+    let worker = cluster.start("worker", 0, "of-all");
+    cluster.world.wait_for("select count(*) from app.effects", 400).await;
+    let routes = "select coalesce(sum((c -> 'routes' ->> 1)::int), 0) from oncely.processes as p,
+        jsonb_array_elements(p.consumers) as c";
+    cluster.world.wait_for(routes, 400).await;
+
+    cluster.check_copies().await;
+    proxy.set(Mode::Refuse);
+    proxy.cut();
+    publish(&mut cluster.world, 400, 1_400).await;
+    let here = (0..TENANTS).filter(|number| !away.contains(&tenant(*number))).count() as i64;
+    let list = away.iter().map(|tenant| format!("'{tenant}'")).collect::<Vec<_>>().join(", ");
+    let of_others = format!("select count(*) from app.effects where tenant not in ({list})");
+    cluster.world.wait_for(&of_others, here * 70).await;
+    let of_its_own = format!("select count(*) from app.effects where tenant in ({list})");
+    assert_eq!(cluster.world.count(&of_its_own).await, away.len() as i64 * 20, "they wait");
+
+    proxy.set(Mode::Pass);
+    cluster.world.wait_for("select count(*) from app.effects", 1_400).await;
+    cluster.world.wait_for_ready(&queue, 0).await;
+    cluster.world.stop(worker).await;
+    let keys = "select count(*) from oncely.idempotency_keys where status = 'COMPLETED'";
+    assert_eq!(cluster.world.count(keys).await, 1_400);
+    let doubled =
+        "select count(*) from (select 1 from app.effects group by tenant, key having count(*) > 1) as d";
+    assert_eq!(cluster.world.count(doubled).await, 0);
+    cluster.drop_now().await;
+}
+
+#[tokio::test]
+async fn the_doctor_finds_tables_and_policies_that_lie_apart_and_trust_through_a_coordinator_is_refused() {
+    let Some(mut cluster) = Cluster::create().await else { return };
+    cluster.world.with_redis(&cluster.world.urls.redis.clone(), "");
+    cluster
+        .world
+        .consumer("payments", "retention = \"10d\"\nredelivery_horizon = \"1h\"\nprecheck = \"trust\"");
+    cluster.world.apply_topology().await;
+    let coordinator = cluster.world.database.url().to_owned();
+    let worker = cluster.world.start_with("worker", "trusting", &[("DATABASE_URL", coordinator.clone())]);
+    cluster.world.wait_for_line(&worker, "the mirror would be trusted for the epoch of this server").await;
+    cluster.world.stop(worker).await;
+    let relay = cluster.world.start_with("relay", "nowhere", &[("DATABASE_URL", coordinator)]);
+    cluster.world.wait_for_line(&relay, "a relay serves the node that it is connected to").await;
+    cluster.world.stop(relay).await;
+
+    let found = cluster.at_node(0, &["doctor", "--only", "citus"]).await;
+    assert!(found.contains("0 warning, 0 error"), "{found}");
+    let apart = "create table app.apart (tenant text collate \"C\", n int);
+        select create_distributed_table('app.apart', 'tenant', colocate_with => 'none')";
+    sqlx::raw_sql(apart).execute(&mut cluster.world.sql).await.unwrap();
+    let mut node = PgConnection::connect(&cluster.nodes[0]).await.unwrap();
+    let shard: String = sqlx::query_scalar(
+        "select 'oncely.idempotency_keys_' || min(s.shardid) from pg_dist_shard as s join pg_dist_placement as p using (shardid)
+         where s.logicalrelid = 'oncely.idempotency_keys'::regclass and p.groupid = (select groupid from pg_dist_local_group)",
+    )
+    .fetch_one(&mut node)
+    .await
+    .unwrap();
+    let damage = format!(
+        "set citus.enable_manual_changes_to_shards = on; alter table {shard} disable row level security"
+    );
+    sqlx::raw_sql(AssertSqlSafe(damage)).execute(&mut node).await.unwrap();
+    node.close().await.unwrap();
+    let found = cluster.at_node(0, &["doctor", "--only", "citus"]).await;
+    assert!(found.contains("app.apart") && found.contains(&shard), "{found}");
     cluster.drop_now().await;
 }

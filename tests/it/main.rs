@@ -83,6 +83,7 @@ mod silence;
 #[allow(dead_code)]
 #[path = "../files/sources.rs"]
 mod sources;
+mod spread;
 mod sql_protocol;
 mod starting;
 mod stats;

@@ -150,9 +150,29 @@ async fn no_change_of_a_table_computes_with_a_volatile_function() {
             seen += 1;
             let call = calls.find(statement).map(|call| call.as_str());
             assert_eq!(call, None, "{name}: compute it before, into a variable");
+            let locks = statement.contains("skip locked");
+            assert!(
+                !locks,
+                "{name}: each copy of a table would skip other rows: choose them before, into a variable"
+            );
         }
     }
     assert!(seen > 40, "the files have moved: {seen}");
+}
+
+/// On a node to which the statement is sent, the session is another one.
+#[test]
+fn no_change_of_a_table_names_the_login_of_the_session() {
+    let change = Regex::new(r"\b(insert\s+into|update|delete\s+from)\s+(oncely\.\w+|%s)").unwrap();
+    let login = Regex::new(r"\b(session_user|current_user|current_role|current_timestamp)\b").unwrap();
+    for (name, text) in statements("migrations/functions") {
+        for statement in text.split(';').filter_map(|statement| {
+            let change = change.find(statement)?;
+            statement.get(change.start()..)
+        }) {
+            assert!(!login.is_match(statement), "{name}: read it before, into a variable: {statement}");
+        }
+    }
 }
 
 /// What a unit's statements return and delete is the unit's alone.

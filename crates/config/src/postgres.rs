@@ -1,5 +1,6 @@
 //! `[postgres]`: connection to PostgreSQL and its time limits.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use garde::Validate;
@@ -12,7 +13,9 @@ use super::tls::TlsTable;
 use super::values::{HOUR, Length, MILLISECOND, SECOND, Urls};
 use oncely_net::server_url::differ_by_host_alone;
 use oncely_net::tls::TlsSettings;
-use oncely_postgres::{Address, AddressError, HostState, PgSettings, parse_url_files};
+use oncely_postgres::{
+    Address, AddressError, CitusSettings, HostState, PgSettings, parse_url_files, split_address,
+};
 
 #[derive(Deserialize, Serialize, JsonSchema, Validate)]
 #[serde(default, deny_unknown_fields)]
@@ -46,6 +49,25 @@ pub(crate) struct PostgresTable {
     /// another session holds, and a batch of several messages half a second at most for any lock, also with a longer limit here.
     #[garde(range(min = MILLISECOND, max = HOUR))]
     pub(crate) lock_timeout: Length,
+    /// Server behind the tables. citus: they are spread over the nodes of a Citus cluster (oncely migrate --citus), and a worker sends each message to the
+    /// node that keeps its tenant. url names any node; it forwards messages of tenants without a known node.
+    pub(crate) engine: Engine,
+    /// Addresses of nodes for workers that can't reach them by the addresses in pg_dist_node: host:port, by the host:port there.
+    #[schemars(extend("x-example" = { "10.0.0.7:5432": "db7.example:5432" }))]
+    pub(crate) nodes: BTreeMap<String, String>,
+    /// Time for which a worker remembers the node of a tenant. After a move of the tenant's rows, its messages are forwarded for that time at most.
+    #[garde(range(min = MILLISECOND.times(100), max = HOUR))]
+    pub(crate) placement_ttl: Length,
+}
+
+/// The engine behind the tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Engine {
+    /// One PostgreSQL server.
+    Postgres,
+    /// A Citus cluster.
+    Citus,
 }
 
 impl Default for PostgresTable {
@@ -58,6 +80,9 @@ impl Default for PostgresTable {
             connect_timeout: SECOND.times(5),
             statement_timeout: SECOND.times(30),
             lock_timeout: SECOND.times(5),
+            engine: Engine::Postgres,
+            nodes: BTreeMap::new(),
+            placement_ttl: SECOND.times(10),
         }
     }
 }
@@ -84,7 +109,21 @@ impl PostgresTable {
             statement_timeout: self.statement_timeout.0,
             lock_timeout: self.lock_timeout.0,
             host_state: HostState::default(),
+            citus: (self.engine == Engine::Citus)
+                .then(|| CitusSettings { nodes: self.nodes.clone(), placement_ttl: self.placement_ttl.0 }),
+            node: None,
         };
+        if self.engine != Engine::Citus && !self.nodes.is_empty() {
+            problems.add(
+                "postgres.nodes",
+                "are those of a Citus cluster: set postgres.engine = \"citus\", or leave them out",
+            );
+        }
+        for address in self.nodes.iter().flat_map(|(given, reached)| [given, reached]) {
+            if split_address(address).is_none() {
+                problems.add("postgres.nodes", format!("has {address:?}, which is not host:port"));
+            }
+        }
         if settings.lock_timeout > settings.statement_timeout {
             problems.add("postgres.lock_timeout", "must not be longer than statement_timeout");
         }

@@ -64,6 +64,11 @@ checks! {
         reads "`oncely.cell.name` beside `cell.name`"
         bad "error: another name: a wrong URL would deduplicate in the wrong place"
         fix "correct `postgres.url` or `cell.name`";
+    AT_START "pg.engine" "The engine behind the tables"
+        reads "`oncely.tenant_nodes` (a worker), `oncely.units` (a relay), beside `postgres.engine`"
+        bad "error: `postgres.engine` is \"citus\" and the tables are on one server; it is not, the tables are spread over nodes, and a consumer \
+             trusts the mirror; a relay's server keeps no part of the tables; info: messages are forwarded"
+        fix "set `postgres.engine` as the tables are; connect a relay to a node that keeps shards";
     AT_START "pg.grants" "The login has the rights that it needs"
         reads "memberships of Oncely's roles (`pg_has_role`), privileges on tables (`has_table_privilege`), the functions that give keys where they are needed"
         bad "error: the login lacks the role of its work, or the role lacks a privilege that its migration gave it"
@@ -249,6 +254,18 @@ checks! {
         reads "the median of five `PING`s beside `mirror.budget`"
         bad "warning: slower: the mirror is bypassed"
         fix "lengthen `mirror.budget`, or bring Redis nearer";
+    DOCTOR_ONLY "citus.tables" "A Citus cluster: a tenant's rows lie together"
+        reads "`pg_dist_partition` and `pg_dist_shard`, where the extension citus is"
+        bad "error: a table of Oncely is not spread; warning: a distributed table with a tenant is not colocated with the keys"
+        fix "run `oncely migrate --citus`; distribute the table with `colocate_with => 'oncely.idempotency_keys'`";
+    DOCTOR_ONLY "citus.policies" "A Citus cluster: shards have the policies of their tables"
+        reads "`pg_policy` of the shards at this node"
+        bad "error: a shard lacks a policy of its table"
+        fix "drop and create the policy at the coordinator, which makes it on all shards";
+    DOCTOR_ONLY "citus.prepared" "A Citus cluster: transactions of two phases end"
+        reads "`pg_prepared_xacts` of this node"
+        bad "warning: one was prepared over a minute ago: it holds its keys"
+        fix "`select recover_prepared_transactions()`; find the handler that writes rows of other tenants";
     DOCTOR_ONLY "live.relay" "A relay is running"
         reads "heartbeats of relays in `oncely.processes`"
         bad "warning: none: no event is published, nothing is mirrored or collected"
@@ -257,6 +274,11 @@ checks! {
         reads "heartbeats of workers, by the consumers that they name"
         bad "warning: none lives that names the consumer: its messages wait; info: a worker has a consumer that this file does not name"
         fix "start a worker with this file; remove the consumer where it is gone for good";
+    DOCTOR_ONLY "live.routes" "Messages go to the node that keeps their tenant"
+        reads "heartbeats of workers with `postgres.engine = \"citus\"`: deliveries sent to the owner, and forwarded, since the start of each"
+        bad "info: over a tenth of a thousand or more are forwarded"
+        fix "see whether the worker reaches all nodes by the addresses in `pg_dist_node` (`postgres.nodes`), and whether its tenants are known \
+             before the message is read (`consumers.tenant`)";
     DOCTOR_ONLY "live.processes" "No process is silent or unready"
         reads "`last_seen_at`, `state` and `reason` of heartbeats"
         bad "warning: silent for 12 seconds (it died, hangs, or can't reach PostgreSQL), or unready: why"

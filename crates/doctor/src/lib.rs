@@ -10,6 +10,7 @@ mod broker_api;
 mod catalogue;
 mod check;
 mod check_session;
+mod citus;
 mod hosts;
 mod identity;
 mod limits;
@@ -193,6 +194,7 @@ async fn check_postgres(config: &Config, scope: &CheckSelection, role: Role, ses
         match role {
             Role::Worker => {
                 preflight::read_secrets(config, pg_session, findings).await;
+                preflight::check_worker_engine(config, pg_session, findings).await;
             }
             Role::Relay if config.mirror.is_some() && !has_key => {
                 preflight::check_tag_keys(config, pg_session, findings).await;
@@ -207,6 +209,7 @@ async fn check_postgres(config: &Config, scope: &CheckSelection, role: Role, ses
     login::check_powers(session).await;
     server::run_checks(config, limits, session).await;
     wal::run_checks(limits, session).await;
+    citus::run_checks(session).await;
     maintenance::run_checks(config, limits, session).await;
     if scope.includes_any_of(&["live"]) {
         live::run_checks(config, limits, session).await;

@@ -15,9 +15,10 @@ use oncely_process::preflight::{CheckFindings, QuotedText};
 /// Maximum silence of a process that is listed.
 const MAX_LISTED_SILENCE: TimeDelta = TimeDelta::hours(1);
 
-const CHECKS: [&str; 8] = [
+const CHECKS: [&str; 9] = [
     "live.relay",
     "live.workers",
+    "live.routes",
     "live.processes",
     "live.versions",
     "live.config",
@@ -33,6 +34,8 @@ struct ConsumerBeat {
     consumer: String,
     stalled: Option<Stall>,
     contended: Option<Stall>,
+    /// Deliveries that were forwarded, and those that were sent to the node that keeps their tenant.
+    routes: [u64; 2],
 }
 
 #[derive(Debug, Deserialize)]
@@ -71,6 +74,7 @@ pub(super) async fn run_checks(config: &Config, limits: &Limits, session: &mut C
     }
     check_relay(&living, session.findings);
     check_workers(config, &living, session.findings);
+    check_routes(&living, session.findings);
     check_processes(&living, &silent, now, session.findings);
     check_versions(&living, session.findings);
     check_config_digests(&living, session.findings);
@@ -132,6 +136,26 @@ fn check_relay(living: &[LiveProcess], findings: &mut CheckFindings) {
     if !living.iter().any(|process| process.row.kind == "relay") {
         let text = "none is running: no event is published, nothing is mirrored, nothing is collected";
         findings.add_warning("live.relay", "relay", text);
+    }
+}
+
+/// Number of a worker's deliveries from which their routes are judged.
+const MIN_ROUTED: u64 = 1_000;
+
+/// Checks that workers in a cluster send most messages to the node that keeps their tenant.
+fn check_routes(living: &[LiveProcess], findings: &mut CheckFindings) {
+    for process in living {
+        for ConsumerBeat { consumer, routes: [forwarded, to_owner], .. } in &process.beats {
+            let all = forwarded + to_owner;
+            if all >= MIN_ROUTED && forwarded * 10 > all {
+                let text = format!(
+                    "{} forwards {forwarded} of {all} messages of {consumer}: their nodes are unknown to it, or their tenants",
+                    process.row.name
+                );
+                findings.quoted.push(QuotedText::Name(consumer.clone()));
+                findings.add_info("live.routes", consumer.as_str(), text);
+            }
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use super::queues::{check_queues, close, connect_and_check};
 use super::redis_cluster::check_cluster;
 use oncely_config::Config;
 use oncely_process::preflight::{
-    CheckFindings, Preflight, check_handlers, check_pauses, check_postgres, conclude,
+    CheckFindings, Preflight, check_handlers, check_pauses, check_postgres, check_worker_engine, conclude,
 };
 
 /// Checks PostgreSQL, the handlers and the queues of all consumers. Changes nothing.
@@ -14,6 +14,7 @@ pub async fn preflight_worker(config: &Config) -> Preflight {
     if let Some(session) = &mut session {
         check_handlers(config, session, &mut findings).await;
         check_pauses(config, session, &mut findings).await;
+        check_worker_engine(config, session, &mut findings).await;
     }
     if let Some(connection) = connect_and_check(config, &mut findings).await {
         check_queues(config, &connection, config.rabbitmq.timeout, &mut findings).await;

@@ -86,6 +86,27 @@ pub fn differ_by_host_alone<'a>(urls: impl IntoIterator<Item = &'a SecretString>
     }
 }
 
+/// Returns a URL with another host and port, and the same login, path and options; `None` if the URL or the host is invalid.
+#[must_use]
+pub fn with_host(url: &SecretString, host: &str, port: u16) -> Option<SecretString> {
+    let mut url = Url::parse(url.expose_secret()).ok()?;
+    let is_address_of_six = host.contains(':') && !host.starts_with('[');
+    url.set_host(Some(&if is_address_of_six { format!("[{host}]") } else { host.to_owned() })).ok()?;
+    url.set_port(Some(port)).ok()?;
+    // Options of libpq that would take precedence.
+    let is_place = |name: &str| matches!(name, "host" | "hostaddr" | "port");
+    let options: Vec<_> = url
+        .query_pairs()
+        .filter(|(name, _)| !is_place(name))
+        .map(|pair| (pair.0.into_owned(), pair.1.into_owned()))
+        .collect();
+    url.set_query(None);
+    if !options.is_empty() {
+        url.query_pairs_mut().extend_pairs(options);
+    }
+    Some(String::from(url).into())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -135,6 +156,24 @@ mod tests {
         ] {
             assert_eq!(mask_urls(urls), shown);
         }
+    }
+
+    #[test]
+    fn a_url_is_moved_to_another_host_with_its_login_and_options() {
+        for (url, moved) in [
+            (
+                "postgres://u:p%2F@a:1/d?sslmode=require&host=/run&port=2",
+                "postgres://u:p%2F@b:5433/d?sslmode=require",
+            ),
+            ("postgresql://u@[::1]/d", "postgresql://u@b:5433/d"),
+            ("postgres://u@a/d", "postgres://u@b:5433/d"),
+        ] {
+            let found = with_host(&SecretString::from(url.to_owned()), "b", 5433).unwrap();
+            assert_eq!(found.expose_secret(), moved);
+        }
+        let six = with_host(&SecretString::from("postgres://u@a/d".to_owned()), "fd00::1", 5432).unwrap();
+        assert_eq!(six.expose_secret(), "postgres://u@[fd00::1]:5432/d");
+        assert!(with_host(&SecretString::from("secret".to_owned()), "b", 1).is_none());
     }
 
     #[test]

@@ -171,6 +171,8 @@ mod tests {
             statement_timeout: second,
             lock_timeout: second,
             host_state: HostState::default(),
+            citus: None,
+            node: None,
         })
     }
 

@@ -16,7 +16,9 @@ pub struct Distribution {
 pub enum DistributeError {
     #[error("the database has no extension citus: `create extension citus`, on each node")]
     NoCitus,
-    #[error("Citus {0}: this program knows how to work with 12 and later")]
+    #[error(
+        "Citus {0}: 13.1 is the first that brings rights on columns to the nodes, which Oncely's roles have"
+    )]
     OldCitus(String),
     #[error("this server is no coordinator of a Citus cluster: connect to the coordinator")]
     NoCoordinator,
@@ -29,6 +31,9 @@ pub enum DistributeError {
     #[error(transparent)]
     Postgres(#[from] sqlx::Error),
 }
+
+/// The first version of Citus that propagates GRANT on columns (its CHANGELOG, 13.1.0).
+const MIN_VERSION: (u32, u32) = (13, 1);
 
 /// Spreads the tables, on the coordinator. Tables that are spread already stay unchanged: it is called again after later migrations.
 /// Copies existing rows, and writers wait meanwhile.
@@ -44,8 +49,8 @@ pub async fn distribute(
             .fetch_optional(&mut *connection)
             .await?;
     let version = version.ok_or(DistributeError::NoCitus)?;
-    let major = version.split(['.', '-']).next().and_then(|major| major.parse::<u32>().ok());
-    if major.is_none_or(|major| major < 12) {
+    let mut numbers = version.split(['.', '-']).map(|number| number.parse::<u32>().unwrap_or(0));
+    if (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) < MIN_VERSION {
         return Err(DistributeError::OldCitus(version));
     }
     let is_coordinator: bool =

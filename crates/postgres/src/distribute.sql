@@ -94,5 +94,18 @@ as $$
     order by g.shard
 $$;
 
+create or replace function oncely.tenant_nodes(
+    tenants text[], out tenant text, out node integer, out host text, out port integer
+) returns setof record
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select t.tenant, n.groupid, n.nodename, n.nodeport
+    from (select distinct u.tenant from unnest(tenants) as u (tenant)) as t
+    join pg_dist_placement as p
+        on p.shardid = get_shard_id_for_distribution_column('oncely.idempotency_keys', t.tenant)
+    join pg_dist_node as n on n.groupid = p.groupid and n.noderole = 'primary' and n.isactive
+$$;
+
 -- Called for rows of a shard, it reads letters of the same tenant, which lie in a shard of the same node.
 alter function oncely.may_be_forgotten set citus.allow_nested_distributed_execution = on;

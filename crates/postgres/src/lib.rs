@@ -9,6 +9,7 @@ mod address;
 mod audit;
 mod audit_seal;
 mod backlog;
+mod citus_state;
 mod claim;
 mod clock_check;
 mod collection;
@@ -74,6 +75,7 @@ mod status_queries;
 mod suspect;
 mod tenant;
 mod tenant_groups;
+mod tenant_node;
 mod timelines;
 mod trail;
 mod turn;
@@ -94,6 +96,7 @@ pub use audit_seal::{
 pub use backlog::{
     Backlog, WaitingLetters, count_waiting_letters, count_waiting_letters_with_reason, read_backlog,
 };
+pub use citus_state::{CitusState, read_citus_state};
 pub use claim::{
     FreshClaim, claim, claim_fresh, is_aborted, is_locked, is_role_missing, is_taken, look_up, retake,
 };
@@ -221,8 +224,7 @@ pub use session::{
 pub use session::{DatabaseCell, DatabaseClock, Session};
 pub use session_factory::{NoSession, SessionFactory};
 pub use session_pool::{PoolLimits, PooledSession, SessionOpener, SessionPool};
-pub use settings::HostState;
-pub use settings::PgSettings;
+pub use settings::{CitusSettings, HostState, NodeAddress, PgSettings, split_address};
 pub use settle::settle_claim;
 pub use stats::{
     ConsumerStats, RelayStats, prune_stats, read_consumer_stats, read_relay_stats, record_relay_stats,
@@ -238,6 +240,7 @@ pub use tenant::{
     erase_pending_tags, erase_rows, erase_silent_processes, erase_trail_span, has_mirror, list_tenant_queues,
     read_tenant_contents, read_tenant_payloads,
 };
+pub use tenant_node::{TenantNode, find_tenant_nodes, is_spread};
 pub use timelines::Timelines;
 pub use trail::{
     Position, TrailFilter, count_trail_rows, read_first_trail_week, read_oldest_trail_time, read_trail_page,

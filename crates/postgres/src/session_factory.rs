@@ -42,6 +42,12 @@ impl SessionFactory {
         Self { settings, cell, timelines }
     }
 
+    /// Creates a factory for the same cell at another server.
+    #[must_use]
+    pub fn at_node(&self, settings: PgSettings, timelines: Timelines) -> Self {
+        Self { settings, cell: self.cell.clone(), timelines }
+    }
+
     /// Opens a session.
     pub async fn open(&self, application: &str) -> Result<Session, NoSession> {
         self.require_admitted(Session::open(&self.settings, application).await?).await

@@ -1,15 +1,16 @@
 //! Connection settings for PostgreSQL.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use secrecy::{ExposeSecret as _, SecretString};
 
 use super::timelines::Timelines;
-use oncely_net::server_url::{mask_url, split_urls};
+use oncely_net::server_url::{mask_url, split_urls, with_host};
 use oncely_net::tls::TlsSettings;
 use oncely_net::url_file::{self, UrlFileError};
 
@@ -35,6 +36,61 @@ pub struct PgSettings {
     pub lock_timeout: Duration,
     /// The process's knowledge of the hosts.
     pub host_state: HostState,
+    /// Set where the tables are spread over the nodes of a Citus cluster; `None` for PostgreSQL.
+    pub citus: Option<CitusSettings>,
+    /// The node that is meant, if it is not the server of the URL.
+    pub node: Option<NodeAddress>,
+}
+
+/// Settings of a Citus cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CitusSettings {
+    /// Hosts and ports by which this process reaches nodes, by those that the nodes have for each other (`host:port`).
+    pub nodes: BTreeMap<String, String>,
+    /// Time for which it is remembered which node keeps a tenant.
+    pub placement_ttl: Duration,
+}
+
+/// Host and port of a node. They change when another server takes over from it.
+#[derive(Clone, Debug)]
+pub struct NodeAddress(Arc<RwLock<(String, u16)>>);
+
+/// Splits `host:port`; `None` if it is not of that form. An IPv6 address stands in brackets.
+#[must_use]
+pub fn split_address(address: &str) -> Option<(&str, u16)> {
+    let (host, port) = address.rsplit_once(':')?;
+    let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    Some((host, port.parse().ok()?)).filter(|(host, _)| !host.is_empty())
+}
+
+impl CitusSettings {
+    /// Returns the host and port by which this process reaches a node with this host and port.
+    #[must_use]
+    pub fn reachable(&self, host: &str, port: u16) -> (String, u16) {
+        let host_in_key = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
+        let named =
+            self.nodes.get(&format!("{host_in_key}:{port}")).and_then(|address| split_address(address));
+        let (host, port) = named.unwrap_or((host, port));
+        (host.to_owned(), port)
+    }
+}
+
+impl NodeAddress {
+    /// Creates the address.
+    #[must_use]
+    pub fn new(host: String, port: u16) -> Self {
+        Self(Arc::new(RwLock::new((host, port))))
+    }
+
+    /// Changes the address, for the connections that are made from now on.
+    pub fn set(&self, host: String, port: u16) {
+        // A poisoned lock still holds a valid value: it is replaced as one.
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = (host, port);
+    }
+
+    fn get(&self) -> (String, u16) {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
 }
 
 /// A process's knowledge of several hosts: the one to try first, which took writes last time, and the newest timeline seen.
@@ -84,12 +140,30 @@ impl PgSettings {
         self.connect_timeout * u32::try_from(self.urls().count() * 2).unwrap_or(u32::MAX)
     }
 
-    /// Reads the URLs from their file again, and returns the settings with them; the settings unchanged without a file.
+    /// Returns the settings for a node, with this login, database and options.
+    #[must_use]
+    pub fn at_node(&self, node: NodeAddress) -> Self {
+        Self { node: Some(node), other_hosts: Vec::new(), host_state: HostState::default(), ..self.clone() }
+    }
+
+    /// Reads the URLs from their file again, and returns the settings with them, or with that of the node that is meant; the settings
+    /// unchanged without either.
     pub(crate) fn reread_urls(&self) -> Result<Cow<'_, Self>, UrlFileError> {
-        let Some(file) = &self.url_file else { return Ok(Cow::Borrowed(self)) };
-        let mut urls = split_urls(url_file::read(file)?.expose_secret()).into_iter();
-        let url = urls.next().unwrap_or_default();
-        Ok(Cow::Owned(Self { url, other_hosts: urls.collect(), ..self.clone() }))
+        let mut settings = Cow::Borrowed(self);
+        if let Some(file) = &self.url_file {
+            let mut urls = split_urls(url_file::read(file)?.expose_secret()).into_iter();
+            let own = settings.to_mut();
+            own.url = urls.next().unwrap_or_default();
+            own.other_hosts = urls.collect();
+        }
+        if let Some(node) = &self.node {
+            let (host, port) = node.get();
+            let own = settings.to_mut();
+            // An unusable host is an unusable URL: the driver reports it.
+            own.url = with_host(&own.url, &host, port).unwrap_or_default();
+            own.other_hosts = Vec::new();
+        }
+        Ok(settings)
     }
 
     /// Returns the settings for each host alone, without the file of the URLs.

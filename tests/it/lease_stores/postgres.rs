@@ -44,6 +44,8 @@ fn own_sessions(url: &str) -> SessionPool {
         statement_timeout: limit,
         lock_timeout: limit,
         host_state: HostState::default(),
+        citus: None,
+        node: None,
     };
     let factory = SessionFactory::new(settings, "main".to_owned(), Timelines::default());
     SessionPool::new(factory, "test".to_owned(), 12, limit)

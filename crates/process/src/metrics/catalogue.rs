@@ -48,6 +48,8 @@ macro_rules! catalogue {
 catalogue! {
     "worker" {
         Counter "oncely_deliveries_total" ["consumer", "redelivered"] "Deliveries that the broker handed over";
+        Counter "oncely_routed_messages_total" ["consumer", "route"]
+            "Deliveries in a Citus cluster: owner (sent to the node that keeps the tenant), forwarded (sent to the node of postgres.url, as no other is known)";
         Counter "oncely_messages_total" ["consumer", "outcome"] "Settled deliveries, by what became of them";
         Histogram "oncely_message_duration_seconds" ["consumer", "outcome"] "From the arrival of a delivery until it was settled";
         Histogram "oncely_handler_duration_seconds" ["consumer", "result"]

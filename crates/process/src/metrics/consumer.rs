@@ -42,6 +42,7 @@ struct OutcomeHandles {
 /// Handles of a consumer.
 pub struct ConsumerMetrics {
     deliveries: [Counter; 2],
+    routes: [Counter; 2],
     outcomes: Vec<OutcomeHandles>,
     duplicates: [Counter; 3],
     dead_letters: Vec<(Reason, Counter)>,
@@ -101,6 +102,8 @@ impl ConsumerMetrics {
         Self {
             deliveries: ["false", "true"]
                 .map(|redelivered| counter!("oncely_deliveries_total", "consumer" => c(), "redelivered" => redelivered)),
+            routes: ["forwarded", "owner"]
+                .map(|route| counter!("oncely_routed_messages_total", "consumer" => c(), "route" => route)),
             outcomes: OUTCOMES
                 .iter()
                 .map(|outcome| OutcomeHandles {
@@ -165,6 +168,11 @@ impl ConsumerMetrics {
     /// Counts a delivery.
     pub fn count_delivery(&self, redelivered: bool) {
         self.deliveries[usize::from(redelivered)].increment(1);
+    }
+
+    /// Counts a delivery that was sent to the node that keeps its tenant, or to another one.
+    pub fn count_route(&self, is_to_owner: bool) {
+        self.routes[usize::from(is_to_owner)].increment(1);
     }
 
     /// Counts an observed message, by the reason in the trail.

@@ -1,11 +1,13 @@
 //! Checks that the servers fit the configuration, for workers and relays before they start, and for the doctor.
 
+mod engine;
 mod files;
 mod found;
 mod handlers;
 mod postgres;
 mod trust;
 
+pub use engine::{check_relay_engine, check_worker_engine};
 pub use files::warn_of_gateway_files;
 pub use files::{check_secret_files, warn_of_secret_files};
 pub use found::{CheckFindings, QuotedText};

@@ -21,7 +21,7 @@ use oncely_mirror::{Mirror, MirrorWatch};
 use oncely_postgres::{DatabaseClock, SessionFactory, Timelines};
 use oncely_process::heartbeat::Heartbeat;
 use oncely_process::metrics::{DoctorMetrics, GcMetrics, RelayMetrics, Server};
-use oncely_process::preflight::{preflight, warn_of_secret_files};
+use oncely_process::preflight::{CheckFindings, check_relay_engine, preflight, warn_of_secret_files};
 use oncely_process::process::{Attempt, Lifecycle};
 use oncely_process::shutdown::StopOutcome;
 use oncely_process::vitals::{Program, Vitals};
@@ -165,6 +165,11 @@ impl Relay {
     /// If the configuration has to be changed, with the required changes.
     async fn check_servers(&self) -> Result<Attempt<DatabaseClock>, Problems> {
         let mut found = preflight(&self.config).await;
+        if let Some(session) = &mut found.session {
+            let mut findings = CheckFindings::default();
+            check_relay_engine(&self.config, session, &mut findings).await;
+            found.add_findings(findings);
+        }
         check_mirror(&self.config, &mut found).await;
         if !found.problems.is_empty() {
             return Err(found.problems);

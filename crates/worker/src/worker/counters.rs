@@ -27,6 +27,8 @@ pub(crate) struct Counters {
     dead_lettered: AtomicU64,
     outages: AtomicU64,
     fallbacks: AtomicU64,
+    /// Messages sent to another node than the one that keeps their tenant, and to that one.
+    routes: [AtomicU64; 2],
 }
 
 /// Counters at one time.
@@ -62,6 +64,7 @@ impl Counters {
             dead_lettered: AtomicU64::default(),
             outages: AtomicU64::default(),
             fallbacks: AtomicU64::default(),
+            routes: Default::default(),
         }
     }
 
@@ -69,6 +72,17 @@ impl Counters {
     pub(crate) fn count_delivery(&self, redelivered: bool) {
         self.metrics.count_delivery(redelivered);
         self.delivered.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a delivery that was sent to the node that keeps its tenant, or to another one.
+    pub(crate) fn count_route(&self, is_to_owner: bool) {
+        self.metrics.count_route(is_to_owner);
+        self.routes[usize::from(is_to_owner)].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns the number of deliveries that were sent to another node than the one that keeps their tenant, and to that one.
+    pub(crate) fn routes(&self) -> [u64; 2] {
+        self.routes.each_ref().map(|route| route.load(Ordering::Relaxed))
     }
 
     /// Counts a settled delivery; `duration`: since it arrived.

@@ -108,7 +108,8 @@ impl DryRun<'_> {
         )));
         let shared =
             ConsumerContext::new(common, self.consumer, run, None, ConsumerMetrics::register(self.consumer));
-        let shared = Arc::new(ConsumerContext { progress: ConsumerProgress::new_for_trial(), ..shared });
+        let shared =
+            Arc::new(ConsumerContext { progress: Arc::new(ConsumerProgress::new_for_trial()), ..shared });
         let prepared: Vec<_> = deliveries.into_iter().map(|delivery| prepare(&shared, delivery)).collect();
         let (positions, candidates): (Vec<usize>, Vec<&Candidate>) = prepared
             .iter()

@@ -78,6 +78,8 @@ pub struct ConsumerReport {
     pub counts: DeliveryCounts,
     /// Deliveries with copies that don't arrive.
     pub unsettled: usize,
+    /// Deliveries in a Citus cluster that were sent to another node than the one that keeps their tenant, and to that one.
+    pub routes: [u64; 2],
     pub(crate) paused: Option<Pause>,
     #[serde(flatten)]
     pub condition: Condition,
@@ -99,6 +101,21 @@ pub struct Condition {
     pub contended: Option<LockContention>,
     /// Number of unacknowledged deliveries by queue. A queue without a subscription is missing.
     pub unacknowledged: BTreeMap<String, u64>,
+}
+
+impl Condition {
+    /// Adds the condition of the same consumer at another node: the earlier of two errors is shown.
+    pub(crate) fn add(&mut self, other: Self) {
+        self.completed_at = self.completed_at.max(other.completed_at);
+        let earlier = |own: Option<FailureNotice>, others: Option<FailureNotice>| match (own, others) {
+            (Some(own), Some(others)) if own.since > others.since => Some(others),
+            (own, others) => own.or(others),
+        };
+        self.stalled = earlier(self.stalled.take(), other.stalled);
+        self.failed = earlier(self.failed.take(), other.failed);
+        self.failing = self.failing.take().or(other.failing);
+        self.contended = self.contended.take().or(other.contended);
+    }
 }
 
 impl Health {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use super::health::ConsumerReport;
+use super::nodes::ClusterNodes;
 use super::shared::ConsumerContext;
 use oncely_config::ConsumerSettings;
 use oncely_mirror::{EpochWatch, Mirror, MirrorWatch};
@@ -21,6 +22,8 @@ pub(super) struct WorkerObserver {
     vitals: Arc<Vitals>,
     consumers: Vec<Arc<ConsumerContext>>,
     watch: EpochWatch,
+    /// `None` unless the tables are spread over nodes.
+    nodes: Option<Arc<ClusterNodes>>,
     mirror: Option<MirrorWatch>,
     metrics: MirrorMetrics,
 }
@@ -31,6 +34,7 @@ impl WorkerObserver {
         vitals: &Arc<Vitals>,
         consumers: Vec<Arc<ConsumerContext>>,
         watch: EpochWatch,
+        nodes: Option<Arc<ClusterNodes>>,
         mirror: Option<Mirror>,
         stop: &CancellationToken,
     ) -> Self {
@@ -43,6 +47,7 @@ impl WorkerObserver {
             vitals: Arc::clone(vitals),
             consumers,
             watch,
+            nodes,
             mirror: mirror.map(|mirror| MirrorWatch::start(mirror, stop.clone())),
             metrics: vitals.with_registry(MirrorMetrics::register),
         }
@@ -82,8 +87,13 @@ impl WorkerObserver {
             };
             Some(format!("{why}; only slower, PostgreSQL alone knows the duplicates"))
         });
-        self.metrics.epoch_changes.absolute(self.watch.changes());
-        self.vitals.set_degraded(degraded);
+        let nodes = self.nodes.as_ref();
+        let of_nodes = nodes.map_or(0, |nodes| nodes.epoch_changes());
+        self.metrics.epoch_changes.absolute(self.watch.changes() + of_nodes);
+        let away = nodes.map(|nodes| nodes.away()).filter(|away| !away.is_empty());
+        let away = away.map(|away| format!("nodes {away:?} do not answer; messages of their tenants wait"));
+        let degraded: Vec<String> = degraded.into_iter().chain(away).collect();
+        self.vitals.set_degraded((!degraded.is_empty()).then(|| degraded.join("; ")));
         self.vitals.set_readiness(match reasons.is_empty() {
             true => Readiness::Ready,
             false => Readiness::Unready(reasons.join("; ")),

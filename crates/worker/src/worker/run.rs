@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use super::builder::Worker;
 use super::error::WorkerError;
 use super::heartbeat::WorkerMember;
+use super::nodes::ClusterNodes;
 use super::observe::WorkerObserver;
 use super::register::register;
 use super::shared::{ConsumerContext, Precheck, ProcessContext};
@@ -108,16 +109,22 @@ impl Worker {
             stop.clone(),
         );
         let mut traces = Traces::start("worker", config)?;
+        let nodes = config.postgres.citus.is_some().then(|| {
+            let mode = config.mirror.as_ref().map(|mirror| mirror.precheck);
+            let (settings, worker) = (config.postgres.clone(), config.worker.name.clone());
+            Arc::new(ClusterNodes::new(settings, common.clock.clone(), worker, mode, stop.clone()))
+        });
         let mut tasks = Tasks::default();
         for (consumer, handler) in self.consumers_with_handler() {
-            let precheck = configure_precheck(config, consumer, mirror.as_ref(), &watch);
+            let precheck = configure_precheck(config, consumer, mirror.as_ref(), &watch)
+                .map(|precheck| if nodes.is_some() { precheck.for_forwarded() } else { precheck });
             let metrics = vitals.with_registry(|| ConsumerMetrics::register(consumer));
             let mut shared = ConsumerContext::new(&common, consumer, handler.clone(), precheck, metrics);
             shared.traces = traces.start_consumer(config, consumer, handler, &common.timelines);
             initial.apply_to(&shared);
-            tasks.start(Arc::new(shared));
+            tasks.start(Arc::new(shared), nodes.as_ref());
         }
-        let observer = WorkerObserver::start(vitals, tasks.consumers.clone(), watch, mirror, stop);
+        let observer = WorkerObserver::start(vitals, tasks.consumers.clone(), watch, nodes, mirror, stop);
         let (clock, timelines) = (common.clock.clone(), common.timelines.clone());
         let reporting = WorkerMember(tasks.consumers.clone());
         let heartbeat =

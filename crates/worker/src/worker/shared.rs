@@ -1,6 +1,7 @@
 //! State that the lanes and subscriptions of one consumer share.
 
-use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Semaphore;
@@ -15,6 +16,7 @@ use super::isolation::contention::Contention;
 use super::isolation::permit::{Permits, ProcessRights};
 use super::journal::Journal;
 use super::keys::KeyCache;
+use super::nodes::ClusterNode;
 use super::progress::ConsumerProgress;
 use super::settle::unsettled::{MAX_LEASED_WAITING, UnsettledDeliveries};
 use oncely_amqp::{Budget, Publisher};
@@ -35,7 +37,8 @@ use oncely_traces::{BatchTrace, ConsumerTraces};
 /// times more.
 const MAX_CONCURRENT_LARGE: usize = 2;
 
-/// A consumer at work.
+/// A consumer at work, at one server of PostgreSQL.
+#[derive(Clone)]
 pub(crate) struct ConsumerContext {
     pub(crate) consumer: ConsumerSettings,
     pub(crate) handler: ConsumerHandler,
@@ -54,42 +57,59 @@ pub(crate) struct ConsumerContext {
     pub(crate) cipher: Option<Arc<dyn Cipher>>,
     /// Maximum number of letters of a tenant that are stored, unless an operator has set another quota.
     pub(crate) letter_quota: Quota,
-    pub(crate) publisher: Publisher,
+    pub(crate) publisher: Arc<Publisher>,
     /// Deliveries that the lanes can't settle at once.
-    pub(crate) unsettled: UnsettledDeliveries,
+    pub(crate) unsettled: Arc<UnsettledDeliveries>,
     /// Bytes that deliveries may hold.
     pub(crate) budget: Budget,
-    pub(crate) counters: Counters,
+    pub(crate) counters: Arc<Counters>,
     pub(crate) traces: ConsumerTraces,
-    pub(crate) health: Health,
-    pub(crate) failures: FailureLog,
-    pub(crate) permits: Permits,
+    pub(crate) health: Arc<Health>,
+    pub(crate) failures: Arc<FailureLog>,
+    pub(crate) permits: Arc<Permits>,
     /// Permits of large messages at work. A lane waits for one in its turn, and keeps it until its transaction ends.
     pub(crate) large_permits: Arc<Semaphore>,
     /// State of collisions of its transactions.
-    pub(crate) contention: Contention,
+    pub(crate) contention: Arc<Contention>,
     /// Time of a message in its handler, if that gets one at a time in batches.
     pub(crate) pace: Option<Arc<Pace>>,
-    pub(crate) progress: ConsumerProgress,
+    /// Maximum number of messages in a batch at a node of a cluster: the nodes share the prefetch.
+    pub(crate) batch_share: Option<Arc<AtomicUsize>>,
+    pub(crate) progress: Arc<ConsumerProgress>,
     /// Closed while the consumer is paused.
-    pub(crate) gate: Gate,
+    pub(crate) gate: Arc<Gate>,
     pub(crate) liveness: Liveness,
     /// Time that work in progress may take after the worker is stopped.
     pub(crate) shutdown: Duration,
-    pub(crate) journal: Journal,
+    pub(crate) journal: Arc<Journal>,
     /// Cancelled when the worker stops: no new work begins.
     pub(crate) stop: CancellationToken,
     /// Cancelled when unfinished work is left to redelivery.
     pub(crate) abandon: CancellationToken,
     /// Cancelled when all work is done: connections may close.
     pub(crate) done: CancellationToken,
+    /// The same consumer at the nodes of a cluster.
+    pub(crate) at_nodes: Arc<Mutex<Vec<Arc<Self>>>>,
 }
 
 /// Access to the mirror.
+#[derive(Clone)]
 pub(crate) struct Precheck {
     pub(crate) mirror: Mirror,
     pub(crate) mode: PrecheckMode,
     pub(crate) watch: EpochWatch,
+}
+
+impl Precheck {
+    /// Returns the access for forwarded messages: a hit is looked up in PostgreSQL, for the watched epoch is not that of the node that keeps the
+    /// tenant.
+    pub(crate) fn for_forwarded(self) -> Self {
+        let mode = match self.mode {
+            PrecheckMode::Off => PrecheckMode::Off,
+            _ => PrecheckMode::Verify,
+        };
+        Self { mode, ..self }
+    }
 }
 
 /// State that the consumers of a process have in common.
@@ -181,29 +201,64 @@ impl ConsumerContext {
             stored_body: usize::try_from(config.dead_letters.max_body).unwrap_or(usize::MAX),
             cipher: config.cipher().cloned(),
             letter_quota: config.dead_letters.quota(),
-            publisher: Publisher::new(
+            publisher: Arc::new(Publisher::new(
                 config.rabbitmq.clone(),
                 format!("oncely worker {} {} publisher", config.worker.name, consumer.name),
-            ),
-            unsettled: UnsettledDeliveries::new(consumer, unsettled),
+            )),
+            unsettled: Arc::new(UnsettledDeliveries::new(consumer, unsettled)),
             budget: Budget::new(usize::try_from(consumer.buffer).unwrap_or(usize::MAX)),
-            counters: Counters::new(metrics),
+            counters: Arc::new(Counters::new(metrics)),
             traces: ConsumerTraces::default(),
-            health: Health::new(clock.clone()),
-            failures: FailureLog::start(consumer.name.clone()),
-            permits: Permits::new(common.process.clone()),
+            health: Arc::new(Health::new(clock.clone())),
+            failures: Arc::new(FailureLog::start(consumer.name.clone())),
+            permits: Arc::new(Permits::new(common.process.clone())),
             large_permits: Arc::new(Semaphore::new(MAX_CONCURRENT_LARGE)),
-            contention: Contention::default(),
+            contention: Arc::default(),
             pace: gets_one_at_a_time.then(Arc::default),
-            progress: ConsumerProgress::default(),
-            gate: Gate::default(),
+            batch_share: None,
+            progress: Arc::default(),
+            gate: Arc::default(),
             liveness: common.liveness.clone(),
             shutdown: config.worker.shutdown,
-            journal: Journal::default(),
+            journal: Arc::default(),
             stop: common.stop.clone(),
             abandon: common.abandon.clone(),
             done: common.done.clone(),
+            at_nodes: Arc::default(),
         }
+    }
+
+    /// Creates the context of the same consumer at a node. Its epoch, trust in the mirror, clock, evidence about failures, contention and
+    /// health are the node's own; counts, limits, pauses and the connection to the broker are those of the consumer.
+    pub(crate) fn at_node(
+        &self,
+        node: &ClusterNode,
+        mode: Option<PrecheckMode>,
+        batch_share: Arc<AtomicUsize>,
+    ) -> Arc<Self> {
+        let postgres =
+            PgSettings { statement_timeout: self.postgres.statement_timeout, ..node.settings.clone() };
+        let precheck = self.precheck.clone();
+        let own = Arc::new(Self {
+            factory: self.factory.at_node(postgres.clone(), node.timelines.clone()),
+            postgres,
+            clock: node.clock.clone(),
+            precheck: precheck.zip(mode).map(|(precheck, mode)| Precheck {
+                mode,
+                watch: node.watch.clone(),
+                ..precheck
+            }),
+            health: Arc::new(Health::new(node.clock.clone())),
+            permits: Arc::new(self.permits.for_another_node()),
+            contention: Arc::default(),
+            pace: self.pace.as_ref().map(|_| Arc::default()),
+            batch_share: Some(batch_share),
+            progress: Arc::default(),
+            at_nodes: Arc::default(),
+            ..self.clone()
+        });
+        self.at_nodes.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&own));
+        own
     }
 
     /// Opens a session to the right cell, for handlers and their transactions.
@@ -272,18 +327,28 @@ impl ConsumerContext {
 
     /// Returns the consumer's part of the heartbeat.
     pub(crate) fn report(&self) -> ConsumerReport {
+        let mut condition = self.condition();
+        for at_node in self.at_nodes.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            condition.add(at_node.condition());
+        }
+        ConsumerReport {
+            consumer: self.consumer.name.as_str().to_owned(),
+            counts: self.counters.snapshot(),
+            unsettled: self.unsettled.waiting_count(),
+            routes: self.counters.routes(),
+            paused: self.gate.current_pause(),
+            condition,
+        }
+    }
+
+    /// Returns the consumer's condition at this server.
+    fn condition(&self) -> Condition {
         let now = tokio::time::Instant::now();
         let contended = self
             .contention
             .colliding_since(now)
             .map(|since| LockContention { since: self.clock.now() - (now - since) });
-        ConsumerReport {
-            consumer: self.consumer.name.as_str().to_owned(),
-            counts: self.counters.snapshot(),
-            unsettled: self.unsettled.waiting_count(),
-            paused: self.gate.current_pause(),
-            condition: Condition { contended, ..self.health.condition() },
-        }
+        Condition { contended, ..self.health.condition() }
     }
 
     /// Returns the name of this process in PostgreSQL's and RabbitMQ's lists.

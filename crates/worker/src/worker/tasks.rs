@@ -6,15 +6,13 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinSet};
 
-use super::batch::prepare::read_tenant;
-use super::intake::arrivals::Arrivals;
-use super::lane::Lane;
-use super::leased;
+use super::nodes::ClusterNodes;
 use super::observation::run_observation;
+use super::router::route;
 use super::settle::settle_copies::settle_copies;
 use super::shared::ConsumerContext;
+use super::start_lanes::start_lanes;
 use super::subscribe::subscribe;
-use oncely_amqp::Delivery;
 
 /// Bounds the wait for the broker while connections close.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -30,8 +28,8 @@ pub(super) struct Tasks {
 }
 
 impl Tasks {
-    /// Starts a consumer: its subscriptions, and the tasks that work for it.
-    pub(super) fn start(&mut self, shared: Arc<ConsumerContext>) {
+    /// Starts a consumer: its subscriptions, and the tasks that work for it; at each of `nodes`, if the tables are spread over nodes.
+    pub(super) fn start(&mut self, shared: Arc<ConsumerContext>, nodes: Option<&Arc<ClusterNodes>>) {
         let consumer = &shared.consumer;
         // As much as the broker sends: then sending into it never waits, except after reconnects.
         let capacity = usize::from(consumer.prefetch) * consumer.queues.len();
@@ -42,16 +40,11 @@ impl Tasks {
         if consumer.is_observer() {
             self.lanes.spawn(run_observation(Arc::clone(&shared), receiver));
         } else {
-            match leased::leased_handler(&shared.handler) {
-                Some(handler) => {
-                    self.lanes.spawn(leased::consume(Arc::clone(&shared), handler, receiver));
+            match nodes {
+                Some(nodes) => {
+                    self.lanes.spawn(route(Arc::clone(&shared), Arc::clone(nodes), receiver, capacity));
                 }
-                None => {
-                    let arrivals = Arc::new(build_arrivals(&shared, receiver, capacity));
-                    for _ in 0..consumer.lanes {
-                        self.lanes.spawn(Lane::register(Arc::clone(&shared), Arc::clone(&arrivals)).run());
-                    }
-                }
+                None => start_lanes(&shared, receiver, capacity, &mut self.lanes),
             }
             self.copies.spawn(settle_copies(Arc::clone(&shared)));
         }
@@ -91,27 +84,4 @@ impl Tasks {
             tracing::warn!("no answer from RabbitMQ while closing connections");
         }
     }
-}
-
-/// Builds the buffer between a consumer's subscriptions and its lanes.
-fn build_arrivals(
-    shared: &Arc<ConsumerContext>,
-    receiver: mpsc::Receiver<Box<Delivery>>,
-    capacity: usize,
-) -> Arrivals<Box<Delivery>> {
-    let consumer = &shared.consumer;
-    let max_messages = usize::try_from(consumer.batch).unwrap_or(usize::MAX);
-    let lanes = usize::try_from(consumer.lanes).unwrap_or(usize::MAX);
-    // Half of the bytes that deliveries may hold; a quarter may be unsettled.
-    let bytes = usize::try_from(consumer.buffer / 2).unwrap_or(usize::MAX);
-    let room = usize::from(consumer.prefetch / 2);
-    let arrivals =
-        Arrivals::new(receiver, max_messages, capacity, lanes, (room, bytes)).with_pace(shared.pace.clone());
-    if !consumer.fair {
-        return arrivals;
-    }
-    let shared = Arc::clone(shared);
-    arrivals.with_turns(capacity, Box::new(move |delivery| read_tenant(&shared, delivery)), |delivery| {
-        delivery.size()
-    })
 }

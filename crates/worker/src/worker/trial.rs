@@ -109,7 +109,7 @@ impl TrialWorker {
         Some(
             TrialConsumer::start(ConsumerContext {
                 abandon,
-                progress: ConsumerProgress::new_for_trial(),
+                progress: Arc::new(ConsumerProgress::new_for_trial()),
                 ..shared
             })
             .await,

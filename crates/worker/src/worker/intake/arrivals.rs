@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{Mutex, mpsc, watch};
@@ -30,6 +31,8 @@ pub(crate) struct Arrivals<T> {
     max_messages: usize,
     /// Limits the number of messages by the time that the handler takes.
     pace: Option<Arc<Pace>>,
+    /// Maximum number of messages in a batch at one of several nodes, which share the prefetch.
+    share: Option<Arc<AtomicUsize>>,
     /// Messages from which a batch is not waited for: the broker may send no more as long as the other lanes hold theirs.
     full_size: usize,
     /// Maximum number of deliveries aside: half of the messages that the broker sends ahead of one queue.
@@ -119,6 +122,7 @@ impl<T> Arrivals<T> {
             busy_lanes,
             max_messages,
             pace: None,
+            share: None,
             full_size,
             max_aside,
             max_aside_bytes,
@@ -144,9 +148,17 @@ impl<T> Arrivals<T> {
         self
     }
 
+    /// Makes batches smaller if other nodes share the prefetch.
+    pub(crate) fn with_share(mut self, share: Option<Arc<AtomicUsize>>) -> Self {
+        self.share = share;
+        self
+    }
+
     /// Returns the maximum number of messages in the next batch.
     fn next_batch_max(&self) -> usize {
-        self.pace.as_ref().map_or(self.max_messages, |pace| pace.max_messages().min(self.max_messages))
+        let share = self.share.as_ref().map(|share| share.load(Ordering::Relaxed).max(1));
+        let pace = self.pace.as_ref().map(|pace| pace.max_messages());
+        share.into_iter().chain(pace).fold(self.max_messages, usize::min)
     }
 
     /// Takes deliveries from aside that must make room, so that deliveries behind them in the queue come.

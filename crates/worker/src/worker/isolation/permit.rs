@@ -63,6 +63,11 @@ impl Permits {
         Self { lanes: Arc::default(), process, max_time_alone: MAX_TIME_ALONE }
     }
 
+    /// Creates the permits of the same consumer's lanes at another node: suspects run alone in the process all the same.
+    pub(crate) fn for_another_node(&self) -> Self {
+        Self::new(self.process.clone())
+    }
+
     /// Waits for the permit to run. If `exclusive`, no other lane of the consumer runs beside the transaction, for [`MAX_TIME_ALONE`] at
     /// most.
     ///

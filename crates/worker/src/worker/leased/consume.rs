@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
-use tokio::task::{JoinError, JoinSet};
+use tokio::task::JoinSet;
 
 use super::runner::Runner;
+use crate::worker::error::propagate_panic;
 use crate::worker::intake::arrivals::Arrivals;
 use crate::worker::intake::aside::BatchOrigin;
 use crate::worker::settle::unsettled::MAX_LEASED_WAITING;
@@ -142,13 +143,4 @@ pub(super) fn start_runner(
     let bytes = usize::try_from(shared.consumer.buffer / 2).unwrap_or(usize::MAX);
     let arrivals = Arrivals::new(arriving, BURST_MESSAGES, BURST_MESSAGES, 1, (MAX_LEASED_WAITING, bytes));
     Arc::new(Runner::start(Arc::clone(shared), handler, store, GROUPS_IN_FLIGHT, arrivals))
-}
-
-/// Panics if a run has panicked: its message stays unacknowledged as long as its channel lives, so the worker stops, as for a lane.
-fn propagate_panic(result: Result<(), JoinError>) {
-    if let Err(error) = result
-        && error.is_panic()
-    {
-        std::panic::resume_unwind(error.into_panic());
-    }
 }
