@@ -63,10 +63,10 @@ comment on function oncely.hold_lease is
 revoke execute on function oncely.hold_lease from public;
 
 -- from functions/is_held.sql
-create or replace function oncely.is_held(held oncely.idempotency_keys, token bigint) returns boolean
+create or replace function oncely.is_held(owner text, held_token bigint, token bigint) returns boolean
 language sql immutable
 begin atomic
-    select coalesce(held.owner is not null and held.fencing_token = token, false);
+    select coalesce(owner is not null and held_token = token, false);
 end;
 comment on function oncely.is_held is 'Is this the lease that holds the key?';
 
@@ -111,13 +111,13 @@ comment on function oncely.lease_end is 'When a lease ends that is renewed now.'
 -- from functions/lease_retention.sql
 -- Returns the retention of a key with its own end, counted from the last claim, which set it: the token is the time of
 -- that claim, unless the clock was set back.
-create or replace function oncely.lease_retention(held oncely.idempotency_keys) returns interval
+create or replace function oncely.lease_retention(expires_at timestamptz, token bigint) returns interval
 language sql immutable
 begin atomic
     select case
         -- greatest ignores nulls.
-        when held.expires_at is not null
-        then greatest(held.expires_at - to_timestamp(held.fencing_token / 1000000.0), interval '0')
+        when expires_at is not null
+        then greatest(expires_at - to_timestamp(token / 1000000.0), interval '0')
     end;
 end;
 comment on function oncely.lease_retention is 'How long a held key is remembered; null where its consumer says that.';
@@ -165,7 +165,7 @@ declare
     is_open boolean;
     is_doubted boolean;
 begin
-    if oncely.is_held(held, token) then
+    if oncely.is_held(held.owner, held.fencing_token, token) then
         update oncely.idempotency_keys as i
         set not_before = ends, steps = all_steps
         where i.tenant = held.tenant and i.consumer = held.consumer and i.key = held.key;
@@ -632,7 +632,7 @@ begin
     lease := oncely.checked_time('lease', lease, interval '1 second', interval '1 day');
     held := oncely.hold_lease(tenant, consumer, key, token);
     -- After max_run no lease is renewed, though no run has taken the key over yet.
-    if not oncely.is_held(held, token) or held.run_ends_at <= clock_timestamp() then
+    if not oncely.is_held(held.owner, held.fencing_token, token) or held.run_ends_at <= clock_timestamp() then
         return null;
     end if;
     ends := oncely.lease_end(held.not_before, lease, held.run_ends_at);
@@ -740,7 +740,7 @@ begin
         perform oncely.await_standby();
         return 'already_completed';
     end if;
-    if not oncely.is_held(held, token) then
+    if not oncely.is_held(held.owner, held.fencing_token, token) then
         held := oncely.hold_in_doubt(tenant, consumer, key, token);
         if (held.status = 'FAILED' and held.reason = 'outcome_unknown') is not true then
             perform oncely.lease_is_lost();
@@ -748,7 +748,7 @@ begin
         -- A requeue of the key's letter would run nothing.
         perform oncely.close_letters(held, now);
     end if;
-    retention := oncely.lease_retention(held);
+    retention := oncely.lease_retention(held.expires_at, held.fencing_token);
     ends := oncely.bounded(now + retention);
     update oncely.idempotency_keys as i
     set status = 'COMPLETED', attempts = i.attempts + 1, completed_at = now, response = response,
@@ -936,7 +936,7 @@ begin
     held := oncely.hold_lease(tenant, consumer, key, token);
     at := clock_timestamp();
     attempts := coalesce(held.attempts, 0);
-    if not oncely.is_held(held, token) then
+    if not oncely.is_held(held.owner, held.fencing_token, token) then
         if held.fencing_token = token then
             -- The caller repeats the call after a lost reply; or this very run gave the key back or completed it.
             perform oncely.await_standby();
@@ -965,7 +965,7 @@ begin
     end if;
     -- The retention starts again when the key may run, also without a delay.
     due := at + coalesce(delay, '0');
-    ends := oncely.bounded(due + oncely.lease_retention(held));
+    ends := oncely.bounded(due + oncely.lease_retention(held.expires_at, held.fencing_token));
     if outcome = 'given_up' then
         update oncely.idempotency_keys as i
         set status = 'FAILED', attempts = fail_lease.attempts, completed_at = at, reason = final_reason,
@@ -1002,7 +1002,7 @@ declare
     held oncely.idempotency_keys := oncely.hold_lease(tenant, consumer, key, token);
     at timestamptz := clock_timestamp();
 begin
-    if oncely.is_held(held, token) then
+    if oncely.is_held(held.owner, held.fencing_token, token) then
         update oncely.idempotency_keys as i
         set owner = null, run_ends_at = null, not_before = at
         where i.tenant = tenant and i.consumer = consumer and i.key = key;
@@ -1163,7 +1163,7 @@ begin
     held := oncely.hold_lease(tenant, consumer, key, token);
     at := clock_timestamp();
     -- After max_run a run begins no step, even if no other run has taken the key over yet.
-    if not oncely.is_held(held, token) or held.run_ends_at <= at then
+    if not oncely.is_held(held.owner, held.fencing_token, token) or held.run_ends_at <= at then
         perform oncely.lease_is_lost();
     end if;
     known := held.steps -> step;
@@ -1244,7 +1244,7 @@ begin
         'result', result, 'Keep what is large in a table of your own, and let its id be the result.'
     );
     held := oncely.hold_lease(tenant, consumer, key, token);
-    if oncely.is_held(held, token) then
+    if oncely.is_held(held.owner, held.fencing_token, token) then
         known := held.steps -> step;
         if known ->> 'state' = 'done' then
             -- A repeated report of an external call with the same result succeeds (its reply was lost). Writes of this
@@ -1316,7 +1316,7 @@ begin
     ) then
         return (known ->> 'round')::integer;
     end if;
-    if oncely.is_held(held, token) then
+    if oncely.is_held(held.owner, held.fencing_token, token) then
         -- The call is repeated, or is about an earlier round.
         if (known ->> 'state' in ('refused', 'open') and (known ->> 'token')::bigint = token)
             or (known ->> 'round')::integer > round

@@ -122,7 +122,8 @@ begin
                 'on oncely.dead_letters'),
             -- The relay makes the tags of identities, as the worker does: it can write anything to Redis anyway. It
             -- signs nothing.
-            ('oncely_relay', 'execute on function oncely.in_group, oncely.tenant_groups, oncely.units, '
+            ('oncely_relay', 'execute on function oncely.in_group, oncely.tenant_groups, oncely.tenant_nodes, '
+                'oncely.units, '
                 'oncely.take_lock, oncely.try_session_lock, '
                 'oncely.release_session_lock, '
                 'oncely.delete_mirrored, oncely.delete_events, oncely.delete_keys, oncely.collect_ordering_keys, '
@@ -149,7 +150,8 @@ begin
             -- To lock letters, and to mark them as swept. Functions change their state, and record it.
             ('oncely_operator', 'update (swept_at) on oncely.dead_letters'),
             ('oncely_operator', 'execute on function ' || listing),
-            ('oncely_operator', 'execute on function oncely.in_group, oncely.tenant_groups, oncely.units, '
+            ('oncely_operator', 'execute on function oncely.in_group, oncely.tenant_groups, oncely.tenant_nodes, '
+                'oncely.units, '
                 'oncely.take_lock, '
                 'oncely.try_session_lock, '
                 'oncely.release_session_lock, '

@@ -40,7 +40,7 @@ begin
     held := oncely.hold_lease(tenant, consumer, key, token);
     at := clock_timestamp();
     -- After max_run a run begins no step, even if no other run has taken the key over yet.
-    if not oncely.is_held(held, token) or held.run_ends_at <= at then
+    if not oncely.is_held(held.owner, held.fencing_token, token) or held.run_ends_at <= at then
         perform oncely.lease_is_lost();
     end if;
     known := held.steps -> step;

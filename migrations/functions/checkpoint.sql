@@ -22,7 +22,7 @@ begin
         'result', result, 'Keep what is large in a table of your own, and let its id be the result.'
     );
     held := oncely.hold_lease(tenant, consumer, key, token);
-    if oncely.is_held(held, token) then
+    if oncely.is_held(held.owner, held.fencing_token, token) then
         known := held.steps -> step;
         if known ->> 'state' = 'done' then
             -- A repeated report of an external call with the same result succeeds (its reply was lost). Writes of this

@@ -30,7 +30,7 @@ begin
         perform oncely.await_standby();
         return 'already_completed';
     end if;
-    if not oncely.is_held(held, token) then
+    if not oncely.is_held(held.owner, held.fencing_token, token) then
         held := oncely.hold_in_doubt(tenant, consumer, key, token);
         if (held.status = 'FAILED' and held.reason = 'outcome_unknown') is not true then
             perform oncely.lease_is_lost();
@@ -38,7 +38,7 @@ begin
         -- A requeue of the key's letter would run nothing.
         perform oncely.close_letters(held, now);
     end if;
-    retention := oncely.lease_retention(held);
+    retention := oncely.lease_retention(held.expires_at, held.fencing_token);
     ends := oncely.bounded(now + retention);
     update oncely.idempotency_keys as i
     set status = 'COMPLETED', attempts = i.attempts + 1, completed_at = now, response = response,

@@ -42,7 +42,7 @@ begin
     held := oncely.hold_lease(tenant, consumer, key, token);
     at := clock_timestamp();
     attempts := coalesce(held.attempts, 0);
-    if not oncely.is_held(held, token) then
+    if not oncely.is_held(held.owner, held.fencing_token, token) then
         if held.fencing_token = token then
             -- The caller repeats the call after a lost reply; or this very run gave the key back or completed it.
             perform oncely.await_standby();
@@ -71,7 +71,7 @@ begin
     end if;
     -- The retention starts again when the key may run, also without a delay.
     due := at + coalesce(delay, '0');
-    ends := oncely.bounded(due + oncely.lease_retention(held));
+    ends := oncely.bounded(due + oncely.lease_retention(held.expires_at, held.fencing_token));
     if outcome = 'given_up' then
         update oncely.idempotency_keys as i
         set status = 'FAILED', attempts = fail_lease.attempts, completed_at = at, reason = final_reason,

@@ -22,7 +22,7 @@ begin
     ) then
         return (known ->> 'round')::integer;
     end if;
-    if oncely.is_held(held, token) then
+    if oncely.is_held(held.owner, held.fencing_token, token) then
         -- The call is repeated, or is about an earlier round.
         if (known ->> 'state' in ('refused', 'open') and (known ->> 'token')::bigint = token)
             or (known ->> 'round')::integer > round

@@ -7,7 +7,7 @@ declare
     held oncely.idempotency_keys := oncely.hold_lease(tenant, consumer, key, token);
     at timestamptz := clock_timestamp();
 begin
-    if oncely.is_held(held, token) then
+    if oncely.is_held(held.owner, held.fencing_token, token) then
         update oncely.idempotency_keys as i
         set owner = null, run_ends_at = null, not_before = at
         where i.tenant = tenant and i.consumer = consumer and i.key = key;

@@ -12,7 +12,7 @@ begin
     lease := oncely.checked_time('lease', lease, interval '1 second', interval '1 day');
     held := oncely.hold_lease(tenant, consumer, key, token);
     -- After max_run no lease is renewed, though no run has taken the key over yet.
-    if not oncely.is_held(held, token) or held.run_ends_at <= clock_timestamp() then
+    if not oncely.is_held(held.owner, held.fencing_token, token) or held.run_ends_at <= clock_timestamp() then
         return null;
     end if;
     ends := oncely.lease_end(held.not_before, lease, held.run_ends_at);

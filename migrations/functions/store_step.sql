@@ -12,7 +12,7 @@ declare
     is_open boolean;
     is_doubted boolean;
 begin
-    if oncely.is_held(held, token) then
+    if oncely.is_held(held.owner, held.fencing_token, token) then
         update oncely.idempotency_keys as i
         set not_before = ends, steps = all_steps
         where i.tenant = held.tenant and i.consumer = held.consumer and i.key = held.key;

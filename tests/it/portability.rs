@@ -65,6 +65,19 @@ async fn every_policy_is_permissive_and_reads_no_table() {
     assert_eq!(broken, Vec::<String>::new());
 }
 
+/// It does not bring such a function to its nodes with the table; and PostgreSQL (15.20) adds no column with a default to a table whose row
+/// such a function reads.
+#[tokio::test]
+async fn no_sql_function_with_a_body_of_statements_takes_a_row_of_a_table() {
+    let mut world = World::new().await;
+    let takes_row = "select p.oid::regprocedure::text from pg_proc as p
+        where p.pronamespace = 'oncely'::regnamespace and p.prosqlbody is not null and exists (
+            select from unnest(p.proargtypes) as a (type) join pg_class as c on c.reltype = a.type and c.relkind in ('r', 'p')
+        )";
+    let found: Vec<String> = sqlx::query_scalar(takes_row).fetch_all(&mut world.sql).await.unwrap();
+    assert_eq!(found, Vec::<String>::new());
+}
+
 /// It locks rows, addresses them by their places, and walks along an index only within one part of a table.
 #[test]
 fn a_statement_that_locks_or_walks_names_its_tenants_or_reads_one_unit() {

@@ -1,6 +1,8 @@
 //! A Citus cluster, as the connected node sees it: `citus.*`.
 
 use super::check_session::{CheckSession, query_or_skip};
+use super::limits::Limits;
+use super::words::format_duration;
 use oncely_postgres::{self as pg, CitusState};
 use oncely_process::preflight::CheckFindings;
 
@@ -9,8 +11,8 @@ const POLICIES: &str = "citus.policies";
 const PREPARED: &str = "citus.prepared";
 
 /// Runs the checks of a cluster; they read nothing without one.
-pub(super) async fn run_checks(session: &mut CheckSession<'_>) {
-    let Some(state) = query_or_skip!(session, TABLES, pg::read_citus_state) else {
+pub(super) async fn run_checks(limits: &Limits, session: &mut CheckSession<'_>) {
+    let Some(state) = query_or_skip!(session, TABLES, pg::read_citus_state, limits.prepared) else {
         for check in [POLICIES, PREPARED] {
             session
                 .findings
@@ -25,7 +27,7 @@ pub(super) async fn run_checks(session: &mut CheckSession<'_>) {
         Some(state) => [
             check_tables(&state, session.findings),
             check_policies(&state, session.findings),
-            check_prepared(&state, session.findings),
+            check_prepared(&state, limits, session.findings),
         ],
     };
 }
@@ -54,11 +56,12 @@ fn check_policies(state: &CitusState, findings: &mut CheckFindings) {
 }
 
 /// Checks that transactions of two phases end.
-fn check_prepared(state: &CitusState, findings: &mut CheckFindings) {
-    findings.add_read(PREPARED, format!("{} prepared over a minute ago", state.old_prepared));
+fn check_prepared(state: &CitusState, limits: &Limits, findings: &mut CheckFindings) {
+    let age = format_duration(limits.prepared);
+    findings.add_read(PREPARED, format!("{} prepared for over {age}", state.old_prepared));
     if state.old_prepared > 0 {
         let text = format!(
-            "{} transactions were prepared over a minute ago, and hold their keys: select recover_prepared_transactions() at the node that began \
+            "{} transactions have been prepared for over {age}, and hold their keys: select recover_prepared_transactions() at the node that began \
              them (Citus does so every citus.recover_2pc_interval); a handler that writes rows of other tenants makes such",
             state.old_prepared
         );

@@ -209,7 +209,7 @@ async fn check_postgres(config: &Config, scope: &CheckSelection, role: Role, ses
     login::check_powers(session).await;
     server::run_checks(config, limits, session).await;
     wal::run_checks(limits, session).await;
-    citus::run_checks(session).await;
+    citus::run_checks(limits, session).await;
     maintenance::run_checks(config, limits, session).await;
     if scope.includes_any_of(&["live"]) {
         live::run_checks(config, limits, session).await;

@@ -21,6 +21,8 @@ pub struct Limits {
     pub requested_checkpoints: i64,
     /// Bytes of WAL from which on its pages written whole are judged.
     pub wal_bytes: i64,
+    /// Maximum age of a prepared transaction of two phases.
+    pub prepared: Duration,
 }
 
 impl Default for Limits {
@@ -34,6 +36,7 @@ impl Default for Limits {
             skew: Duration::from_secs(1),
             requested_checkpoints: 10,
             wal_bytes: 1 << 30,
+            prepared: Duration::from_secs(60),
         }
     }
 }

@@ -1,5 +1,7 @@
 //! The state of a Citus cluster, as the connected node sees it.
 
+use std::time::Duration;
+
 use sqlx::{PgConnection, Row as _};
 
 use super::event_relay::read_database_time;
@@ -17,15 +19,18 @@ pub struct CitusState {
     pub shards: i64,
     /// Those with other policies than their table.
     pub unprotected: Vec<String>,
-    /// Number of transactions of two phases that were prepared here over a minute ago.
+    /// Number of transactions of two phases that are prepared here, and older than the limit.
     pub old_prepared: i64,
 }
 
-/// Reads the state of the cluster; `None` without the extension.
+/// Reads the state of the cluster; `None` without the extension. Counts prepared transactions that are older than `max_prepared_age`.
 ///
 /// # Errors
 /// If a statement fails.
-pub async fn read_citus_state(connection: &mut PgConnection) -> sqlx::Result<Option<CitusState>> {
+pub async fn read_citus_state(
+    connection: &mut PgConnection,
+    max_prepared_age: Duration,
+) -> sqlx::Result<Option<CitusState>> {
     let has_citus: bool =
         sqlx::query_scalar("select exists (select from pg_extension where extname = 'citus')")
             .fetch_one(&mut *connection)
@@ -38,8 +43,8 @@ pub async fn read_citus_state(connection: &mut PgConnection) -> sqlx::Result<Opt
         .fetch_one(&mut *connection)
         .await?;
     // No macro: PostgreSQL has none of its tables.
-    let now = read_database_time(connection).await?;
-    let row = sqlx::query(include_str!("citus_state.sql")).bind(now).fetch_one(connection).await?;
+    let before = read_database_time(connection).await? - max_prepared_age;
+    let row = sqlx::query(include_str!("citus_state.sql")).bind(before).fetch_one(connection).await?;
     Ok(Some(CitusState {
         version: row.try_get(0)?,
         unspread: row.try_get(1)?,

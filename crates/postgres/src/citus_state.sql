@@ -49,5 +49,5 @@ select
         select count(*)
         from pg_prepared_xacts as x
         where x.database = current_database() and x.gid like 'citus%'
-            and x.prepared < $1 - interval '1 minute'
+            and x.prepared < $1
     )

@@ -16,6 +16,7 @@ const LIMITS: Limits = Limits {
     skew: std::time::Duration::from_secs(1),
     requested_checkpoints: 10,
     wal_bytes: 1 << 30,
+    prepared: std::time::Duration::from_secs(60),
 };
 
 const SETTINGS: &[Case] = &[

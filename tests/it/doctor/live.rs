@@ -28,6 +28,11 @@ const LIVE: &[Case] = &[
         "update oncely.processes set consumers = '[{\"consumer\": \"payments\"}]' where kind = 'worker'",
     ),
     case(
+        "update oncely.processes set consumers = '[{\"consumer\": \"payments\", \"routes\": [200, 900]}]' where kind = 'worker'",
+        "live.routes", Verdict::Info, "forwards 200 of 1100 messages of payments",
+        "update oncely.processes set consumers = '[{\"consumer\": \"payments\", \"routes\": [100, 900]}]' where kind = 'worker'",
+    ),
+    case(
         "update oncely.processes set last_seen_at = now() - interval '5 minutes' where kind = 'worker'",
         "live.processes", Verdict::Warning, "worker worker: is silent for 5m",
         "update oncely.processes set last_seen_at = now() + interval '1 hour' where kind = 'worker'",

@@ -1,6 +1,7 @@
 //! `oncely doctor`: each check is seen fine, and seen bad, on real servers.
 
 mod archive;
+mod citus;
 mod command;
 mod database;
 mod durability;
