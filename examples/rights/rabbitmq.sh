@@ -20,5 +20,5 @@ rabbitmqctl set_permissions oncely_relay '^$' '^orders$' '^$'
 # People who requeue, discard and sweep. What stays in a dead-letter queue goes back to it through the default exchange, which leads to
 # every queue of the virtual host.
 echo "$OPERATOR_PASSWORD" | rabbitmqctl add_user oncely_operator
-rabbitmqctl set_permissions oncely_operator '^$' '^(payments(\.(return|retry\..+))?|amq\.default)$' '^payments\.dead$'
+rabbitmqctl set_permissions oncely_operator '^$' '^(payments\.return|amq\.default)$' '^payments\.dead$'
 # ANCHOR_END: rights
