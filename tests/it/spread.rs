@@ -28,6 +28,18 @@ async fn place(world: &mut World, left: &Proxy, right: &Proxy) {
     sqlx::raw_sql(AssertSqlSafe(function)).execute(&mut world.sql).await.unwrap();
 }
 
+/// Makes node 2 keep all tenants.
+async fn place_all(world: &mut World, node: &Proxy) {
+    let function = format!(
+        "create or replace function oncely.tenant_nodes(
+            tenants text[], out tenant text, out node integer, out host text, out port integer
+        ) returns setof record language sql stable as
+            $$ select t.tenant, 2, '127.0.0.1', {} from unnest(tenants) as t (tenant) $$",
+        node.port()
+    );
+    sqlx::raw_sql(AssertSqlSafe(function)).execute(&mut world.sql).await.unwrap();
+}
+
 async fn proxy(world: &World) -> Proxy {
     let url = Url::parse(world.database.url()).unwrap();
     let address: SocketAddr = format!("127.0.0.1:{}", url.port().unwrap()).parse().unwrap();
@@ -91,12 +103,19 @@ async fn a_node_that_is_away_stops_its_own_tenants_alone() {
     let successor = proxy(&world).await;
     place(&mut world, &left, &successor).await;
     world.wait_for(&effects("right"), 550).await;
+
+    // A tenant has moved while no message of it came, and its former node is gone.
+    left.set(Mode::Refuse);
+    left.cut();
+    place_all(&mut world, &successor).await;
+    publish(&world, &queue, "left", 350..400).await;
+    world.wait_beside_good_ones("payments", &effects("left"), 400).await;
     world.wait_for_ready(&queue, 0).await;
     world.stop(worker).await;
     assert_eq!(world.count(DOUBLED).await, 0);
     let keys =
         "select count(*) from oncely.idempotency_keys where status = 'COMPLETED' and tenant <> 'witness'";
-    assert_eq!(world.count(keys).await, 1_250);
+    assert_eq!(world.count(keys).await, 1_300);
 }
 
 #[tokio::test]

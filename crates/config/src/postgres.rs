@@ -55,7 +55,7 @@ pub(crate) struct PostgresTable {
     /// Addresses of nodes for workers that can't reach them by the addresses in pg_dist_node: host:port, by the host:port there.
     #[schemars(extend("x-example" = { "10.0.0.7:5432": "db7.example:5432" }))]
     pub(crate) nodes: BTreeMap<String, String>,
-    /// Time for which a worker remembers the node of a tenant. After a move of the tenant's rows, its messages are forwarded for that time at most.
+    /// Time for which a worker remembers the node of a tenant. After a move of the tenant's rows, its messages are forwarded for twice that time at most.
     #[garde(range(min = MILLISECOND.times(100), max = HOUR))]
     pub(crate) placement_ttl: Length,
 }

@@ -1,5 +1,5 @@
 //! `cargo xtask cluster`: several hosts of each server, lost one after the other under load: nodes of RabbitMQ with quorum queues, PostgreSQL's
-//! primary with a standby, Redis's master with Sentinels or in a cluster. Nobody restarts a process or changes its configuration; then the judge.
+//! primary with a standby, Redis's master with Sentinels or in a cluster. No process is restarted or configured anew; then the judge.
 
 mod loss;
 mod report;

@@ -52,14 +52,15 @@ impl Owners {
         }
     }
 
-    /// Returns the node that keeps a tenant, if it is known. An old answer counts, too: a wrong node only takes longer. The next question
-    /// includes the tenant then.
+    /// Returns the node that keeps a tenant, if that was known within twice the time for which it is remembered. In the second half the next
+    /// question includes the tenant. A former node would only be slower, but a mirror entry of its epoch says nothing of the present one.
     pub(super) fn find(&mut self, tenant: &IdentityPart) -> Option<i32> {
         let (node, known_at) = self.by_tenant.get(tenant)?;
-        if known_at.elapsed() > self.ttl {
+        let age = known_at.elapsed();
+        if age > self.ttl {
             self.stale.insert(tenant.clone());
         }
-        Some(*node)
+        (age <= self.ttl * 2).then_some(*node)
     }
 
     /// Returns whether a question may be sent now.
